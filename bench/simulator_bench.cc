@@ -1,12 +1,11 @@
 // Speed of the simulator on Llama-3-70B, fsdp2, one block per unit, full recompute, on DGX H100:
-// exact and periodic, with and without contention, for 8 to 16,384 ranks and 1 to 64 micro-batches.
-// A run fails when a mode changes the predicted time or when it allocates memory after warm-up.
+// with and without contention, for 8 to 16,384 ranks and 1 to 64 micro-batches. A run fails when it
+// allocates memory after warm-up.
 //
-//   ops/s     device and host ops whose times were computed, per second (exact mode)
+//   ops/s     device and host ops whose times were computed, per second
 //   allocs    calls of operator new per simulation after warm-up; must be 0
 
 #include <cstdint>
-#include <ctime>
 #include <map>
 #include <memory>
 #include <utility>
@@ -55,23 +54,13 @@ const Setting& SettingFor(std::int64_t nodes, std::int64_t accumulation) {
   return *setting;
 }
 
-void Run(benchmark::State& state, bool periodic, bool contention) {
+void Run(benchmark::State& state, bool contention) {
   const Setting& setting = SettingFor(state.range(0), state.range(1));
   Simulator simulator(setting.cluster, setting.profile);
   SimulateOptions options;
   options.reserved = false;
   options.contention = contention;
-  options.periodic = false;
-  const SimulationResult exact = simulator.Run(setting.program, options);
-  options.periodic = periodic;
   SimulationResult result = simulator.Run(setting.program, options);  // warm-up
-  const double difference = static_cast<double>((result.step_time - exact.step_time).value) /
-                            static_cast<double>(exact.step_time.value);
-  if (difference > 1e-9 || difference < -1e-9 ||
-      !(result.memory.allocated == exact.memory.allocated)) {
-    state.SkipWithError("periodic and exact mode differ");
-    return;
-  }
   std::int64_t allocations = 0;
   std::int64_t ops = 0;
   std::int64_t runs = 0;
@@ -96,17 +85,11 @@ void Run(benchmark::State& state, bool periodic, bool contention) {
   state.counters["step_s"] = ToSeconds(result.step_time).value;
 }
 
-void BM_ExactContended(benchmark::State& state) {
-  Run(state, false, true);
+void BM_Contended(benchmark::State& state) {
+  Run(state, true);
 }
-void BM_ExactUncontended(benchmark::State& state) {
-  Run(state, false, false);
-}
-void BM_PeriodicContended(benchmark::State& state) {
-  Run(state, true, true);
-}
-void BM_PeriodicUncontended(benchmark::State& state) {
-  Run(state, true, false);
+void BM_Uncontended(benchmark::State& state) {
+  Run(state, false);
 }
 
 // Nodes of 8 GPUs, micro-batches. The plan of the README has 128 nodes.
@@ -117,43 +100,8 @@ void Sizes(benchmark::internal::Benchmark* bench) {
   }
   bench->Args({128, 8});
 }
-BENCHMARK(BM_ExactContended)->Apply(Sizes);
-BENCHMARK(BM_ExactUncontended)->Apply(Sizes);
-BENCHMARK(BM_PeriodicContended)->Apply(Sizes)->Args({128, 64});
-BENCHMARK(BM_PeriodicUncontended)->Apply(Sizes)->Args({128, 64});
-
-double ProcessSeconds() {
-  timespec now{};
-  (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-// CPU time of periodic mode with 8 micro-batches over that with one, both in turns.
-void BM_AccumulationRatio(benchmark::State& state) {
-  SimulateOptions options;
-  options.reserved = false;
-  options.contention = state.range(0) != 0;
-  std::unique_ptr<Simulator> simulators[2];
-  double seconds[2] = {0, 0};
-  for (auto _ : state) {
-    for (const int i : {0, 1}) {
-      const Setting& setting = SettingFor(128, i == 0 ? 1 : 8);
-      if (simulators[i] == nullptr) {
-        simulators[i] = std::make_unique<Simulator>(setting.cluster, setting.profile);
-        (void)simulators[i]->Run(setting.program, options);  // warm-up
-      }
-      const double before = ProcessSeconds();
-      benchmark::DoNotOptimize(simulators[i]->Run(setting.program, options).step_time);
-      seconds[i] += ProcessSeconds() - before;
-    }
-  }
-  state.counters["ratio"] = seconds[1] / seconds[0];
-}
-BENCHMARK(BM_AccumulationRatio)
-    ->ArgNames({"contention"})
-    ->Arg(1)
-    ->Arg(0)
-    ->Unit(benchmark::kMicrosecond);
+BENCHMARK(BM_Contended)->Apply(Sizes)->Args({128, 64});
+BENCHMARK(BM_Uncontended)->Apply(Sizes)->Args({128, 64});
 
 }  // namespace
 }  // namespace shardwright

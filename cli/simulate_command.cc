@@ -133,7 +133,6 @@ AccountedStep SimulateAndCheck(const PlanFile& file, const SimulateFlagValues& f
   CheckLegal(program);
   SimulateOptions options = SimulateOptionsOf(file, program);
   options.contention = flags.contention;
-  options.periodic = !is_whole;
   options.trace = true;
   Simulator simulator(file.cluster, file.profile);
   if (!is_whole) {

@@ -8,7 +8,6 @@
 #include "core/json.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower.h"
-#include "schedule/repetition.h"
 #include "schedule/verify.h"
 
 namespace shardwright {
@@ -165,7 +164,7 @@ PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
   if (options.compares) {
     SW_CHECK(!options.reserved && !has_arena, "what is reserved or placed is not compared");
     SimulationResult result;
-    result.memory = simulator.Allocated(programs.Largest(), FindRepetitions(programs.Largest()));
+    result.memory = simulator.Allocated(programs.Largest());
     if (std::vector<Misfit> misfits = FindMisfits(file, usable, Bytes(0), result);
         !misfits.empty()) {
       PlanOutcome e = OutcomeOf(file, usable, result);

@@ -70,8 +70,7 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   }
   // A time takes programs with other numbers of micro-batches; memory is the largest one's.
   if (limits != nullptr) {
-    Outcome outcome =
-        OutcomeOf(simulator_.Allocated(programs->Largest(), FindRepetitions(programs->Largest())));
+    Outcome outcome = OutcomeOf(simulator_.Allocated(programs->Largest()));
     if (HoldAgainst(*limits, outcome).first != CandidateStatus::kFits) {
       return outcome;
     }

@@ -5,6 +5,10 @@
 #include "schedule/repetition.h"
 
 namespace shardwright {
+namespace {
+
+// Whether op `i` and its copy at `i + length` wait for the same. Edges that lead to before `free`
+// and, of the copy, to before `free + length` may do so at any distance.
 bool SameEdges(const Body& body, std::uint32_t i, std::uint32_t length, std::uint32_t free) {
   const auto a = body.EdgesOf(OpId(i));
   const auto b = body.EdgesOf(OpId(i + length));
@@ -29,8 +33,6 @@ bool SameEdges(const Body& body, std::uint32_t i, std::uint32_t length, std::uin
   }
   return true;
 }
-
-namespace {
 
 bool SamePoints(const Program& program, std::span<const MemoryPoint> a,
                 std::span<const MemoryPoint> b) {
@@ -132,16 +134,6 @@ std::vector<Repeat> FindRepeats(const Program& program, const Body& body) {
     FindRuns(program, body, inner, false, result);
   }
   return result;
-}
-
-Repetitions FindRepetitions(const Program& program) {
-  const auto find = [&](const Body& body) {
-    Repetition result;
-    result.repeats = FindRepeats(program, body);
-    result.segments = FindSegments(body, result.repeats);
-    return result;
-  };
-  return {find(program.init), find(program.warmup), find(program.step)};
 }
 
 }  // namespace shardwright

@@ -57,12 +57,6 @@ class ClockWalk {
     clock.Join(last_[static_cast<std::size_t>(Stream::kHost)]);
     return clock;
   }
-  // Number of ops issued to `stream` so far.
-  [[nodiscard]] std::int32_t IssuedTo(Stream stream) const {
-    return last_[static_cast<std::size_t>(stream)].Of(stream);
-  }
-  // Clock of an op of this body that was issued already.
-  [[nodiscard]] const Clock& ClockOf(OpId op) const { return clocks_[op.value]; }
 
  private:
   const Program& program_;

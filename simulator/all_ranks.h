@@ -1,8 +1,8 @@
 #pragma once
 
-// Every rank of a small job simulated by itself: ranks may have different programs and prices
-// (stragglers), and a collective starts when its last member arrives. Slow and simple; the oracle
-// for simulations of one rank per class.
+// Every rank of a small job simulated: ranks may have different programs and prices (stragglers),
+// and a collective starts when its last member arrives. The loop of simulator/engine.h for each
+// rank, side by side.
 
 #include <cstdint>
 #include <span>

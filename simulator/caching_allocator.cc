@@ -34,21 +34,6 @@ bool IsValidThreshold(double t) {
 
 }  // namespace
 
-void CheckAllocatorOptions(const AllocatorOptions& options, const Path& path) {
-  if (!IsValidCapacity(options.capacity)) {
-    throw InputError(path.Field("capacity").str(), std::to_string(options.capacity.value) + " B",
-                     "a size above 0 B and at most 1 PiB");
-  }
-  if (!IsValidMaxSplitSize(options.max_split_size)) {
-    throw InputError(path.Field("max_split_size").str(),
-                     std::to_string(options.max_split_size.value) + " B", "a size above 20 MiB");
-  }
-  if (!IsValidThreshold(options.gc_threshold)) {
-    throw InputError(path.Field("gc_threshold").str(), std::to_string(options.gc_threshold),
-                     "a number from 0 (off) to below 1");
-  }
-}
-
 CachingAllocator::CachingAllocator(const AllocatorOptions& options) : options_(options) {
   SW_CHECK(IsValidCapacity(options.capacity), std::to_string(options.capacity.value));
   SW_CHECK(IsValidMaxSplitSize(options.max_split_size),
@@ -122,10 +107,6 @@ Bytes CachingAllocator::SizeOf(BlockHandle block) const {
   return Bytes(blocks_[block.value].size);
 }
 
-Bytes CachingAllocator::FragmentationBytes() const {
-  return counters_.reserved - counters_.active - Bytes(releasable_);
-}
-
 void CachingAllocator::ResetPeaks() {
   counters_.peak_allocated = counters_.allocated;
   counters_.peak_active = counters_.active;
@@ -147,7 +128,6 @@ void CachingAllocator::Reset() {
   }
   pending_event_count_ = 0;
   next_address_ = 0;
-  releasable_ = 0;
   search_count_ = {};
 }
 
@@ -245,23 +225,18 @@ void CachingAllocator::SplitNew(std::uint32_t block, std::int64_t size) {
 std::uint32_t CachingAllocator::TakeFit(Pool& pool, FreeList::Position position,
                                         std::int64_t size) {
   const std::uint32_t block = pool.free.at(position).block;
-  releasable_ -= Releasable(blocks_[block]);
   if (!ShouldSplit(blocks_[block], size)) {
     pool.free.Erase(position);
     return block;
   }
   const std::uint32_t rest = CutTail(block, size);
   const Block& r = blocks_[rest];  // never a whole segment, so it needs no age
-  releasable_ += Releasable(r);
   pool.free.Replace(position, {r.size, r.address, rest});
   return block;
 }
 
-// Bytes of a cached block that a retry would return to the driver.
+// Bytes of whole pages in a cached block of an expandable segment: what a retry would return.
 std::int64_t CachingAllocator::Releasable(const Block& block) const {
-  if (!options_.expandable_segments) {
-    return IsSplit(block) ? 0 : block.size;
-  }
   const std::int64_t page = PageSize(block.pool);
   const std::int64_t begin = RoundUp(block.address, page);
   const std::int64_t end = (block.address + block.size) / page * page;
@@ -272,14 +247,12 @@ void CachingAllocator::InsertFree(std::uint32_t block) {
   Block& b = blocks_[block];
   b.state = BlockState::kFree;
   b.age_base = search_count_[b.pool & 1u];
-  releasable_ += Releasable(b);
   pools_[b.pool].free.Insert({b.size, b.address, block});
 }
 
 void CachingAllocator::RemoveFree(std::uint32_t block) {
   const Block& b = blocks_[block];
   FreeList& list = pools_[b.pool].free;
-  releasable_ -= Releasable(b);
   list.Erase(list.LowerBound(b.size, b.address));
 }
 
@@ -300,7 +273,6 @@ void CachingAllocator::Recycle(std::uint32_t block) {
   // One neighbour's list entry becomes the entry of the merged block.
   const Block& neighbour = blocks_[joins_prev ? b->prev : b->next];
   const FreeList::Position position = list.LowerBound(neighbour.size, neighbour.address);
-  releasable_ -= Releasable(neighbour);
   if (joins_next) {
     AbsorbNext(block);
   }
@@ -311,7 +283,6 @@ void CachingAllocator::Recycle(std::uint32_t block) {
   }
   b->state = BlockState::kFree;
   b->age_base = search_count_[b->pool & 1u];
-  releasable_ += Releasable(*b);
   list.Replace(position, {b->size, b->address, block});
 }
 

@@ -58,9 +58,6 @@ struct AllocatorOptions {
   bool operator==(const AllocatorOptions&) const = default;
 };
 
-// Throws InputError, with the field's path below `path`, for the first option outside its range.
-void CheckAllocatorOptions(const AllocatorOptions& options, const Path& path);
-
 // A block handed out by CachingAllocator. The default, no block, stands for an allocation of 0 B.
 using BlockHandle = Id<struct AllocatorBlockTag>;
 
@@ -123,7 +120,7 @@ struct AllocatorSegmentView {
 // size, Alloc and Free allocate no memory.
 class CachingAllocator {
  public:
-  // Requires options that CheckAllocatorOptions accepts.
+  // Requires options in their ranges.
   explicit CachingAllocator(const AllocatorOptions& options);
 
   // Requests `size` bytes for `stream` when the host clock shows `host_now`. Requires size >= 0,
@@ -138,9 +135,6 @@ class CachingAllocator {
   [[nodiscard]] const AllocatorOptions& options() const { return options_; }
   // Bytes of an allocated block: the request after rounding, plus a rest too small to split off.
   [[nodiscard]] Bytes SizeOf(BlockHandle block) const;
-  // Cached bytes that cannot go back to the driver, because their segment (page, if expandable) is
-  // partly in use. Blocks that wait for an event count as used.
-  [[nodiscard]] Bytes FragmentationBytes() const;
   // All segments by address; within one, all blocks by offset.
   [[nodiscard]] std::vector<AllocatorSegmentView> Segments() const;
 
@@ -239,7 +233,6 @@ class CachingAllocator {
   std::vector<EventQueue> events_;  // one per stream
   std::size_t pending_event_count_ = 0;
   std::int64_t next_address_ = 0;
-  std::int64_t releasable_ = 0;  // cached bytes that a retry would return
   std::array<std::int64_t, 2>
       search_count_{};  // large, small pool; counted only if gc_threshold > 0
   std::vector<std::uint32_t> scratch_;

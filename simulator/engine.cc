@@ -4,17 +4,28 @@
 #include <string>
 
 #include "core/error.h"
-#include "simulator/internal/engine_linear.h"
 #include "simulator/internal/engine_state.h"
-#include "simulator/internal/workspace_state.h"
+#include "simulator/internal/event_loop.h"
 
 namespace shardwright {
+
+struct EngineWorkspace::State : internal::EventState {};
+
+EngineWorkspace::EngineWorkspace() : state_(std::make_unique<State>()) {}
+EngineWorkspace::~EngineWorkspace() = default;
+EngineWorkspace::EngineWorkspace(EngineWorkspace&&) noexcept = default;
+EngineWorkspace& EngineWorkspace::operator=(EngineWorkspace&&) noexcept = default;
+
+SimTime StepTiming::ExposedCommunication() const {
+  const auto idle = [&](Stream s) { return compute_idle[static_cast<std::size_t>(s)]; };
+  return idle(Stream::kGather) + idle(Stream::kReduce) + idle(Stream::kReplicate) +
+         collectives_on_compute;
+}
 
 namespace internal {
 
 void BuildCosts(const Program& program, const PriceTable& prices, std::vector<Cost>& costs) {
   SW_CHECK(prices.prices.size() == program.shapes.size(), "one price per shape is needed");
-  SW_CHECK(program.groups.size() <= kMaxGroups, "more groups than the engine has clocks for");
   costs.resize(program.shapes.size());
   for (std::size_t i = 0; i < costs.size(); ++i) {
     const OpShape& shape = program.shapes[i];
@@ -38,95 +49,24 @@ void BuildCosts(const Program& program, const PriceTable& prices, std::vector<Co
   }
 }
 
-bool HasHostOps(const std::vector<Cost>& costs) {
-  return std::any_of(costs.begin(), costs.end(), [](const Cost& cost) { return cost.on_host; });
-}
-
-std::int64_t Clock::Front() const {
-  return std::max(host, *std::max_element(stream.begin(), stream.end()));
-}
-
-void Add(Totals& totals, const Totals& more) {
-  for (std::size_t s = 0; s < kStreamCount; ++s) {
-    totals.busy[s] += more.busy[s];
-    totals.compute_idle[s] += more.compute_idle[s];
-  }
-  totals.collectives_on_compute += more.collectives_on_compute;
-  totals.host_blocked += more.host_blocked;
-  totals.host_issue += more.host_issue;
-}
-
-void AddScaled(Totals& totals, const Totals& before, const Totals& after, std::int64_t count) {
-  for (std::size_t s = 0; s < kStreamCount; ++s) {
-    totals.busy[s] += count * (after.busy[s] - before.busy[s]);
-    totals.compute_idle[s] += count * (after.compute_idle[s] - before.compute_idle[s]);
-  }
-  totals.collectives_on_compute +=
-      count * (after.collectives_on_compute - before.collectives_on_compute);
-  totals.host_blocked += count * (after.host_blocked - before.host_blocked);
-  totals.host_issue += count * (after.host_issue - before.host_issue);
-}
-
-void AddScaled(Clock& clock, const Clock& before, const Clock& after, std::int64_t count) {
-  clock.host += count * (after.host - before.host);
-  for (std::size_t s = 0; s < kStreamCount; ++s) {
-    clock.stream[s] += count * (after.stream[s] - before.stream[s]);
-  }
-  for (std::size_t g = 0; g < kMaxGroups; ++g) {
-    clock.group[g] += count * (after.group[g] - before.group[g]);
-  }
-}
-
-StepTiming ToStepTiming(const Totals& before, const Totals& after, std::int64_t time) {
-  StepTiming timing;
-  timing.time = SimTime(time);
-  for (std::size_t s = 0; s < kStreamCount; ++s) {
-    timing.busy[s] = SimTime(after.busy[s] - before.busy[s]);
-    timing.compute_idle[s] = SimTime(after.compute_idle[s] - before.compute_idle[s]);
-  }
-  timing.collectives_on_compute =
-      SimTime(after.collectives_on_compute - before.collectives_on_compute);
-  timing.host_blocked = SimTime(after.host_blocked - before.host_blocked);
-  timing.host_issue = SimTime(after.host_issue - before.host_issue);
-  return timing;
-}
-
-void ChargeGap(Totals& totals, const Gap& gap, std::uint8_t stream) {
-  const std::int64_t issue_wait = std::min(gap.start, gap.issued) - gap.previous_end;
-  if (issue_wait > 0) {
-    totals.compute_idle[static_cast<std::size_t>(Stream::kHost)] += issue_wait;
-  }
-  const std::int64_t edge_wait = gap.start - std::max(gap.previous_end, gap.issued);
-  if (edge_wait > 0) {
-    totals.compute_idle[stream] += edge_wait;
-  }
-}
-
 }  // namespace internal
-
-EngineWorkspace::EngineWorkspace() : state_(std::make_unique<State>()) {}
-EngineWorkspace::~EngineWorkspace() = default;
-EngineWorkspace::EngineWorkspace(EngineWorkspace&&) noexcept = default;
-EngineWorkspace& EngineWorkspace::operator=(EngineWorkspace&&) noexcept = default;
-
-SimTime StepTiming::ExposedCommunication() const {
-  const auto idle = [&](Stream s) { return compute_idle[static_cast<std::size_t>(s)]; };
-  return idle(Stream::kGather) + idle(Stream::kReduce) + idle(Stream::kReplicate) +
-         collectives_on_compute;
-}
 
 namespace {
 
+using internal::BodyRun;
+using internal::Cost;
+using internal::EventLoop;
+
 // Times must stay inside SimTime, +-106 days. The first bound is quick and almost always enough.
-void CheckRange(const Program& program, const std::vector<internal::Cost>& costs,
+void CheckRange(const Program& program, const std::vector<Cost>& costs,
                 const EngineOptions& options) {
   constexpr double kRange = 9e18;
   double longest = 0;
-  const auto cost_of = [](const internal::Cost& c) {
+  const auto cost_of = [](const Cost& c) {
     return static_cast<double>(c.duration) + static_cast<double>(c.issue) +
            static_cast<double>(c.first);
   };
-  for (const internal::Cost& cost : costs) {
+  for (const Cost& cost : costs) {
     longest = std::max(longest, cost_of(cost));
   }
   const auto steps = static_cast<double>(options.max_steps) + 1;
@@ -148,53 +88,126 @@ void CheckRange(const Program& program, const std::vector<internal::Cost>& costs
   }
 }
 
-bool NeedsEvents(const EngineOptions& options) {
-  return options.contention || options.force_events ||
-         (options.stalls != nullptr && !options.stalls->empty());
+StepTiming ToStepTiming(const internal::Totals& totals, std::int64_t time) {
+  StepTiming timing;
+  timing.time = SimTime(time);
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    timing.busy[s] = SimTime(totals.busy[s]);
+    timing.compute_idle[s] = SimTime(totals.compute_idle[s]);
+  }
+  timing.collectives_on_compute = SimTime(totals.collectives_on_compute);
+  timing.host_blocked = SimTime(totals.host_blocked);
+  timing.host_issue = SimTime(totals.host_issue);
+  return timing;
+}
+
+// Takes over the results of bodies that are complete, until two steps differ by a shift in time.
+class Steps {
+ public:
+  Steps(const EngineOptions& options, const EventLoop& loop, const std::vector<BodyRun>& runs)
+      : options_(options), loop_(loop), runs_(runs) {}
+
+  // True when the simulation can stop.
+  bool Collect() {
+    while (!is_over_ && collected_ < runs_.size() && runs_[collected_].IsComplete()) {
+      const BodyRun& run = runs_[collected_++];
+      const std::int64_t front = std::max({front_, run.last_end, run.host_end});
+      if (run.kind == BodyKind::kInit) {
+        result_.init = SimTime(front);
+      } else {
+        TakeStep(run, front - front_);
+      }
+      front_ = front;
+    }
+    return is_over_;
+  }
+  [[nodiscard]] const EngineResult& result() const { return result_; }
+
+ private:
+  void TakeStep(const BodyRun& run, std::int64_t time) {
+    result_.steps = static_cast<int>(run.step) + 1;
+    result_.simulated_ops = loop_.finished();
+    result_.steady = ToStepTiming(run.totals, time);
+    if (run.step == 0) {
+      result_.first = result_.steady;
+    }
+    late_time_ += result_.steps > options_.max_steps / 2 ? time : 0;
+    const BodyRun& before = runs_[collected_ - 2];
+    if (before.kind == BodyKind::kStep && run.kind == BodyKind::kStep &&
+        AreSteady(before, run, time)) {
+      result_.is_steady = is_over_ = true;
+    } else if (result_.steps == options_.max_steps) {
+      result_.steady.time = SimTime(late_time_ / (options_.max_steps - options_.max_steps / 2));
+      is_over_ = true;
+    }
+  }
+
+  // Two runs of the step differ by a shift only: every device op ends `period` later, up to what
+  // the rounding of contended durations allows, and the host keeps pace or is ahead anyway. A host
+  // that gains changes what compute waited for, until it is ahead of all gaps; if steps are left,
+  // those decide.
+  [[nodiscard]] bool AreSteady(const BodyRun& a, const BodyRun& b, std::int64_t period) const {
+    const std::int64_t tolerance = options_.contention ? period / 1'000'000'000 : 0;
+    if (b.host_end - a.host_end > period + tolerance) {
+      return false;
+    }
+    constexpr auto kHost = static_cast<std::size_t>(Stream::kHost);
+    if (b.totals.compute_idle[kHost] < a.totals.compute_idle[kHost] - tolerance &&
+        b.step + 1 < static_cast<std::uint32_t>(options_.max_steps)) {
+      return false;
+    }
+    for (std::uint32_t i = 0; i < b.body->size(); ++i) {
+      const std::int64_t shift = loop_.RecordOf(b.base + i).end - loop_.RecordOf(a.base + i).end;
+      if (!loop_.CostOf(b, b.base + i).on_host &&
+          (shift > period + tolerance || shift < period - tolerance)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const EngineOptions& options_;
+  const EventLoop& loop_;
+  const std::vector<BodyRun>& runs_;
+  EngineResult result_;
+  std::size_t collected_ = 0;  // runs whose results are in
+  std::int64_t front_ = 0;     // when all of them were complete
+  std::int64_t late_time_ = 0;
+  bool is_over_ = false;
+};
+
+EngineResult Run(const Program& program, const PriceTable& prices, const EngineOptions& options,
+                 EngineWorkspace& workspace, std::vector<Span>* spans) {
+  internal::EventState& state = workspace.state();
+  internal::BuildCosts(program, prices, state.costs);
+  CheckRange(program, state.costs, options);
+  EventLoop loop(program, prices, options, state);
+  Steps steps(options, loop, state.runs);
+  while (!steps.Collect()) {
+    loop.StartDue();
+    loop.UpdateSpeeds();
+    const std::int64_t next = loop.NextEvent();
+    SW_CHECK(next != internal::kNotDone, "the program waits for itself; Verify must reject it");
+    loop.FinishDue(next);
+  }
+  if (spans != nullptr) {
+    const auto last = static_cast<std::uint32_t>(steps.result().steps - 1);
+    loop.AppendSpans(*spans, [&](const BodyRun& run) { return run.step == 0 || run.step == last; });
+  }
+  return steps.result();
 }
 
 }  // namespace
 
 EngineResult RunEngine(const Program& program, const PriceTable& prices,
                        const EngineOptions& options, EngineWorkspace& workspace) {
-  EngineWorkspace::State& state = workspace.state();
-  internal::BuildCosts(program, prices, state.costs);
-  CheckRange(program, state.costs, options);
-  Repetitions found;
-  if (options.periodic && options.repetitions == nullptr) {
-    found = FindRepetitions(program);
-  }
-  const Repetitions& cuts =
-      options.periodic && options.repetitions != nullptr ? *options.repetitions : found;
-  if (NeedsEvents(options)) {
-    return internal::RunEvents(program, cuts, prices, options, state, nullptr);
-  }
-  // The event loop remembers what it has met, which pays as soon as there are micro-batches. It
-  // finds no state that recurs where the host takes many steps to lose or to gain its lead.
-  if (options.periodic && program.micro_batch_count > 1 && !internal::HasHostOps(state.costs)) {
-    EngineOptions few_steps = options;
-    few_steps.max_steps = std::min(options.max_steps, 4);
-    const EngineResult result =
-        internal::RunEvents(program, cuts, prices, few_steps, state, nullptr);
-    if (state.events.recurs) {
-      return result;
-    }
-  }
-  return internal::RunLinear(program, cuts, options, state, nullptr);
+  return Run(program, prices, options, workspace, nullptr);
 }
 
 EngineResult RunEngineWithSpans(const Program& program, const PriceTable& prices,
                                 const EngineOptions& options, EngineWorkspace& workspace,
                                 std::vector<Span>& spans) {
-  EngineOptions exact = options;
-  exact.periodic = false;
-  EngineWorkspace::State& state = workspace.state();
-  internal::BuildCosts(program, prices, state.costs);
-  CheckRange(program, state.costs, options);
-  if (NeedsEvents(options)) {
-    return internal::RunEvents(program, {}, prices, exact, state, &spans);
-  }
-  return internal::RunLinear(program, {}, exact, state, &spans);
+  return Run(program, prices, options, workspace, &spans);
 }
 
 }  // namespace shardwright

@@ -4,20 +4,16 @@
 // returns when steps begin and end. All times are integer picoseconds, so that ties are exact and
 // equal inputs give equal results.
 //
-// Two engines follow the same rules. Without contention every duration is fixed, and since ops wait
-// only for ops issued before them, one pass in issue order computes all times (engine_linear.cc).
-// With contention durations depend on what runs beside them: a loop over events in time order
-// (engine_events.cc). With all speeds 1 both give the same times; a test compares them.
+// One loop over events in time order (internal/event_loop.h): what ops take depends on what runs
+// beside them. Where many ranks are simulated, each has a loop of its own (all_ranks.h).
 
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "core/units.h"
 #include "schedule/program.h"
-#include "schedule/repetition.h"
 #include "simulator/costs/price.h"
 #include "traces/trace.h"
 
@@ -44,15 +40,9 @@ struct HostStalls {
 struct EngineOptions {
   // Ops slow each other down by PriceTable::contention. Off: every speed is 1.
   bool contention = true;
-  // Skip copies of repeated layers and micro-batches once the clocks repeat. Gives the same times.
-  bool periodic = true;
-  // Where the program repeats itself, if the caller knows; not owned.
-  const Repetitions* repetitions = nullptr;
-  // Use the event loop also without contention; for tests.
-  bool force_events = false;
   // Steps to simulate at most while looking for the steady state; >= 2.
   int max_steps = 8;
-  // Not owned; null: none. With stalls the event loop runs, and nothing is skipped.
+  // Not owned; null: none.
   const HostStalls* stalls = nullptr;
 };
 
@@ -80,7 +70,7 @@ struct EngineResult {
   StepTiming steady;               // the last simulated step; `time` is the period
   bool is_steady = false;          // false: no fixpoint within max_steps; steady.time is a mean
   int steps = 0;                   // steps simulated, the first one included
-  std::int64_t simulated_ops = 0;  // ops whose times were computed; skipped ones not counted
+  std::int64_t simulated_ops = 0;  // device ops whose times were computed
 
   bool operator==(const EngineResult&) const = default;
 };
@@ -102,12 +92,11 @@ class EngineWorkspace {
 
 // Runs init, the first step and steps until two successive ones differ by a shift in time only.
 // Requires a program that Verify accepts and a price for each shape. Throws InputError when times
-// would leave the range of SimTime. O(ops * steps); with
-// options.periodic about O(ops of one layer * steps) plus one addition per skipped op.
+// would leave the range of SimTime. O(ops * steps).
 [[nodiscard]] EngineResult RunEngine(const Program& program, const PriceTable& prices,
                                      const EngineOptions& options, EngineWorkspace& workspace);
 
-// The same, and appends the spans of init, the first step and the last simulated one. Never skips.
+// The same, and appends the spans of init, the first step and the last simulated one.
 [[nodiscard]] EngineResult RunEngineWithSpans(const Program& program, const PriceTable& prices,
                                               const EngineOptions& options,
                                               EngineWorkspace& workspace, std::vector<Span>& spans);

@@ -28,7 +28,7 @@ class StreamLaunches {
 
   // When launch `number` (from 0) ends, those of an op being of equal length. Numbers below 0 are
   // of the steps before, each `period` earlier; a period of 0: there were none. `at` is the op of
-  // the number asked for before: numbers mostly ascend.
+  // the number asked for before: within a step numbers ascend.
   [[nodiscard]] std::int64_t EndOf(std::int64_t number, std::int64_t period,
                                    std::size_t& at) const {
     std::int64_t shift = 0;
@@ -40,27 +40,19 @@ class StreamLaunches {
       shift = steps * period;
       number += steps * total_;
     }
-    constexpr int kNear = 4;
-    for (int i = 0; i < kNear && IsBehind(number, at); ++i) {
-      ++at;
+    if (number < ops_[at].before) {
+      at = 0;
     }
-    if (number < ops_[at].before || IsBehind(number, at)) {
-      const auto behind = std::upper_bound(
-          ops_.begin(), ops_.end(), number,
-          [](std::int64_t n, const LaunchedOp& other) { return n < other.before; });
-      at = static_cast<std::size_t>(behind - ops_.begin()) - 1;
+    while (at + 1 < ops_.size() && ops_[at + 1].before <= number) {
+      ++at;
     }
     return ops_[at].start + ops_[at].each * (number - ops_[at].before + 1) - shift;
   }
-  [[nodiscard]] std::int64_t total() const { return total_; }
 
  private:
   struct LaunchedOp {
     std::int64_t before, start, each;
   };
-  [[nodiscard]] bool IsBehind(std::int64_t number, std::size_t op) const {
-    return op + 1 < ops_.size() && ops_[op + 1].before <= number;
-  }
 
   std::vector<LaunchedOp> ops_;
   std::int64_t total_ = 0;

@@ -14,11 +14,11 @@ struct Amount {
     total += size;
     bytes[static_cast<std::size_t>(category)] += size;
   }
-  // *this += count * (after - before).
-  void AddScaled(const Amount& before, const Amount& after, std::int64_t count) {
-    total += count * (after.total - before.total);
+  // *this += after - before.
+  void AddDifference(const Amount& before, const Amount& after) {
+    total += after.total - before.total;
     for (std::size_t c = 0; c < kCategoryCount; ++c) {
-      bytes[c] += count * (after.bytes[c] - before.bytes[c]);
+      bytes[c] += after.bytes[c] - before.bytes[c];
     }
   }
 };
@@ -46,18 +46,15 @@ class Walk {
     }
   }
 
-  void RunBody(const Body& body, const Repetition& repetition, BodyKind kind) {
+  void RunBody(const Body& body, BodyKind kind) {
     body_ = &body;
-    repeats_ = repetition.repeats;
     kind_ = kind;
-    cursor_ = 0;
     at_begin_ = now_;
     once_ = Sides();
     for (std::size_t side = 0; side < 2; ++side) {
       peaks_[kNext][side] = PeakNow(kNext, side, body.ops.empty() ? OpId::kNoneValue : 0);
     }
-    RunRange(0, static_cast<std::uint32_t>(body.size()));
-    Apply(body.PointsAtEnd());
+    Apply(body.points);
     Settle();
   }
   // The highest moment of all bodies so far.
@@ -67,7 +64,7 @@ class Walk {
   // The highest moment of the last body's next run.
   [[nodiscard]] MemoryPeak PeakOfNext(std::size_t side) const {
     Peak peak = peaks_[kNext][side];
-    peak.amount.AddScaled(at_begin_[side], now_[side], 1);
+    peak.amount.AddDifference(at_begin_[side], now_[side]);
     return ToMemoryPeak(peak);
   }
   [[nodiscard]] const Sides& existing() const { return now_; }
@@ -89,25 +86,19 @@ class Walk {
   [[nodiscard]] Peak PeakNow(Reading reading, std::size_t side, std::uint32_t before_op) const {
     Peak peak{now_[side], kind_, before_op};
     if (reading == kNext) {
-      peak.amount.AddScaled(once_[side], Amount(), 1);
+      peak.amount.AddDifference(once_[side], Amount());
     }
     return peak;
   }
   void NotePeaks(std::size_t side, const MemoryPoint& point);
   void SettleCategories();
   void Settle();
-  void RunRange(std::uint32_t begin, std::uint32_t end);
-  void RunRepeat(const Repeat& repeat);
-  void SkipRepeats(std::uint32_t op);
-  [[nodiscard]] std::span<const MemoryPoint> PointsOf(std::uint32_t begin, std::uint32_t end) const;
   [[nodiscard]] std::uint32_t OpBehind(const MemoryPoint& point) const;
 
   const Program& program_;
   MemoryWorkspace& workspace_;
   const Body* body_ = nullptr;
   BodyKind kind_ = BodyKind::kInit;
-  std::span<const Repeat> repeats_;
-  std::size_t cursor_ = 0;
   Sides now_;
   Sides at_begin_;  // of the body
   Sides once_;      // added by alloc_once points of the body
@@ -180,15 +171,6 @@ void Walk::Apply(std::span<const MemoryPoint> points) {
   }
 }
 
-// The points before ops [begin, end).
-std::span<const MemoryPoint> Walk::PointsOf(std::uint32_t begin, std::uint32_t end) const {
-  const std::vector<Op>& ops = body_->ops;
-  const auto first = [&](std::uint32_t op) {
-    return body_->points.data() + (op < ops.size() ? ops[op].point_begin : body_->end_point_begin);
-  };
-  return {first(begin), first(end)};
-}
-
 // The op that a point of the body stands before; none for those at its end.
 std::uint32_t Walk::OpBehind(const MemoryPoint& point) const {
   const std::vector<Op>& ops = body_->ops;
@@ -202,49 +184,6 @@ std::uint32_t Walk::OpBehind(const MemoryPoint& point) const {
   return static_cast<std::uint32_t>(behind - ops.begin()) - 1;
 }
 
-// All copies have equal points, none of them alloc_once, so each one adds what the first one adds;
-// the highest moment is in the first copy, or in the last one if copies leave something behind.
-void Walk::RunRepeat(const Repeat& repeat) {
-  const auto run_copy = [&](std::uint32_t copy) {
-    const std::uint32_t begin = repeat.first + repeat.period * copy;
-    SkipRepeats(begin);
-    RunRange(begin, begin + repeat.period);
-  };
-  const Sides before = now_;
-  run_copy(0);
-  const Sides after = now_;
-  const bool grows = after[0].total > before[0].total || after[1].total > before[1].total;
-  const std::uint32_t last = repeat.count - 1;
-  if (is_rising_) {
-    SettleCategories();
-  }
-  for (std::size_t side = 0; side < 2; ++side) {
-    now_[side].AddScaled(before[side], after[side], grows ? last - 1 : last);
-  }
-  if (grows) {
-    run_copy(last);
-  }
-  SkipRepeats(repeat.first + repeat.period * repeat.count);
-}
-
-// Leaves out the repeats that begin before `op`.
-void Walk::SkipRepeats(std::uint32_t op) {
-  while (cursor_ < repeats_.size() && repeats_[cursor_].first < op) {
-    ++cursor_;
-  }
-}
-
-void Walk::RunRange(std::uint32_t begin, std::uint32_t end) {
-  std::uint32_t position = begin;
-  while (cursor_ < repeats_.size() && repeats_[cursor_].first < end) {
-    const Repeat& repeat = repeats_[cursor_++];
-    Apply(PointsOf(position, repeat.first));
-    RunRepeat(repeat);
-    position = repeat.first + repeat.period * repeat.count;
-  }
-  Apply(PointsOf(position, end));
-}
-
 }  // namespace
 
 const MemoryPeak& AllocatedMemory::DevicePeak() const {
@@ -255,22 +194,19 @@ const MemoryPeak& AllocatedMemory::HostPeak() const {
   return host_steady.total > host_first.total ? host_steady : host_first;
 }
 
-AllocatedMemory MeasureAllocated(const Program& program, const Repetitions& repetitions,
-                                 MemoryWorkspace& workspace) {
+AllocatedMemory MeasureAllocated(const Program& program, MemoryWorkspace& workspace) {
   Walk walk(program, workspace);
   AllocatedMemory result;
-  walk.RunBody(program.init, repetitions.init, BodyKind::kInit);
+  walk.RunBody(program.init, BodyKind::kInit);
   result.device_init = walk.PeakSoFar(0);
   result.host_init = walk.PeakSoFar(1);
   const bool has_warmup = !program.warmup.ops.empty();
   walk.RunBody(has_warmup ? program.warmup : program.step,
-               has_warmup ? repetitions.warmup : repetitions.step,
                has_warmup ? BodyKind::kWarmup : BodyKind::kStep);
   result.device_first = walk.PeakSoFar(0);
   result.host_first = walk.PeakSoFar(1);
   if (has_warmup) {
-    walk.RunBody(program.step, repetitions.step,
-                 BodyKind::kStep);  // may still allocate for the first time
+    walk.RunBody(program.step, BodyKind::kStep);  // may still allocate for the first time
   }
   result.device_steady = walk.PeakOfNext(0);
   result.host_steady = walk.PeakOfNext(1);

@@ -12,7 +12,6 @@
 
 #include "core/units.h"
 #include "schedule/program.h"
-#include "schedule/repetition.h"
 #include "traces/trace.h"
 
 namespace shardwright {
@@ -45,12 +44,9 @@ struct MemoryWorkspace {
   std::vector<std::uint64_t> made_in;  // by buffer: the last call that came to its alloc_once point
 };
 
-// Peaks of init, of init with the first step, and of the steady step. Points of layers and
-// micro-batches that repeat are added up once and multiplied: same result as without
-// `repetitions`. Requires a program that Verify accepts. O(points), less the copies' ones.
-[[nodiscard]] AllocatedMemory MeasureAllocated(const Program& program,
-                                               const Repetitions& repetitions,
-                                               MemoryWorkspace& workspace);
+// Peaks of init, of init with the first step, and of the steady step. Requires a program that
+// Verify accepts. O(points).
+[[nodiscard]] AllocatedMemory MeasureAllocated(const Program& program, MemoryWorkspace& workspace);
 
 // One buffer that exists at a peak.
 struct PeakBuffer {

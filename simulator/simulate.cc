@@ -177,8 +177,8 @@ void Simulator::Use(const Cluster& cluster, const Profile& profile) {
   pricer_.emplace(cluster, profile);
 }
 
-SimulatedMemory Simulator::Allocated(const Program& program, const Repetitions& repetitions) {
-  return {MeasureAllocated(program, repetitions, memory_), OutsideBytes(program, profile_->memory),
+SimulatedMemory Simulator::Allocated(const Program& program) {
+  return {MeasureAllocated(program, memory_), OutsideBytes(program, profile_->memory),
           std::nullopt};
 }
 
@@ -196,12 +196,9 @@ AllocatorOptions AllocatorOptionsOf(const AllocatorSettings& settings, Bytes cap
 SimulationResult Simulator::Run(const Program& program, const SimulateOptions& options) {
   pricer_->Price(program, prices_);
   SimulationResult result;
-  const Repetitions repetitions = options.periodic ? FindRepetitions(program) : Repetitions();
-  result.memory = Allocated(program, repetitions);
+  result.memory = Allocated(program);
   EngineOptions engine;
   engine.contention = options.contention;
-  engine.periodic = options.periodic;
-  engine.repetitions = &repetitions;
   engine.max_steps = options.max_steps;
   std::vector<Span>& spans = result.trace.spans;
   if (options.reserved) {

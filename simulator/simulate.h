@@ -27,7 +27,6 @@ struct SimulateOptions {
   // Ops that run at the same time slow each other down. Off: a faster link, GPU or memory is never
   // slower, exactly.
   bool contention = true;
-  bool periodic = true;  // skip repeats; same result, faster
   bool reserved =
       true;            // replay the caching allocator; needs all spans, so about ten times slower.
                        // It neither delays nor limits native programs, which run in one arena
@@ -76,7 +75,7 @@ class Simulator {
   // accepts. Throws InputError when the program does not fit the cluster.
   [[nodiscard]] SimulationResult Run(const Program& program, const SimulateOptions& options);
   // What it needs, without a clock: the memory of Run without SimulateOptions::reserved.
-  [[nodiscard]] SimulatedMemory Allocated(const Program& program, const Repetitions& repetitions);
+  [[nodiscard]] SimulatedMemory Allocated(const Program& program);
 
  private:
   const Cluster* cluster_;

@@ -304,12 +304,7 @@ std::string TraceOf(const Program& program, const std::map<std::uint32_t, const 
   return out;
 }
 
-}  // namespace
-
-std::string ChakraTrace(const Program& program, const Trace& trace, std::int64_t rank) {
-  return TraceOf(program, LastStep(trace), NumberGroups(program), rank);
-}
-
+// ASTRA-sim's --comm-group-configuration: the ranks of every process group that a pg_name names.
 std::string ChakraGroups(const Program& program) {
   std::map<std::size_t, std::string> rows;
   for (const auto& [group, number] : NumberGroups(program)) {
@@ -325,6 +320,8 @@ std::string ChakraGroups(const Program& program) {
   }
   return text + "}\n";
 }
+
+}  // namespace
 
 std::vector<OutputFile> ChakraFiles(const Program& program, const Trace& trace,
                                     const std::string& folder) {

@@ -17,6 +17,11 @@ namespace shardwright {
 // Bytes as they are.
 [[nodiscard]] CopyRun RawRun(const std::byte* from, std::byte* to, std::int64_t bytes);
 
+void AppendCopy(const CopyCall& more, CopyCall& copy);
+
+// What a collective is, without its buffers and its divisor.
+[[nodiscard]] CollectiveCall CollectiveOf(const OpShape& shape);
+
 // The pieces of `more`, `offset` elements further on.
 void AppendMoved(const Contents& more, std::int64_t offset, Contents& contents);
 
@@ -73,7 +78,7 @@ class Binder {
   void BindParamGrads(const Access& access, const ModelOp& op, ModelCall& call);
   void BindLossInside(const Access& access, const ModelOp& loss, ModelCall& call) const;
   [[nodiscard]] ConstView ParameterView(ParamId param, BufferId buffer) const;
-  [[nodiscard]] View GradientView(ParamId storage, BufferId buffer) const;
+  [[nodiscard]] View ViewOf(ParamId storage, BufferId buffer) const;
   [[nodiscard]] View TensorView(TensorId tensor, BufferId buffer) const;
   [[nodiscard]] DType DTypeOf(TensorRole role) const;
 
@@ -93,13 +98,11 @@ class Binder {
     std::int64_t begin = 0, count = 0;
   };
   void StagePiece(UnitId unit, BufferId host, BufferId device);
-  void AddStagedUpdate(const ShardBuffers& buffers, const StagedPiece& piece, UpdateCall& update);
-  [[nodiscard]] OptimizerCall UpdateOf(const ShardBuffers& buffers, BufferId grad) const;
+  [[nodiscard]] static std::vector<OptimizerRange> InPiece(
+      const std::vector<OptimizerRange>& ranges, const StagedPiece& piece);
   [[nodiscard]] ShardBuffers BuffersOfIndex(std::span<const Access> accesses,
                                             std::uint16_t index) const;
   void RememberStates(const ShardBuffers& buffers);
-  void CheckStatesHold(std::span<const BufferId> states, std::span<const OptimizerRange> ranges,
-                       DType dtype) const;
   void AddShardUpdate(std::span<const Access> accesses, std::uint16_t index, UpdateCall& update);
   void AddCasts(std::span<const Access> accesses, CopyCall& casts);
   [[nodiscard]] std::vector<OptimizerRange> UpdateRanges(const Contents& params,

@@ -39,15 +39,10 @@ View Binder::TensorView(TensorId tensor, BufferId buffer) const {
 
 ConstView Binder::ParameterView(ParamId param, BufferId buffer) const {
   const ParamId storage = StorageOf(in_.model, param);
-  const std::int64_t n = in_.model.params[storage.value].Elements();
-  const Contents& contents = ContentsOf(buffer);
-  for (const ShardPiece& piece : contents.pieces) {
-    if (piece.param == storage && piece.param_begin == 0 && piece.count == n) {
-      return {At(buffer) + piece.shard_offset * SizeOf(contents.dtype), contents.dtype, n};
-    }
-  }
-  SW_CHECK(false, in_.model.params[param.value].fqn + " is not in the buffer its op reads");
-  return {};
+  const View view = ViewOf(storage, buffer);
+  SW_CHECK(view.elements == in_.model.params[storage.value].Elements(),
+           in_.model.params[param.value].fqn + " is not whole in the buffer its op reads");
+  return {view.data, view.dtype, view.elements};
 }
 
 Call Binder::BindModelOp(const Body& body, OpId id) {
@@ -100,11 +95,7 @@ Call Binder::BindModelOp(const Body& body, OpId id) {
 
 // Statistics, not gradients: gathered, or summed in place, and divided by nobody.
 Call Binder::BindExchange(std::span<const Access> accesses, const OpShape& shape) const {
-  CollectiveCall call;
-  call.code = shape.code;
-  call.group = shape.group;
-  call.dtype = shape.dtype;
-  call.elements = shape.bytes.value / SizeOf(shape.dtype);
+  CollectiveCall call = CollectiveOf(shape);
   call.send = At(accesses.front().buffer);
   call.receive = At(accesses.back().buffer);
   return call;
@@ -142,46 +133,27 @@ void Binder::BindForwardAccess(const Access& access, const ModelOp& op, ModelCal
       c.exchange = {data, bytes};
       c.part = access.mode == AccessMode::kWrite ? OpPart::kBeforeExchange : OpPart::kAfterExchange;
       return;
-    case Role::kOutputGrad:
-    case Role::kInputGrad:
-    case Role::kParamGrad:
-    case Role::kState:
-    case Role::kLabels:
-    case Role::kLoss:
-      break;
+    default:
+      SW_CHECK(false, "an access of forward that no kernel has");
   }
-  SW_CHECK(false, "an access of forward that no kernel has");
 }
 
 void Binder::BindBackwardAccess(const Access& access, const ModelOp& op, ModelCall& call) {
   ModelOpCall& c = call.call;
   const DType p = in_.job.precision.param;
   switch (access.role) {
-    case Role::kOutputGrad: {
-      const std::int64_t n = ElementsOf(access.buffer, p);
-      c.output_grads[access.index] = {At(access.buffer), p, n};
+    case Role::kOutputGrad:
+      c.output_grads[access.index] = {At(access.buffer), p, ElementsOf(access.buffer, p)};
       return;
-    }
-    case Role::kInputGrad: {
-      const std::int64_t n = ElementsOf(access.buffer, p);
-      c.input_grads[access.index] = {At(access.buffer), p, n};
+    case Role::kInputGrad:
+      c.input_grads[access.index] = {At(access.buffer), p, ElementsOf(access.buffer, p)};
       c.adds_input_grads = access.mode == AccessMode::kReadWrite;
       return;
-    }
     case Role::kParamGrad:
       BindParamGrads(access, op, call);
       return;
-    case Role::kInput:
-    case Role::kOutput:
-    case Role::kSaved:
-    case Role::kParameter:
-    case Role::kWorkspace:
-    case Role::kExchange:
-    case Role::kState:
-    case Role::kLabels:
-    case Role::kLoss:
+    default:
       BindForwardAccess(access, op, call);
-      return;
   }
 }
 
@@ -213,15 +185,15 @@ void Binder::BindParamGrads(const Access& access, const ModelOp& op, ModelCall& 
     }
     const ParamId storage = StorageOf(in_.model, op.params[k]);
     ParamGrad& grad = call.call.param_grads[k];
-    grad.view = GradientView(storage, buffer);
+    grad.view = ViewOf(storage, buffer);
     // The first writer of a parameter in a shared buffer replaces what is there.
     grad.accumulate = access.mode == AccessMode::kReadWrite && written_.contains({buffer, storage});
     written_.insert({buffer, storage});
   }
 }
 
-// The parameter's gradient, which a flat layout may cut at shard borders but keeps in one piece.
-View Binder::GradientView(ParamId storage, BufferId buffer) const {
+// A parameter or its gradient, which a flat layout may cut at shard borders but keeps in one piece.
+View Binder::ViewOf(ParamId storage, BufferId buffer) const {
   const Contents& contents = ContentsOf(buffer);
   const ShardPiece* first = nullptr;
   std::int64_t count = 0;
@@ -231,10 +203,10 @@ View Binder::GradientView(ParamId storage, BufferId buffer) const {
     }
     first = first == nullptr ? &piece : first;
     SW_CHECK(piece.shard_offset == first->shard_offset + count && piece.param_begin == count,
-             in_.model.params[storage.value].fqn + ": its gradient lies in pieces");
+             in_.model.params[storage.value].fqn + " lies in pieces");
     count += piece.count;
   }
-  SW_CHECK(first != nullptr, in_.model.params[storage.value].fqn + " has no place for a gradient");
+  SW_CHECK(first != nullptr, in_.model.params[storage.value].fqn + " has no place in a buffer");
   return {At(buffer) + first->shard_offset * SizeOf(contents.dtype), contents.dtype, count};
 }
 

@@ -24,18 +24,27 @@ std::int64_t TotalCount(const Contents& contents) {
   return n;
 }
 
-template <typename T>
-void AppendAll(std::vector<T>& to, const std::vector<T>& more) {
-  to.insert(to.end(), more.begin(), more.end());
-}
-
 }  // namespace
+
+void AppendCopy(const CopyCall& more, CopyCall& copy) {
+  copy.runs.insert(copy.runs.end(), more.runs.begin(), more.runs.end());
+  copy.zeros.insert(copy.zeros.end(), more.zeros.begin(), more.zeros.end());
+}
 
 void AppendMoved(const Contents& more, std::int64_t offset, Contents& contents) {
   for (ShardPiece piece : more.pieces) {
     piece.shard_offset += offset;
     contents.pieces.push_back(piece);
   }
+}
+
+CollectiveCall CollectiveOf(const OpShape& shape) {
+  CollectiveCall call;
+  call.code = shape.code;
+  call.group = shape.group;
+  call.dtype = shape.dtype;
+  call.elements = shape.bytes.value / SizeOf(shape.dtype);
+  return call;
 }
 
 CopyRun RawRun(const std::byte* from, std::byte* to, std::int64_t bytes) {
@@ -58,7 +67,7 @@ CopyCall Binder::Matched(std::span<const Access> from, BufferId to, bool accumul
   std::int64_t source_count = 0;
   for (const Access& access : from) {
     const Contents& source = ContentsOf(access.buffer);
-    AppendAll(copy.runs, MatchingRuns(source, At(access.buffer), target, At(to), accumulate));
+    AppendCopy({{}, MatchingRuns(source, At(access.buffer), target, At(to), accumulate)}, copy);
     source_count += TotalCount(source);
     const Holds out_of = BufferOf(access.buffer).holds;
     is_part = is_part || (into == Holds::kTensors && out_of == Holds::kMixed) ||
@@ -88,9 +97,7 @@ CopyCall Binder::MatchedAll(const OpView& v) {
     if (BufferOf(to.buffer).holds == Holds::kMixed && !accumulate) {
       Set(to.buffer, InOrder(from, BufferOf(to.buffer).dtype));
     }
-    const CopyCall one = Matched(from, to.buffer, accumulate);
-    AppendAll(copy.runs, one.runs);
-    AppendAll(copy.zeros, one.zeros);
+    AppendCopy(Matched(from, to.buffer, accumulate), copy);
   }
   for (const Access& access : v.inputs) {
     emptied_.insert(access.buffer);  // where it is a bucket
@@ -123,8 +130,8 @@ Call Binder::BindGatherCopyIn(const OpView& v) {
   std::byte* data = At(to) + shard_index_ * slice * SizeOf(mine.dtype);
   CopyCall copy;
   for (const Access& access : v.inputs) {
-    AppendAll(copy.runs,
-              MatchingRuns(ContentsOf(access.buffer), At(access.buffer), mine, data, false));
+    AppendCopy({{}, MatchingRuns(ContentsOf(access.buffer), At(access.buffer), mine, data, false)},
+               copy);
   }
   copy.zeros = Uncovered(copy.runs, data, slice, mine.dtype);
   return copy;
@@ -182,11 +189,7 @@ Call Binder::BindCollective(const OpView& v) {
                      "DDP's map of parameters with a gradient",
                      "neither of the two, where no parameter is without one");
   }
-  CollectiveCall call;
-  call.code = shape.code;
-  call.group = shape.group;
-  call.dtype = shape.dtype;
-  call.elements = shape.bytes.value / SizeOf(shape.dtype);
+  CollectiveCall call = CollectiveOf(shape);
   call.divisor = shape.divisor;
   switch (shape.code) {
     case OpCode::kAllGather:

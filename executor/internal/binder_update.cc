@@ -108,13 +108,9 @@ void Binder::AddCasts(std::span<const Access> accesses, CopyCall& casts) {
     if (access.role != Role::kOutput) {
       continue;
     }
-    const BufferId master = BuffersOfIndex(accesses, access.index).shard, cast = access.buffer;
-    const DType p = BufferOf(cast).dtype;
-    const std::vector<CopyRun> runs =
-        MatchingRuns(ContentsOf(master), At(master), ContentsOf(cast), At(cast), false);
-    const std::vector<ByteRange> zeros = Uncovered(runs, At(cast), ElementsOf(cast, p), p);
-    casts.runs.insert(casts.runs.end(), runs.begin(), runs.end());
-    casts.zeros.insert(casts.zeros.end(), zeros.begin(), zeros.end());
+    Access master;
+    master.buffer = BuffersOfIndex(accesses, access.index).shard;
+    AppendCopy(Matched({&master, 1}, access.buffer, false), casts);
   }
 }
 
@@ -149,16 +145,6 @@ void Binder::RememberStates(const ShardBuffers& buffers) {
   }
 }
 
-OptimizerCall Binder::UpdateOf(const ShardBuffers& buffers, BufferId grad) const {
-  OptimizerCall call;
-  call.spec = in_.job.optimizer;
-  call.dtype = ContentsOf(buffers.shard).dtype;
-  call.params = At(buffers.shard);
-  call.grads = At(grad);
-  SW_CHECK(ContentsOf(grad).dtype == call.dtype, "gradients and parameters of two dtypes");
-  return call;
-}
-
 // Pieces of a unit come in order.
 void Binder::StagePiece(UnitId unit, BufferId host, BufferId device) {
   std::vector<StagedPiece>& pieces = moments_[unit.value];
@@ -169,39 +155,26 @@ void Binder::StagePiece(UnitId unit, BufferId host, BufferId device) {
   staged_[device] = pieces.back();
 }
 
-// The update of one piece: its elements of parameters and gradients, and no others.
-void Binder::AddStagedUpdate(const ShardBuffers& buffers, const StagedPiece& piece,
-                             UpdateCall& update) {
-  const BufferId grad = buffers.grads.front();
-  OptimizerCall call = UpdateOf(buffers, grad);
-  const std::int64_t width = SizeOf(call.dtype);
-  const auto states = static_cast<std::size_t>(StateCount(call.spec.kind));
-  for (std::size_t k = 0; k < states; ++k) {
-    call.states[k] =
-        At(buffers.states.front()) + static_cast<std::int64_t>(k) * piece.count * width;
-  }
-  const bool divides = !update.gradients.empty();
-  update.gradients.clear();
-  std::vector<OptimizerRange> ranges;
-  for (OptimizerRange r : UpdateRanges(ContentsOf(buffers.shard), ContentsOf(grad))) {
+// What of the ranges has its moments in the piece.
+std::vector<OptimizerRange> Binder::InPiece(const std::vector<OptimizerRange>& ranges,
+                                            const StagedPiece& piece) {
+  std::vector<OptimizerRange> result;
+  for (OptimizerRange r : ranges) {
     const std::int64_t first = std::max(r.state_offset, piece.begin);
     const std::int64_t last = std::min(r.state_offset + r.count, piece.begin + piece.count);
-    if (first >= last) {
-      continue;
-    }
-    r.param_offset += first - r.state_offset;
-    r.grad_offset += first - r.state_offset;
-    r.state_offset = first - piece.begin;
-    r.count = last - first;
-    ranges.push_back(r);
-    if (divides) {
-      update.gradients.push_back({At(grad) + r.grad_offset * width, r.count, call.dtype});
+    if (first < last) {
+      r.param_offset += first - r.state_offset;
+      r.grad_offset += first - r.state_offset;
+      r.state_offset = first - piece.begin;
+      r.count = last - first;
+      result.push_back(r);
     }
   }
-  update.shards.push_back(call);
-  update.ranges.push_back(std::move(ranges));
+  return result;
 }
 
+// A unit's shard by each of its gradients. Where moments visit the device in pieces, the elements
+// whose moments are there, and no others.
 void Binder::AddShardUpdate(std::span<const Access> accesses, std::uint16_t index,
                             UpdateCall& update) {
   const ShardBuffers buffers = BuffersOfIndex(accesses, index);
@@ -209,30 +182,42 @@ void Binder::AddShardUpdate(std::span<const Access> accesses, std::uint16_t inde
     return;
   }
   RememberStates(buffers);
-  if (!buffers.states.empty() && staged_.contains(buffers.states.front())) {
-    AddStagedUpdate(buffers, staged_.at(buffers.states.front()), update);
-    return;
-  }
+  const auto staged = buffers.states.empty() ? staged_.end() : staged_.find(buffers.states.front());
   const Contents& params = ContentsOf(buffers.shard);
+  const std::int64_t width = SizeOf(params.dtype);
   for (const BufferId grad : buffers.grads) {
-    OptimizerCall call = UpdateOf(buffers, grad);
-    for (std::size_t k = 0; k < buffers.states.size() && k < call.states.size(); ++k) {
-      call.states[k] = At(buffers.states[k]);
-    }
+    SW_CHECK(ContentsOf(grad).dtype == params.dtype, "gradients and parameters of two dtypes");
+    OptimizerCall call;
+    call.spec = in_.job.optimizer;
+    call.dtype = params.dtype;
+    call.params = At(buffers.shard);
+    call.grads = At(grad);
     std::vector<OptimizerRange> ranges = UpdateRanges(params, ContentsOf(grad));
-    CheckStatesHold(buffers.states, ranges, params.dtype);
-    update.shards.push_back(call);
-    update.ranges.push_back(std::move(ranges));
-  }
-}
-
-void Binder::CheckStatesHold(std::span<const BufferId> states,
-                             std::span<const OptimizerRange> ranges, DType dtype) const {
-  for (const OptimizerRange& r : ranges) {
-    for (const BufferId state : states) {
-      SW_CHECK((r.state_offset + r.count) * SizeOf(dtype) <= BufferOf(state).size.value,
+    std::int64_t bytes = 0;  // of each state
+    if (staged == staged_.end()) {
+      for (std::size_t k = 0; k < buffers.states.size() && k < call.states.size(); ++k) {
+        call.states[k] = At(buffers.states[k]);
+        bytes = BufferOf(buffers.states[k]).size.value;
+      }
+    } else {
+      ranges = InPiece(ranges, staged->second);
+      bytes = staged->second.count * width;
+      for (std::size_t k = 0; k < static_cast<std::size_t>(StateCount(call.spec.kind)); ++k) {
+        call.states[k] = At(buffers.states.front()) + static_cast<std::int64_t>(k) * bytes;
+      }
+      if (!update.gradients.empty()) {
+        update.gradients.clear();
+        for (const OptimizerRange& r : ranges) {
+          update.gradients.push_back({At(grad) + r.grad_offset * width, r.count, call.dtype});
+        }
+      }
+    }
+    for (const OptimizerRange& r : ranges) {
+      SW_CHECK(buffers.states.empty() || (r.state_offset + r.count) * width <= bytes,
                "an optimizer state is too small for its shard");
     }
+    update.shards.push_back(call);
+    update.ranges.push_back(std::move(ranges));
   }
 }
 

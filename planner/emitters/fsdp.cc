@@ -1,6 +1,9 @@
 // PyTorch's own FSDP: plan data beside the Python that applies it.
 
 #include <array>
+#include <span>
+#include <string>
+#include <utility>
 
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/plan_data.h"
@@ -73,50 +76,41 @@ constexpr std::array<LossReason, 10> kFairscaleReasons = {{
     {"plan", "FairScale has no such option"},
 }};
 
+// Plan data as "NAME_plan.json" and "shardwright_NAME.py", which applies it; `duty` is what the
+// user's script does with it.
+Emission EmitApplied(const PlanFile& file, const EmitOptions& options, PlanFile as_emitted,
+                     std::span<const LossReason> reasons, const std::string& name,
+                     const std::string& duty) {
+  Emission emission;
+  emission.as_emitted = std::move(as_emitted);
+  emission.losses = FindLosses(file, emission.as_emitted, reasons);
+  AddOffloadLoss(emission);
+  emission.files = {{name + "_plan.json", PlanDataJson(emission.as_emitted, name, options.fqns)},
+                    PythonFile("shardwright_plan.py"),
+                    PythonFile("shardwright_" + name + ".py")};
+  emission.by_hand.push_back(duty);
+  AddScriptDuties(file, emission);
+  return emission;
+}
+
 }  // namespace
 
 Emission EmitFsdp2(const PlanFile& file, const EmitOptions& options) {
-  Emission emission;
-  emission.as_emitted = AsFsdp2(file);
-  emission.losses = FindLosses(file, emission.as_emitted, kFsdp2Reasons);
-  AddOffloadLoss(emission);
-  emission.files = {{"fsdp2_plan.json", PlanDataJson(emission.as_emitted, "fsdp2", options.fqns)},
-                    PythonFile("shardwright_plan.py"),
-                    PythonFile("shardwright_fsdp2.py")};
-  emission.by_hand.emplace_back(
-      "call shardwright_fsdp2.apply_plan(model, \"fsdp2_plan.json\") before the optimizer is made");
-  AddScriptDuties(file, emission);
-  return emission;
+  return EmitApplied(file, options, AsFsdp2(file), kFsdp2Reasons, "fsdp2",
+                     "call shardwright_fsdp2.apply_plan(model, \"fsdp2_plan.json\") before the "
+                     "optimizer is made");
 }
 
 Emission EmitFsdp1(const PlanFile& file, const EmitOptions& options) {
-  Emission emission;
-  emission.as_emitted = AsFsdp1(file);
-  emission.losses = FindLosses(file, emission.as_emitted, kFsdp1Reasons);
-  AddOffloadLoss(emission);
-  emission.files = {{"fsdp1_plan.json", PlanDataJson(emission.as_emitted, "fsdp1", options.fqns)},
-                    PythonFile("shardwright_plan.py"),
-                    PythonFile("shardwright_fsdp1.py")};
-  emission.by_hand.emplace_back(
-      "train what model = shardwright_fsdp1.apply_plan(model, \"fsdp1_plan.json\") returns");
-  AddScriptDuties(file, emission);
-  return emission;
+  return EmitApplied(file, options, AsFsdp1(file), kFsdp1Reasons, "fsdp1",
+                     "train what model = shardwright_fsdp1.apply_plan(model, \"fsdp1_plan.json\") "
+                     "returns");
 }
 
 Emission EmitFairscale(const PlanFile& file, const EmitOptions& options) {
-  Emission emission;
-  emission.as_emitted = AsFairscale(file);
-  emission.losses = FindLosses(file, emission.as_emitted, kFairscaleReasons);
-  AddOffloadLoss(emission);
-  emission.files = {
-      {"fairscale_plan.json", PlanDataJson(emission.as_emitted, "fairscale", options.fqns)},
-      PythonFile("shardwright_plan.py"),
-      PythonFile("shardwright_fairscale.py")};
-  emission.by_hand.emplace_back(
-      "train what model = shardwright_fairscale.apply_plan(model, \"fairscale_plan.json\") "
-      "returns");
-  AddScriptDuties(file, emission);
-  return emission;
+  return EmitApplied(file, options, AsFairscale(file), kFairscaleReasons, "fairscale",
+                     "train what model = shardwright_fairscale.apply_plan(model, "
+                     "\"fairscale_plan.json\") returns");
 }
 
 }  // namespace shardwright

@@ -184,7 +184,7 @@ void Zero3Rules::StoreParts(BufferId out, Emitter::Where where) {
 void Zero3Rules::AverageMembers() {
   if (!plan_.zero.contiguous_gradients && members_.size() > 1) {
     const BufferId flat = FlattenMembers(members_, reduce_);
-    Average(flat, elements_, members_);
+    Average(flat, elements_, members_, members_.front().unit);
     e_.body->Free(flat);
     return;
   }
@@ -192,13 +192,14 @@ void Zero3Rules::AverageMembers() {
                                    [](const Member& m) { return m.grad.valid(); });
   const auto in_bucket =
       std::span<const Member>(members_).first(static_cast<std::size_t>(beside - members_.begin()));
+  // Before 0.6 a bucket without any goes, too.
   if (bucket_.valid() && plan_.zero.before_deepspeed_0_6) {
-    Average(bucket_, plan_.zero.reduce_bucket, in_bucket);
+    Average(bucket_, plan_.zero.reduce_bucket, in_bucket, members_.front().unit);
   } else if (!in_bucket.empty()) {
-    Average(bucket_, SumOf(in_bucket), in_bucket);
+    Average(bucket_, SumOf(in_bucket), in_bucket, members_.front().unit);
   }
   for (auto m = beside; m != members_.end(); ++m) {
-    Average(m->grad, m->elements, {&*m, 1});
+    Average(m->grad, m->elements, {&*m, 1}, m->unit);
   }
 }
 
@@ -270,10 +271,10 @@ void Zero3Rules::SendWhatIsComplete() {
 }
 
 // Sums of all ranks over the first elements of `source`, of which each keeps its chunk of each
-// parameter of `members`. Before 0.6 a bucket without any goes, too: then data() is the first one
-// beside it.
-void Zero3Rules::Average(BufferId source, std::int64_t elements, std::span<const Member> members) {
-  AverageInPlace(source, elements, reduce_, {Phase::kBackward, members.data()->unit.value},
+// parameter of `members`, if there are any. The reduction bears the name of `unit`.
+void Zero3Rules::Average(BufferId source, std::int64_t elements, std::span<const Member> members,
+                         UnitId unit) {
+  AverageInPlace(source, elements, reduce_, {Phase::kBackward, unit.value},
                  std::span(&elements, 1));
   for (const UnitId u : UnitsOf(members)) {
     std::int64_t chunks = 0;

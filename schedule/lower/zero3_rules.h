@@ -141,7 +141,8 @@ class Zero3Rules : public ZeroRules {
   [[nodiscard]] BufferId Scatter(BufferId input, Bytes full, Emitter::Where where);
   void StoreParts(BufferId out, Emitter::Where where);
   void AverageMembers();
-  void Average(BufferId source, std::int64_t elements, std::span<const Member> members);
+  void Average(BufferId source, std::int64_t elements, std::span<const Member> members,
+               UnitId unit);
   [[nodiscard]] BufferId Partition(UnitId u);
   void NewPartitions();
   void CountGradients();

@@ -1,7 +1,7 @@
 #pragma once
 
-// Data that both engines share: costs by shape, clocks, totals. Plain integers in picoseconds,
-// since these are the inner loops; docs/execution_model.md names the rules.
+// What the event loop needs of a program and its prices, and what it keeps of a run. Plain integers
+// in picoseconds, since these are the inner loops; docs/execution_model.md names the rules.
 
 #include <array>
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "schedule/program.h"
-#include "schedule/repetition.h"
+#include "simulator/costs/contention.h"
 #include "simulator/costs/price.h"
 #include "simulator/engine.h"
 
@@ -21,7 +21,6 @@ inline constexpr auto kCompute = static_cast<std::uint8_t>(Stream::kCompute);
 inline constexpr std::int64_t kNotDone = std::numeric_limits<std::int64_t>::max();
 // When something ended that never was: before everything else, whatever is added to it.
 inline constexpr std::int64_t kNever = -(std::int64_t{1} << 60);
-inline constexpr std::size_t kMaxGroups = 32;  // communicators of a program
 
 // What the inner loops need of a shape and its price.
 struct Cost {
@@ -38,20 +37,7 @@ struct Cost {
 // Fills `costs` from the program's shapes and their prices.
 void BuildCosts(const Program& program, const PriceTable& prices, std::vector<Cost>& costs);
 
-// Whether the host runs ops itself, which can block it.
-[[nodiscard]] bool HasHostOps(const std::vector<Cost>& costs);
-
-// When the host, the streams and the communicators become free.
-struct Clock {
-  std::int64_t host = 0;
-  std::array<std::int64_t, kStreamCount> stream{};
-  std::array<std::int64_t, kMaxGroups> group{};
-
-  // The moment by which everything is complete.
-  [[nodiscard]] std::int64_t Front() const;
-};
-
-// Sums over ops; see StepTiming.
+// Sums over the ops of a body; see StepTiming.
 struct Totals {
   std::array<std::int64_t, kStreamCount> busy{};
   std::array<std::int64_t, kStreamCount> compute_idle{};
@@ -68,31 +54,51 @@ struct Totals {
   return {body.edges.data() + begin, end - begin};
 }
 
-// A body and where it repeats itself.
-struct CutBody {
+// One run of a body. Its op i has the number base + i among all ops of the simulation.
+struct BodyRun {
   const Body* body = nullptr;
-  const Repetition* cuts = nullptr;
+  BodyKind kind = BodyKind::kStep;
+  std::uint32_t step = 0;
+  std::uint32_t base = 0;
+  std::uint32_t issued = 0;      // ops [0, issued) have been issued
+  std::uint32_t unfinished = 0;  // ops that have not ended
+  std::size_t stall_cursor = 0;  // entries of its stalls that are over
+  std::size_t slot_begin = 0;    // its carry slots in EventState::slots
+  std::int64_t host_end = 0;     // the host clock after its last issue
+  std::int64_t last_end = 0;     // the latest end of its ops so far
+  Totals totals;
 
-  [[nodiscard]] std::uint32_t SegmentEnd(std::size_t segment) const {
-    return segment + 1 < cuts->segments.size() ? cuts->segments[segment + 1].first
-                                               : static_cast<std::uint32_t>(body->size());
-  }
+  [[nodiscard]] bool IsComplete() const { return unfinished == 0 && issued == body->size(); }
 };
 
-// *this + more, and *this + count * (after - before), member by member.
-void Add(Totals& totals, const Totals& more);
-void AddScaled(Totals& totals, const Totals& before, const Totals& after, std::int64_t count);
-void AddScaled(Clock& clock, const Clock& before, const Clock& after, std::int64_t count);
-
-[[nodiscard]] StepTiming ToStepTiming(const Totals& before, const Totals& after, std::int64_t time);
-
-// What a compute op waited for between the end of its predecessor and its start.
-struct Gap {
-  std::int64_t previous_end = 0;
+// Times of one issued op.
+struct OpRecord {
   std::int64_t issued = 0;
+  std::int64_t issue_end = 0;
   std::int64_t start = 0;
+  std::int64_t end = 0;
+  std::uint32_t next_on_stream = kNone;
+  std::uint32_t before_in_group = kNone;  // the collective before it on its communicator
 };
-// Charges the gap: until `issued` to the host, the rest to `stream` of the edge that was last.
-void ChargeGap(Totals& totals, const Gap& gap, std::uint8_t stream);
+
+// Speeds by set of running classes, as they are solved. Open addressing; emptied when half full.
+struct SpeedCache {
+  struct Entry {
+    std::uint64_t key = 0;  // class of the op on stream s in byte s; 0 = no entry
+    Speeds speeds{};
+  };
+  std::vector<Entry> entries;
+  std::size_t used = 0;
+};
+
+// Memory that runs reuse.
+struct EventState {
+  std::vector<Cost> costs;
+  std::vector<OpRecord> records;  // by op number
+  std::vector<BodyRun> runs;
+  std::vector<std::uint32_t> slots;          // op numbers, kNone = nothing set the slot
+  std::vector<std::uint32_t> last_in_group;  // by communicator
+  SpeedCache cache;
+};
 
 }  // namespace shardwright::internal

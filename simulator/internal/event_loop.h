@@ -1,7 +1,7 @@
 #pragma once
 
-// The event loop of the engine with contention; see engine.h. Between two events the set of running
-// ops, and so every speed, is constant.
+// The event loop: one rank, by the rules of docs/execution_model.md. Between two events the set of
+// running ops, and so every speed, is constant.
 
 #include <array>
 #include <bit>
@@ -9,10 +9,8 @@
 #include <vector>
 
 #include "schedule/program.h"
-#include "schedule/repetition.h"
 #include "simulator/costs/contention.h"
 #include "simulator/engine.h"
-#include "simulator/internal/engine_events.h"
 #include "simulator/internal/engine_state.h"
 #include "traces/trace.h"
 
@@ -42,152 +40,133 @@ class Streams {
 // Of ops without load.
 inline constexpr Speeds kFullSpeeds = {1, 1, 1, 1, 1, 1, 1, 1};
 
+// The oldest unfinished op of a stream. Since streams are FIFO, it tells which ops have ended.
+struct StreamHead {
+  enum class Status : std::uint8_t { kEmpty, kUnknown, kBlocked, kTimed, kArrived, kRunning };
+  Status status = Status::kEmpty;
+  std::uint8_t blocker_stream = 0;
+  std::uint32_t op = kNone;       // number among all ops
+  std::uint32_t run = 0;          // index of its BodyRun
+  std::uint32_t blocker = kNone;  // kBlocked: an op it waits for
+  const Cost* cost = nullptr;
+  std::int64_t time = 0;       // kTimed: when it can start; kRunning: when it will end
+  std::int64_t since = 0;      // kRunning: `remaining` holds at this moment
+  double remaining = 0;        // kRunning: work in picoseconds of running alone
+  double speed = 0;            // kRunning; 0: not known yet
+  std::int64_t end_bound = 0;  // ends no earlier, because of its launches
+};
+
+// The other members of a rank's collectives, where they are simulated, too.
+class Peers {
+ public:
+  // The head of a stream, a collective, could start on `rank`; when its last member has come, each
+  // member's Start is called.
+  virtual void Arrive(std::size_t rank, std::size_t stream) = 0;
+
+ protected:
+  ~Peers() = default;
+};
+
+// Events at one moment are taken in this order: ops end, by stream; the host goes on; ops start, by
+// stream. Since speeds depend on the set of running ops only, times do not depend on this order.
 class EventLoop {
  public:
-  EventLoop(const Program& program, const Repetitions& cuts, const PriceTable& prices,
-            const EngineOptions& options, const std::vector<Cost>& costs, EventState& state)
-      : program_(program),
-        cuts_(cuts),
-        contention_(prices.contention),
-        options_(options),
-        costs_(costs),
-        s_(state) {}
+  // `state.costs` must be filled. `peers`: see above; null: members are like this rank.
+  EventLoop(const Program& program, const PriceTable& prices, const EngineOptions& options,
+            EventState& state, Peers* peers = nullptr, std::size_t rank = 0);
 
-  EngineResult Run();
-  void AppendSpans(const BodyRun& run, std::vector<Span>& spans) const;
+  // One moment: what can start does, speeds follow, and the loop goes on to the next event.
+  void StartDue();
+  void UpdateSpeeds();
+  [[nodiscard]] std::int64_t NextEvent() const;  // kNotDone: none
+  void FinishDue(std::int64_t now);
+
+  // For peers.
+  void Start(std::size_t stream, std::int64_t duration, std::int64_t end_bound);
+  [[nodiscard]] bool SpeedsMayChange() const { return running_changed_; }
+  [[nodiscard]] const Speeds& FindSpeeds();
+  void SetSpeed(std::size_t stream, double speed);
+  [[nodiscard]] Streams Running() const { return Streams(running_streams_); }
+  [[nodiscard]] const StreamHead& HeadOf(std::size_t stream) const { return heads_[stream]; }
+
+  [[nodiscard]] const Cost& CostOf(const BodyRun& run, std::uint32_t op) const {
+    return s_.costs[run.body->ops[op - run.base].shape.value];
+  }
+  [[nodiscard]] const OpRecord& RecordOf(std::uint32_t op) const { return s_.records[op]; }
+  [[nodiscard]] std::int64_t finished() const { return finished_; }
+  // Spans of init and of the steps that are wanted.
+  template <class IsWanted>
+  void AppendSpans(std::vector<Span>& spans, const IsWanted& is_wanted) const;
 
  private:
-  void Reset();
-  void SetHead(std::size_t stream, std::uint32_t op, std::uint32_t run, const Cost* cost);
-  void SetRunning(std::size_t stream) {
-    s_.heads[stream].status = StreamHead::Status::kRunning;
-    running_streams_ |= 1u << stream;
-    waiting_streams_ &= ~(1u << stream);
-    timed_streams_ &= ~(1u << stream);
-  }
-  void SetTimed(std::size_t stream, std::int64_t time) {
-    s_.heads[stream].status = StreamHead::Status::kTimed;
-    s_.heads[stream].time = time;
-    timed_streams_ |= 1u << stream;
-  }
-
-  // event_issue.cc. A host that can be blocked is simulated op by op and fills the streams' queues.
-  // A host that never waits needs no simulation: each stream looks up its next op and what the host
-  // spends until then.
+  // event_issue.cc: how ops reach the streams' queues.
   bool BeginNextBody();
+  [[nodiscard]] bool IsAhead() const;
   void IssueAhead();
   void IssueOne(BodyRun& run);
   bool TakeStall(BodyRun& run);
   bool WaitForDevice(BodyRun& run);
   bool IssueHostOp(BodyRun& run, std::uint32_t op, const Cost& cost);
   void Append(std::uint32_t op, const Cost& cost);
-  void PullFirstOps();
-  void PullHead(std::size_t stream);
-  [[nodiscard]] const SegmentQueues& QueuesOf(const BodyRun& run, std::size_t segment) {
-    const std::size_t kind = run.cuts->KindOf(segment);
-    const std::vector<SegmentQueues>& known = s_.queues[static_cast<std::size_t>(run.kind)];
-    return kind < known.size() && known[kind].is_known ? known[kind] : FindQueues(run, segment);
-  }
-  const SegmentQueues& FindQueues(const BodyRun& run, std::size_t segment);
-  [[nodiscard]] std::uint32_t LastInGroup(const StreamCursor& end, std::uint32_t group);
-  void EnterSegment(StreamCursor& cursor, std::size_t stream);
-  bool EnterNextSegment(StreamCursor& cursor, std::size_t stream);
-  bool EnterNextRun(StreamCursor& cursor, std::size_t stream);
-  void PlaceCursor(std::size_t stream, std::uint32_t op, const Place& place);
 
-  // event_anchors.cc: states at the begins of segments.
-  void NoteComputeStart();
-  // True when the simulation can stop, because this step goes on like the one before.
-  bool TakeAnchors(EngineResult& result);
-  void BeginAnchorsOfRun();
-  void AddAnchor();
-  void AddStream(std::size_t stream, const Anchor* before, Anchor& anchor) const;
-  [[nodiscard]] bool MeetsStepBefore(const Anchor& now, EngineResult& result) const;
-
-  // event_memo.cc, event_match.cc: jumps over what has been met before.
-  bool Jump();
-  bool Take(const Transition& transition, const Anchor& now, std::uint32_t count);
-  [[nodiscard]] Transition FindTransition(std::uint32_t from, std::uint32_t last,
-                                          const Anchor& now) const;
-  [[nodiscard]] SegmentAt AtAnchor(const Anchor& anchor) const {
-    return {anchor.segment, anchor.lowest - s_.runs[anchor.run].base};
-  }
-  [[nodiscard]] std::uint32_t CountLoops(const Transition& transition, const Anchor& now) const;
-  bool MoveHeads(const Transition& transition, const Place& to, std::int64_t issued);
-  void Apply(const Transition& transition, std::uint32_t count, const Place& to);
-  void SetStream(std::size_t stream, const Anchor& end, const Place& to);
-  void FillEnds();
-  void FillEnds(const JumpNote& jump);
-
-  // event_speeds.cc
-  void FindSpeeds();
-  void UpdateSpeeds();
-
-  bool FindBlocker(std::size_t stream);
+  void SetHead(std::size_t stream, std::uint32_t op);
+  bool FindBlocker(StreamHead& head) const;
   void Resolve(std::size_t stream);
-  void Start(std::size_t stream);
+  void Ready(std::size_t stream);
   void Finish(std::size_t stream);
-  void StartDue();
-  void FinishDue();
-  [[nodiscard]] std::int64_t NextEvent() const;
-  [[nodiscard]] bool StepsAreSteady(const BodyRun& a, const BodyRun& b, std::int64_t period) const;
-  // Adds the results of step runs that are complete; true when the simulation can stop.
-  bool Collect(EngineResult& result);
-  // Whether there can be something to collect.
-  [[nodiscard]] bool HasCompleteRun() const {
-    return collected_ < s_.runs.size() && s_.runs[collected_].unfinished == 0;
-  }
+  void ChargeGap(const StreamHead& head);
+  [[nodiscard]] std::uint8_t BindingStream(const BodyRun& run, std::uint32_t op) const;
+  [[nodiscard]] Span SpanOf(const BodyRun& run, std::uint32_t op, std::int64_t stream_free) const;
 
   // The op number an edge of a run's op stands for, kNone when nothing set the slot.
   [[nodiscard]] std::uint32_t Target(const BodyRun& run, Edge edge) const {
     return edge.is_carried() ? s_.slots[run.slot_begin + edge.slot()] : run.base + edge.value;
   }
-  [[nodiscard]] const Cost& CostOf(const BodyRun& run, std::uint32_t op) const {
-    return costs_[run.body->ops[op - run.base].shape.value];
-  }
   [[nodiscard]] std::uint32_t RunOf(std::uint32_t op) const;
-  [[nodiscard]] bool HasEnded(std::uint32_t op) const {
-    return s_.heads[CostOf(s_.runs[RunOf(op)], op).stream].op > op;
+  [[nodiscard]] std::uint8_t StreamOf(const BodyRun& run, std::uint32_t target) const {
+    return CostOf(target >= run.base ? run : s_.runs[RunOf(target)], target).stream;
   }
-  // The run of an edge's target.
-  [[nodiscard]] const BodyRun& RunOf(const BodyRun& run, std::uint32_t target) const {
-    return target >= run.base ? run : s_.runs[RunOf(target)];
+  [[nodiscard]] bool HasEnded(std::uint32_t op, std::size_t stream) const {
+    return heads_[stream].op > op;
   }
-  [[nodiscard]] std::uint8_t BindingStream(const BodyRun& run, std::uint32_t op,
-                                           std::int64_t time) const;
 
   const Program& program_;
-  const Repetitions& cuts_;
   const ContentionModel& contention_;
   const EngineOptions& options_;
-  const std::vector<Cost>& costs_;
   EventState& s_;
+  Peers* const peers_;
+  const std::size_t rank_;
 
+  std::array<StreamHead, kStreamCount> heads_{};
+  std::array<std::uint32_t, kStreamCount> last_on_stream_{};  // of those issued
+  std::array<std::int64_t, kStreamCount> stream_free_{};      // when the last op ended that has
   std::int64_t now_ = 0;
   std::int64_t host_ = 0;
-  std::uint32_t host_blocker_ = kNone;  // the host waits for this op
-  std::uint32_t used_streams_ = 0;      // bit s: stream s has ops
-  std::uint32_t running_streams_ = 0;   // bit s: the head of stream s runs
-  std::uint32_t waiting_streams_ = 0;   // bit s: it has not started yet ...
-  std::uint32_t timed_streams_ = 0;     // ... and it is known when it will
-  std::uint64_t running_key_ = 0;       // class of the running op on stream s in byte s
-  std::uint64_t speeds_key_ = 0;        // the key that speeds_ belongs to
+  std::uint32_t host_blocker_ = kNone;  // the host waits for this op ...
+  std::size_t host_blocker_stream_ = 0;
+  std::uint32_t used_streams_ = 0;     // bit s: the step has ops on stream s
+  std::uint32_t running_streams_ = 0;  // bit s: the head of stream s runs
+  std::uint32_t waiting_streams_ = 0;  // bit s: it has not started yet
+  std::uint64_t running_key_ = 0;      // class of the running op on stream s in byte s
+  std::uint64_t speeds_key_ = 0;       // the key that speeds_ belongs to
   const Speeds* speeds_ = &kFullSpeeds;
   bool running_changed_ = false;
-  std::size_t collected_ = 0;  // runs whose results are in
-  std::int64_t front_ = 0;     // when all collected runs were complete
-  std::int64_t late_time_ = 0;
   std::int64_t finished_ = 0;   // device ops that have ended
   std::uint32_t op_count_ = 0;  // ops of all runs so far
-  // Since the last anchor: how long before it mattered every op had been issued, at least, negative
-  // when something waited for the host; and which streams have got a new head.
-  std::int64_t issue_slack_ = kNotDone;
-  std::uint32_t moved_ = 0;
-  bool host_waits_ = false;           // the host can be blocked or delayed, so it is simulated
-  std::uint32_t anchor_run_ = kNone;  // the run and the segment of the last anchor
-  std::uint32_t anchor_segment_ = kNone;
-  bool steps_are_used_up_ = false;  // a stream ran out of ops because no more steps are simulated
-  bool anchor_is_due_ = false;      // the compute stream has started the first op of a segment
 };
+
+template <class IsWanted>
+void EventLoop::AppendSpans(std::vector<Span>& spans, const IsWanted& is_wanted) const {
+  std::array<std::int64_t, kStreamCount> stream_free{};
+  for (const BodyRun& run : s_.runs) {
+    for (std::uint32_t op = run.base; op < run.base + run.body->size(); ++op) {
+      std::int64_t& free = stream_free[CostOf(run, op).stream];
+      if (is_wanted(run)) {
+        spans.push_back(SpanOf(run, op, free));
+      }
+      free = s_.records[op].end;
+    }
+  }
+}
 
 }  // namespace shardwright::internal

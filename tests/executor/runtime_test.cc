@@ -261,6 +261,16 @@ TEST_CASE("Runtime: how DDP's buckets are cut changes no bit") {
   }
 }
 
+TEST_CASE("Runtime: where moments visit the device in pieces each gradient is divided once") {
+  Setup setup = TinySetup(Dialect::kNative, 4);
+  setup.plan.accumulation = 2;  // by which an update without a norm divides
+  setup.job.clip_gradients = false;
+  const Outcome expected = Train(setup);
+  setup.plan.offload.moments = true;
+  setup.plan.moments_piece = Bytes(100);  // several pieces of each shard
+  CheckEqual(Train(setup), expected);
+}
+
 TEST_CASE("Runtime: a network learns") {
   Setup setup = TinySetup(Dialect::kFsdp2, 2);
   setup.plan.micro_batch = 16;

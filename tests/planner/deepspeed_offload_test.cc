@@ -147,5 +147,17 @@ TEST_CASE("DeepSpeed runs zero3 with its offload as planned, and that of other d
   CHECK(EmitDeepSpeed(file, EmitOptions()).as_emitted.plan.offload == Offload());
 }
 
+TEST_CASE("a weight decay that the framework's files lose is told") {
+  PlanFile planned = Base(2);
+  planned.job.optimizer.weight_decay = true;
+  PlanFile emitted = planned;
+  emitted.job.optimizer.weight_decay = false;
+  const std::vector<Loss> losses = FindLosses(planned, emitted, {});
+  REQUIRE(losses.size() == 1);
+  CHECK(losses[0].field == "job.optimizer.weight_decay");
+  CHECK(losses[0].planned == "true");
+  CHECK(losses[0].emitted == "false");
+}
+
 }  // namespace
 }  // namespace shardwright

@@ -207,39 +207,6 @@ TEST_CASE("A plan of many micro-batches costs what simulating all of them says")
 
 // The last layer before the head has fewer gathers than the others have, which several copies of a
 // layer that were jumped at once did not notice: six ops were left out and the run never ended.
-TEST_CASE("Skipped layers end where a layer that runs ends") {
-  const PlanFile problem = ZooProblem("bert-large", "p4d", 8, 2);
-  Plan plan = NativeSearch().base;
-  plan.dialect = Dialect::kFsdp2;
-  plan.use_orig_params = true;
-  plan.shard_size = plan.replicate_size = 8;
-  plan.micro_batch = 1;
-  plan.accumulation = 2;
-  plan.sync = SyncMode::kLast;
-  plan.units = {UnitPlan{"words", {"embeddings.word_embeddings"}, {}, {}, false, {}, {}}};
-  for (int i = 0; i < 24; i += 4) {
-    UnitPlan unit;
-    unit.name = "layers " + std::to_string(i);
-    for (int k = i; k < i + 4; ++k) {
-      unit.modules.push_back("encoder.layer." + std::to_string(k));
-    }
-    plan.units.push_back(unit);
-  }
-  plan.units.push_back(UnitPlan{"root", {""}, {Reshard::Kind::kNever, 0}, {}, false, {}, {}});
-  const Program program = Lower({problem.model.model, problem.kernels, problem.job, plan});
-  Simulator simulator(problem.cluster, problem.profile);
-  for (const bool contention : {false, true}) {
-    SimulateOptions options;
-    options.reserved = false;
-    options.contention = contention;
-    const SimTime skipping = simulator.Run(program, options).step_time;
-    options.periodic = false;
-    const SimTime exact = simulator.Run(program, options).step_time;
-    CHECK(ToSeconds(skipping).value ==
-          doctest::Approx(ToSeconds(exact).value).epsilon(1e-6).scale(1e-9));
-  }
-}
-
 TEST_CASE("A job that cannot fit says by how much, and what would help") {
   std::mt19937 random(3);
   const Case c = DrawCase(random, 4);

@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
 
 #include "models/kernel_set.h"
 #include "schedule/lower.h"
+#include "schedule/lower/products.h"
 #include "schedule/print.h"
 #include "schedule/verify.h"
 #include "tests/schedule/chain_model.h"
@@ -117,6 +119,23 @@ TEST_CASE("Native: a unit with frozen parameters is copied where updates run bes
     CHECK(Verify(p).empty());
     CHECK((Count(p, OpCode::kGatherCopyIn) > 0) == !clips);
   }
+}
+
+TEST_CASE("Large products: those with half of the FLOPs, the first and the last of each unit") {
+  // By hand: the stem has 1/8 of the FLOPs of a linear of a block, but is the only one of its unit.
+  ChainSpec spec;
+  spec.blocks = 2;
+  spec.linears = 3;
+  const Model model = ChainModel(spec);
+  const Plan plan = ChainPlan(spec, Dialect::kNative, 4);
+  const Job job = ChainJob(spec, kMixed);
+  const LowerInput in{model, FindKernelSet("torch-eager", "test"), job, plan};
+  const ModelAnalysis analysis = AnalyzeModel(in, "test");
+  const LargeProducts found = FindLargeProducts(
+      model, analysis, FindUnitSpans(in, analysis, ResolveUnits(model, plan, "test")));
+  CHECK(found.any == std::vector<bool>(7, true));
+  CHECK(found.first == std::vector<bool>{true, true, false, false, true, false, false});
+  CHECK(found.last == std::vector<bool>{true, false, false, true, false, false, true});
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The all-ranks simulation against the engines (symmetric ranks must give the same spans) and
-// against times worked out by hand (stragglers).
+// The simulation of all ranks against the rank simulated alone (symmetric ranks must give the same
+// spans), against the slow one of reference_ranks.h, and against times worked out by hand
+// (stragglers).
 
 #include "simulator/all_ranks.h"
 
@@ -15,6 +16,7 @@
 #include "schedule/builder.h"
 #include "simulator/engine.h"
 #include "tests/simulator/random_program.h"
+#include "tests/simulator/reference_ranks.h"
 
 namespace shardwright {
 namespace {
@@ -28,7 +30,6 @@ TEST_CASE("Symmetric ranks: every rank has exactly the spans of the rank simulat
       const RandomProgram random = MakeRandomProgram(seed, {3, 2, 5, contention});
       EngineOptions engine;
       engine.contention = contention;
-      engine.force_events = true;
       std::vector<Span> spans;
       const EngineResult alone =
           RunEngineWithSpans(random.program, random.prices, engine, workspace, spans);
@@ -69,6 +70,24 @@ TEST_CASE("Symmetric ranks: every rank has exactly the spans of the rank simulat
       }
       CHECK(compared == 16 * steps.size());
     }
+  }
+}
+
+TEST_CASE("Ranks that differ: every span is that of the slow simulation of all ranks") {
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    CAPTURE(seed);
+    AllRanksOptions options;
+    options.contention = seed % 4 != 0;
+    const RandomProgram random = MakeRandomProgram(seed, {4, 2, 5, options.contention});
+    std::vector<RankProgram> ranks(16, {&random.program, &random.prices, 1});
+    for (std::size_t r = 0; r < ranks.size(); r += 1 + seed % 5) {
+      ranks[r].slowdown = 1 + 0.1 * static_cast<double>((r * 7 + seed) % 9);
+    }
+    const AllRanksResult expected = RunReferenceRanks(ranks, options);
+    const AllRanksResult result = RunAllRanks(ranks, options);
+    CHECK(result.init == expected.init);
+    CHECK(result.step_times == expected.step_times);
+    CHECK(result.spans == expected.spans);
   }
 }
 

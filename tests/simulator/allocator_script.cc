@@ -279,17 +279,11 @@ class Runner {
   void CompareCounters(const Words& words) {
     const AllocatorCounters& c = allocator_->counters();
     const std::map<std::string, std::int64_t> values = {
-        {"allocated", c.allocated.value},
-        {"active", c.active.value},
-        {"reserved", c.reserved.value},
-        {"peak_allocated", c.peak_allocated.value},
-        {"peak_active", c.peak_active.value},
-        {"peak_reserved", c.peak_reserved.value},
-        {"retries", c.retry_count},
-        {"ooms", c.out_of_memory_count},
-        {"mallocs", c.cuda_malloc_count},
-        {"frees", c.cuda_free_count},
-        {"fragmentation", allocator_->FragmentationBytes().value},
+        {"allocated", c.allocated.value},     {"active", c.active.value},
+        {"reserved", c.reserved.value},       {"peak_allocated", c.peak_allocated.value},
+        {"peak_active", c.peak_active.value}, {"peak_reserved", c.peak_reserved.value},
+        {"retries", c.retry_count},           {"ooms", c.out_of_memory_count},
+        {"mallocs", c.cuda_malloc_count},     {"frees", c.cuda_free_count},
     };
     for (std::size_t i = 1; i < words.size(); ++i) {
       const auto [key, value] = SplitPair(words[i]);

@@ -27,7 +27,7 @@ std::int64_t Sum(const std::vector<TimeShare>& shares) {
 TEST_CASE("Busy and idle time of the compute stream, and the critical path, add up to the step") {
   EngineWorkspace workspace;
   int explained = 0;
-  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
     CAPTURE(seed);
     const RandomProgram random = MakeRandomProgram(seed, {4, 2, 5, seed % 2 == 0});
     EngineOptions options;

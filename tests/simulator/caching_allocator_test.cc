@@ -82,28 +82,6 @@ TEST_CASE("CachingAllocator: a retry is linear in the segments that it returns")
   CHECK(allocator.counters().reserved == allocator.options().capacity);
 }
 
-TEST_CASE("CachingAllocator: options outside their range are input errors") {
-  const Path path = Path("job.json").Field("allocator");
-  const auto message = [&](const AllocatorOptions& options) -> std::string {
-    try {
-      CheckAllocatorOptions(options, path);
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "";
-  };
-  CHECK(message({.capacity = kGiB}) == "");
-  CHECK(message({}) ==
-        "job.json: allocator.capacity: got 0 B, expected a size above 0 B and at most 1 PiB");
-  CHECK(message({.capacity = kGiB, .max_split_size = kMiB * 20}) ==
-        "job.json: allocator.max_split_size: got 20971520 B, expected a size above 20 MiB");
-  CHECK(message({.capacity = kGiB, .max_split_size = kMiB * 20 + Bytes(512)}) == "");
-  CHECK(
-      message({.capacity = kGiB, .gc_threshold = 1}) ==
-      "job.json: allocator.gc_threshold: got 1.000000, expected a number from 0 (off) to below 1");
-  CHECK(message({.capacity = kGiB, .gc_threshold = 0.99}) == "");
-}
-
 // One random script, driven through both implementations at once.
 class Pair {
  public:
@@ -187,7 +165,6 @@ class Pair {
     REQUIRE(c.allocated.value == slow_.Allocated());
     REQUIRE(c.active.value == slow_.Active());
     REQUIRE(c.reserved.value == slow_.Reserved());
-    REQUIRE(fast_.FragmentationBytes().value == slow_.Fragmentation());
     REQUIRE(c.peak_allocated.value == peak_allocated_);
     REQUIRE(c.peak_active.value == peak_active_);
     REQUIRE(c.peak_reserved.value == slow_.PeakReserved());
@@ -470,7 +447,6 @@ TEST_CASE("CachingAllocator: Reset and ResetPeaks") {
     CachingAllocator fresh(options);
     CHECK(allocator.counters() == AllocatorCounters());
     CHECK(allocator.Segments().empty());
-    CHECK(allocator.FragmentationBytes() == Bytes(0));
     CHECK(allocator.Fingerprint(SimTime(0)) == fresh.Fingerprint(SimTime(0)));
     for (int i = 1; i <= 40; ++i) {
       const Bytes size = kKiB * (i * i * 37 % 30'000);

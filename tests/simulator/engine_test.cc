@@ -1,8 +1,9 @@
-// Expected values: closed forms by hand, or the reference simulator of reference_engine.h, which
-// shares no code with the engines.
+// Expected values: closed forms by hand, or the slow simulators of reference_engine.h and
+// reference_ranks.h, which share no loop with the engine.
 
 #include "simulator/engine.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <vector>
@@ -12,21 +13,14 @@
 #include "schedule/builder.h"
 #include "tests/simulator/random_program.h"
 #include "tests/simulator/reference_engine.h"
+#include "tests/simulator/reference_ranks.h"
 
 namespace shardwright {
 namespace {
 
-EngineOptions Linear(bool periodic) {
+EngineOptions Uncontended() {
   EngineOptions options;
   options.contention = false;
-  options.periodic = periodic;
-  return options;
-}
-
-EngineOptions Events() {
-  EngineOptions options;
-  options.contention = false;
-  options.force_events = true;
   return options;
 }
 
@@ -78,24 +72,20 @@ class SmallProgram {
     return op;
   }
 
-  // Ends of the first step's ops by both engines, which must agree.
+  // Ends of the first step's ops.
   std::vector<std::int64_t> Ends(std::int64_t wake_up = 0) {
     builder_.Finish();
     prices_.wake_up = SimTime(wake_up);
     EngineWorkspace workspace;
-    std::vector<std::int64_t> ends[2];
-    for (const bool events : {false, true}) {
-      std::vector<Span> spans;
-      (void)RunEngineWithSpans(program_, prices_, events ? Events() : Linear(false), workspace,
-                               spans);
-      for (const Span& span : spans) {
-        if (span.step == 0) {
-          ends[events ? 1 : 0].push_back(span.end.value);
-        }
+    std::vector<Span> spans;
+    (void)RunEngineWithSpans(program_, prices_, Uncontended(), workspace, spans);
+    std::vector<std::int64_t> ends;
+    for (const Span& span : spans) {
+      if (span.step == 0) {
+        ends.push_back(span.end.value);
       }
     }
-    CHECK(ends[0] == ends[1]);
-    return ends[0];
+    return ends;
   }
 
  private:
@@ -150,140 +140,59 @@ TEST_CASE("By hand: a host wait holds back what is issued after it, and only if 
   CHECK(p.Ends(7) == std::vector<std::int64_t>{110, 117, 167, 127, 142});
 }
 
-TEST_CASE("Both engines give the times of the reference simulator on random programs") {
+TEST_CASE("Random programs take the times of the reference simulator") {
   EngineWorkspace workspace;
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     CAPTURE(seed);
     const RandomProgram random = MakeRandomProgram(seed, {3, 2, 4, false});
     constexpr int kSteps = 9;
     const ReferenceResult reference = RunReference(random.program, random.prices, kSteps);
-
     std::vector<Span> spans;
-    const EngineResult events =
-        RunEngineWithSpans(random.program, random.prices, Events(), workspace, spans);
+    const EngineResult result =
+        RunEngineWithSpans(random.program, random.prices, Uncontended(), workspace, spans);
     CheckSpans(reference, spans);
-    CHECK(events.init.value == reference.fronts[0]);
-    CHECK(events.first.time.value == reference.fronts[1] - reference.fronts[0]);
-    if (events.is_steady) {
-      CHECK(events.steady.time.value == reference.fronts[kSteps] - reference.fronts[kSteps - 1]);
-    }
-
-    spans.clear();
-    const EngineResult linear =
-        RunEngineWithSpans(random.program, random.prices, Linear(false), workspace, spans);
-    if (linear.steps == 2) {  // later steps may lie behind a jump in time
-      CheckSpans(reference, spans);
-    }
-    CHECK(linear.init == events.init);
-    CHECK(linear.first == events.first);
-    if (linear.is_steady && events.is_steady) {
-      CHECK(linear.steady.time == events.steady.time);
+    CHECK(result.init.value == reference.fronts[0]);
+    CHECK(result.first.time.value == reference.fronts[1] - reference.fronts[0]);
+    if (result.is_steady) {
+      CHECK(result.steady.time.value == reference.fronts[kSteps] - reference.fronts[kSteps - 1]);
     }
   }
 }
 
-// Half of the programs have one kind of layer, the others up to four.
-int KindsOf(std::uint64_t seed) {
-  return seed % 2 == 0 ? 1 : static_cast<int>(2 + seed / 2 % 3);
-}
-
-TEST_CASE("Skipping repeats changes no time") {
+TEST_CASE("Random programs with contention take the times of the slow simulation of ranks") {
   EngineWorkspace workspace;
   int steady = 0;
-  std::int64_t exact_ops = 0;
-  std::int64_t periodic_ops = 0;
-  for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
-    CAPTURE(seed);
-    const RandomProgram random = MakeRandomProgram(seed, {40, 12, 6, false, KindsOf(seed)});
-    EngineOptions options = Linear(false);
-    EngineResult exact = RunEngine(random.program, random.prices, options, workspace);
-    const EngineResult periodic = RunEngine(random.program, random.prices, Linear(true), workspace);
-    if (periodic.is_steady && !exact.is_steady) {
-      // It saw the steady state before the end of the last step.
-      options.max_steps += 2;
-      exact = RunEngine(random.program, random.prices, options, workspace);
-    }
-    CHECK(periodic.init == exact.init);
-    CHECK(periodic.first == exact.first);
-    CHECK(periodic.is_steady == exact.is_steady);
-    CHECK(periodic.steady == exact.steady);
-    steady += exact.is_steady ? 1 : 0;
-    exact_ops += exact.simulated_ops;
-    periodic_ops += periodic.simulated_ops;
-  }
-  CHECK(steady >= 950);
-  CHECK(periodic_ops * 3 < exact_ops);  // otherwise this test would show little
-}
-
-TEST_CASE("Skipping repeats in the event loop changes no time, with and without contention") {
-  EngineWorkspace workspace;
-  std::int64_t exact_ops = 0;
-  std::int64_t periodic_ops = 0;
-  for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
-    CAPTURE(seed);
-    const RandomProgram random = MakeRandomProgram(seed, {40, 12, 6, seed % 4 != 0, KindsOf(seed)});
-    EngineOptions options;
-    options.contention = seed % 4 != 0;
-    options.force_events = true;
-    EngineResult periodic = RunEngine(random.program, random.prices, options, workspace);
-    options.periodic = false;
-    EngineResult exact = RunEngine(random.program, random.prices, options, workspace);
-    if (periodic.is_steady && !exact.is_steady) {
-      // It saw the steady state before the end of the last step; exact mode needs one step more,
-      // and one after it.
-      options.max_steps += 2;
-      exact = RunEngine(random.program, random.prices, options, workspace);
-    }
-    exact_ops += exact.simulated_ops;
-    periodic_ops += periodic.simulated_ops;
-    periodic.simulated_ops = exact.simulated_ops;
-    periodic.steps = exact.steps;
-    CHECK(periodic == exact);
-  }
-  // Half of the programs have host waits or are bound by the host, and skip nothing.
-  CHECK(periodic_ops * 4 < exact_ops * 3);
-}
-
-TEST_CASE("Copies are skipped together only where each of them ends as it began") {
-  // Another op is next on a stream behind the first of what looks like two copies; or the ops
-  // behind a copy are cut into other segments than where they were met before.
-  for (const RandomProgram& random : {MakeRandomProgram(801887, {6, 24, 5, true}),
-                                      MakeRandomProgram(1765, {40, 12, 6, true, 2})}) {
-    EngineWorkspace workspace;
-    EngineOptions options;
-    const EngineResult periodic = RunEngine(random.program, random.prices, options, workspace);
-    options.periodic = false;
-    options.max_steps += 2;  // exact mode may see the steady state later
-    const EngineResult exact = RunEngine(random.program, random.prices, options, workspace);
-    CHECK(periodic.first == exact.first);
-    CHECK(periodic.steady == exact.steady);
-  }
-}
-
-TEST_CASE("Skipping repeats of up to 64 micro-batches changes no time") {
-  EngineWorkspace workspace;
-  std::int64_t exact_ops = 0;
-  std::int64_t periodic_ops = 0;
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     CAPTURE(seed);
-    const bool contention = seed % 3 != 0;
-    const RandomProgram random = MakeRandomProgram(seed, {6, 64, 5, contention, KindsOf(seed)});
+    RandomProgram random = MakeRandomProgram(seed, {8, 4, 5, true, static_cast<int>(1 + seed % 4)});
     EngineOptions options;
-    options.contention = contention;
-    EngineResult periodic = RunEngine(random.program, random.prices, options, workspace);
-    options.periodic = false;
-    EngineResult exact = RunEngine(random.program, random.prices, options, workspace);
-    if (periodic.is_steady && !exact.is_steady) {
-      options.max_steps += 2;  // as above
-      exact = RunEngine(random.program, random.prices, options, workspace);
+    std::vector<Span> spans;
+    const EngineResult result =
+        RunEngineWithSpans(random.program, random.prices, options, workspace, spans);
+    steady += result.is_steady ? 1 : 0;
+    // One rank, alone in each of its groups.
+    for (Group& group : random.program.groups) {
+      group = {group.name, 1, 1};
     }
-    exact_ops += exact.simulated_ops;
-    periodic_ops += periodic.simulated_ops;
-    periodic.simulated_ops = exact.simulated_ops;
-    periodic.steps = exact.steps;
-    CHECK(periodic == exact);
+    const RankProgram rank{&random.program, &random.prices, 1};
+    AllRanksOptions all;
+    // The steps behind the last one slow its end down.
+    all.steps = std::min(result.steps + 2, options.max_steps);
+    const AllRanksResult expected = RunReferenceRanks({&rank, 1}, all);
+    std::size_t next = 0;
+    for (const Span& span : expected.spans) {
+      if (span.step == 0 || span.step + 1 == static_cast<std::uint32_t>(result.steps)) {
+        REQUIRE(next < spans.size());
+        CHECK(span == spans[next++]);
+      }
+    }
+    CHECK(next == spans.size());
+    CHECK(result.first.time == expected.step_times[0]);
+    if (result.is_steady) {
+      CHECK(result.steady.time == expected.step_times[static_cast<std::size_t>(result.steps) - 1]);
+    }
   }
-  CHECK(periodic_ops * 4 < exact_ops * 3);
+  CHECK(steady >= 200);
 }
 
 }  // namespace

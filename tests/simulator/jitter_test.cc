@@ -49,7 +49,7 @@ Alone RunAlone(const Program& program, const PriceTable& prices, bool contention
 TEST_CASE("SampleSteps: without noise every step is the engine's steady step") {
   int compared = 0;
   for (const bool contention : {false, true}) {
-    for (std::uint64_t seed = 1; seed <= 80; ++seed) {
+    for (std::uint64_t seed = 1; seed <= 100; ++seed) {
       CAPTURE(seed);
       CAPTURE(contention);
       const RandomProgram random = MakeRandomProgram(seed, {3, 2, 5, contention});

@@ -51,7 +51,7 @@ Program LowerTrainer(const PublishedRun& run) {
 double AllocatedGib(const PublishedRun& run) {
   MemoryWorkspace workspace;
   const Program program = LowerTrainer(run);
-  const AllocatedMemory memory = MeasureAllocated(program, FindRepetitions(program), workspace);
+  const AllocatedMemory memory = MeasureAllocated(program, workspace);
   return static_cast<double>(memory.DevicePeak().total.value) / kGib;
 }
 
@@ -110,7 +110,7 @@ TEST_CASE("with offloaded parameters no gradient stays on the device") {
   }
   CHECK(existing == 0);
   MemoryWorkspace workspace;
-  const AllocatedMemory memory = MeasureAllocated(program, FindRepetitions(program), workspace);
+  const AllocatedMemory memory = MeasureAllocated(program, workspace);
   constexpr double kUnknowns = 0.15;
   CHECK(static_cast<double>(memory.DevicePeak().total.value) / kGib ==
         doctest::Approx(13.9).epsilon(kUnknowns));

@@ -433,21 +433,6 @@ std::int64_t SlowAllocator::Reserved() const {
   return sum;
 }
 
-// Free bytes of pages that hold a piece as well.
-std::int64_t SlowAllocator::Fragmentation() const {
-  std::int64_t sum = 0;
-  for (const Segment& segment : segments_) {
-    for (const Gap& gap : Gaps(segment)) {
-      const std::int64_t first = (gap.offset + segment.page - 1) / segment.page;
-      const std::int64_t last = (gap.offset + gap.size) / segment.page;
-      if (gap.is_mapped) {
-        sum += gap.size - std::max<std::int64_t>(0, last - first) * segment.page;
-      }
-    }
-  }
-  return sum;
-}
-
 std::vector<std::string> SlowAllocator::Listing() const {
   std::vector<std::string> lines;
   for (const Segment& segment : segments_) {

@@ -36,7 +36,6 @@ class SlowAllocator {
   [[nodiscard]] std::int64_t Active() const;
   [[nodiscard]] std::int64_t Reserved() const;
   [[nodiscard]] std::int64_t PeakReserved() const { return peak_reserved_; }
-  [[nodiscard]] std::int64_t Fragmentation() const;
   // One line per segment: "small|large sN:" and " state@offset=size" per block; allocated blocks
   // show the piece's number as their state.
   [[nodiscard]] std::vector<std::string> Listing() const;

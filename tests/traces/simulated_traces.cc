@@ -67,7 +67,6 @@ SimulatedTrace DrawTrace(std::mt19937& random, bool all_ranks) {
   }
   EngineOptions options;
   options.contention = false;
-  options.force_events = Between(random, 0, 1) == 0;
   EngineWorkspace workspace;
   (void)RunEngineWithSpans(result.program, prices, options, workspace, spans);
   AppendMemorySamples(result.program, spans, result.trace.memory);
