@@ -103,7 +103,7 @@ double LeastBand(const PlanFile& file, const Known& known, std::string_view sour
     return kBandPerMeanError * known.fit->left_out_error;
   }
   const double chip = IsOfNoGpu(file.profile) ? kNewRunSpread.chip
-                      : HasFittedSteps(file.cluster.gpu.architecture)
+                      : known.fit || HasFittedSteps(file.cluster.gpu.architecture)
                           ? 0
                           : kNewRunSpread.chip_without_steps;
   return kBandPerDeviation * std::hypot(kNewRunSpread.source, kNewRunSpread.shape, chip);
