@@ -52,15 +52,14 @@ void SetPrefetch(std::size_t forward, std::size_t backward, std::vector<UnitPlan
 }  // namespace
 
 LocalSearch::LocalSearch(const SearchInput& input, const SearchOptions& options, const Space& space,
-                         const Measured& measured, const OuterChoice& outer, const Limits& limits,
-                         const Limits& aim)
+                         const Measured& measured, const OuterChoice& outer, const Limits& limits)
     : in_(input),
       options_(options),
       space_(space),
       facts_(FactsOf(options.base)),
       outer_(outer),
       limits_(limits),
-      aim_(aim),
+      aim_(limits),
       ladder_(space, measured, outer.offload.activations) {
   if (outer.offload.activations) {
     const HostCopyRates rates = FindHostCopyRates(input.cluster);
@@ -69,6 +68,14 @@ LocalSearch::LocalSearch(const SearchInput& input, const SearchOptions& options,
     first_mix_ = ladder_.BestStep({forward, measured.base.Total() - forward,
                                    1 / (rates.to_host_together.value * copy.to_host.value),
                                    1 / (rates.to_device_together.value * copy.to_device.value)});
+  }
+}
+
+void LocalSearch::AimAt(const Limits& aim) {
+  aim_ = aim;
+  best_ = kNoIndex;
+  for (Evaluated& e : evaluated_) {
+    std::tie(e.status, e.deficit) = HoldAgainst(aim_, e.outcome);
   }
 }
 

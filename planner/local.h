@@ -83,10 +83,12 @@ struct Evaluated {
 
 class LocalSearch {
  public:
-  // All references must outlive it. Plans are fitted to `aim`, which is at most `limits`.
+  // All references must outlive it. Plans have no time where they break `limits`.
   LocalSearch(const SearchInput& input, const SearchOptions& options, const Space& space,
-              const Measured& measured, const OuterChoice& outer, const Limits& limits,
-              const Limits& aim);
+              const Measured& measured, const OuterChoice& outer, const Limits& limits);
+
+  // From now on plans are fitted to `aim`, at most the limits; the best one is to be found again.
+  void AimAt(const Limits& aim);
 
   // Evaluates the first units and fits checkpointing to the limits.
   void Seed(Evaluator& evaluator);
@@ -101,7 +103,7 @@ class LocalSearch {
   void TryUniform(Evaluator& evaluator, bool thoroughly);
 
   [[nodiscard]] const std::vector<Evaluated>& evaluated() const { return evaluated_; }
-  // The fastest that fits; null: none does.
+  // The fastest that fits the aim; null: none does.
   [[nodiscard]] const Evaluated* best() const;
   [[nodiscard]] Plan PlanOf(const InnerChoice& inner) const;
   [[nodiscard]] std::string LabelOf(const InnerChoice& inner) const;
