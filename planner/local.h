@@ -109,6 +109,9 @@ class LocalSearch {
   [[nodiscard]] std::string LabelOf(const InnerChoice& inner) const;
 
  private:
+  static constexpr std::size_t kNoIndex = static_cast<std::size_t>(-1);
+
+  [[nodiscard]] static std::string NameOfReshard(const Reshard& reshard);
   const Evaluated& Evaluate(Evaluator& evaluator, const InnerChoice& inner);
   // Evaluates `inner` with as little checkpointing as fits, starting from its mix; returns the
   // index of the best that fits or of the last one tried.
@@ -140,7 +143,7 @@ class LocalSearch {
   MixLadder ladder_;
   std::size_t first_mix_ = 0;
   std::vector<Evaluated> evaluated_;
-  std::size_t best_ = static_cast<std::size_t>(-1);
+  std::size_t best_ = kNoIndex;
   std::int64_t effort_ = 0;  // plans that may still be simulated
 };
 
