@@ -158,14 +158,13 @@ PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
   PlanPrograms programs(
       {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
   Simulator simulator(file.cluster, file.profile);
-  const Program& few = options.compares ? programs.Fewest() : programs.Largest();
-  const SimulateOptions simulate = OptionsOf(file, few, options);
+  const SimulateOptions simulate = OptionsOf(file, programs.Largest(), options);
   const Bytes usable = options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(file);
-  const bool has_arena = few.memory == MemoryRegime::kArena;
+  const bool has_arena = programs.Largest().memory == MemoryRegime::kArena;
   if (options.compares) {
     SW_CHECK(!options.reserved && !has_arena, "what is reserved or placed is not compared");
     SimulationResult result;
-    result.memory = simulator.Allocated(few, FindRepetitions(few));
+    result.memory = simulator.Allocated(programs.Largest(), FindRepetitions(programs.Largest()));
     if (std::vector<Misfit> misfits = FindMisfits(file, usable, Bytes(0), result);
         !misfits.empty()) {
       PlanOutcome e = OutcomeOf(file, usable, result);
@@ -173,7 +172,7 @@ PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
       return e;
     }
   } else {
-    CheckLegal(few);
+    CheckLegal(programs.Largest());
   }
   const SimulationResult result = SimulatePlan(simulator, programs, simulate, options.telling);
   PlanOutcome e = OutcomeOf(file, usable, result);

@@ -82,13 +82,6 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   std::optional<PlanPrograms> programs;
   try {
     programs.emplace(LowerInput{in_.model, in_.kernels, in_.job, plan});
-    if (limits != nullptr) {
-      const Program& fewest = programs->Fewest();
-      const Outcome outcome = OutcomeOf(simulator_.Allocated(fewest, FindRepetitions(fewest)));
-      if (HoldAgainst(*limits, outcome).first != CandidateStatus::kFits) {
-        return outcome;
-      }
-    }
     // The chosen plan is lowered with all of its micro-batches.
     const Program& few = programs->Largest();
     CheckOpCount(few.step.size(), few.micro_batch_count, plan.accumulation);
@@ -97,13 +90,17 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
     outcome.is_allowed = false;
     return outcome;
   }
+  // A time takes programs with other numbers of micro-batches; memory is the largest one's.
+  if (limits != nullptr) {
+    Outcome outcome =
+        OutcomeOf(simulator_.Allocated(programs->Largest(), FindRepetitions(programs->Largest())));
+    if (HoldAgainst(*limits, outcome).first != CandidateStatus::kFits) {
+      return outcome;
+    }
+  }
   SimulateOptions options;
   options.reserved = false;
-  Outcome outcome = OutcomeOf(SimulatePlan(simulator_, *programs, options, Telling::kRoughly));
-  if (limits != nullptr && HoldAgainst(*limits, outcome).first != CandidateStatus::kFits) {
-    outcome.time = Seconds(0);
-  }
-  return outcome;
+  return OutcomeOf(SimulatePlan(simulator_, *programs, options, Telling::kRoughly));
 }
 
 SimulateOptions Evaluator::WithAllocator(const Program& program) const {

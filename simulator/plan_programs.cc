@@ -291,13 +291,9 @@ std::int64_t PlanPrograms::CountUnlike() {
 }
 
 const Program& PlanPrograms::Largest() {
-  const std::int64_t least = micro_batch_count_ >= kMany ? kRough : micro_batch_count_;
-  const bool is_there = !programs_.empty() && programs_.rbegin()->first >= least;
-  return is_there ? programs_.rbegin()->second : With(least);
-}
-
-const Program& PlanPrograms::Fewest() {
-  return With(micro_batch_count_ >= kMany ? kRough - 1 : micro_batch_count_);
+  return !programs_.empty()            ? programs_.rbegin()->second
+         : micro_batch_count_ >= kMany ? With(kRough)
+                                       : With(micro_batch_count_);
 }
 
 void PlanPrograms::NumberAsInPlan(std::int64_t micro_batches) {

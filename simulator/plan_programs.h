@@ -40,12 +40,8 @@ class PlanPrograms {
 
   // Throws InputError for a plan that the dialect cannot express, and for too many ops.
   [[nodiscard]] const Program& With(std::int64_t micro_batches);
-  // The one with the most of those lowered so far, of those with a first micro-batch, a last one
-  // and one between, if there are: what all have in common.
+  // The one with the most of those lowered so far, and at least one is: what all have in common.
   [[nodiscard]] const Program& Largest();
-  // What of many micro-batches has a first one and a last one only: that does not fit where this
-  // does not, and SimulatePlan compares plans by it, too.
-  [[nodiscard]] const Program& Fewest();
   [[nodiscard]] std::int64_t micro_batch_count() const { return micro_batch_count_; }
   // How many micro-batches at the beginning are not like those behind them: 1, or as many as fill
   // the queue of reductions in flight, where a dialect has one.
