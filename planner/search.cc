@@ -67,10 +67,7 @@ class Searcher {
     if ((!result.is_feasible || result.best.retries > 0) && SeedPruned()) {
       result = Choose();
     }
-    if (MayHideFaster(result) && AimLower(result)) {
-      SearchBelow(result.best.step_time.value);
-      result = Choose();
-    }
+    SearchBelow(result);
     Report(result);
     return result;
   }
@@ -84,7 +81,8 @@ class Searcher {
   }
 
   // Where the allocator finds no room for the pieces of some plans, or none without retries, others
-  // are to be fitted to less memory than those take. False: there are none.
+  // are to be fitted to less memory than those take, and so much less than there is as the
+  // allocator takes beside the chosen one. False: they are already.
   bool AimLower(const SearchResult& result) {
     double least = INFINITY;
     for (const Candidate& c : result.candidates) {
@@ -93,7 +91,15 @@ class Searcher {
     if (std::isinf(least) || IsStopped()) {
       return false;
     }
-    branches_.AimAt(std::min(branches_.aim(), Bytes(std::llround(kLess * least))));
+    Bytes aim(std::llround(kLess * least));
+    if (result.is_feasible) {
+      const Candidate& chosen = result.candidates[result.best.index];
+      aim = std::min(aim, limits_.device - (chosen.Needs() - chosen.memory));
+    }
+    if (aim >= branches_.aim()) {
+      return false;
+    }
+    branches_.AimAt(aim);
     return true;
   }
 
@@ -114,41 +120,46 @@ class Searcher {
   }
 
   // The most promising branches are searched again for plans that take less memory and are faster
-  // than the chosen one by more than the tie.
-  void SearchBelow(double chosen) {
-    const RefineRound round = IsBrief() ? kBriefRoundBelow : kRoundBelow;
-    Branches::List list = Promising(chosen / (1 + options_.tie), round.branches);
-    branches_.Seed(list);
-    std::erase_if(list, [&](std::size_t i) { return branches_[i].best() == nullptr; });
-    branches_.Refine(list, round.effort * EffortScale());
-    TrySeeds(chosen);  // some were left out for being slower than what was refused
+  // than the chosen one by more than the tie, as long as the allocator refuses the fastest.
+  void SearchBelow(SearchResult& result) {
+    const RefineRound effort = IsBrief() ? kBriefRoundBelow : kRoundBelow;
+    Branches::List list = branches_.order();
+    for (int round = 0; round < kMostRounds && MayHideFaster(result) && AimLower(result); ++round) {
+      KeepPromising(result.best.step_time.value / (1 + options_.tie), round == 0, list);
+      list.resize(std::min(list.size(), effort.branches));
+      if (list.empty()) {
+        return;
+      }
+      branches_.Seed(list);
+      std::erase_if(list, [&](std::size_t i) { return branches_[i].best() == nullptr; });
+      branches_.Refine(list, effort.effort * EffortScale());
+      TrySeeds(result.best.step_time.value);  // slower than what was refused
+      result = Choose();
+    }
   }
 
-  // Branches that may hold plans faster than `slowest`, by the best one so far, or by their bounds.
-  [[nodiscard]] Branches::List Promising(double slowest, std::size_t most) const {
-    Branches::List list = branches_.order();
-    std::erase_if(list, [&](std::size_t i) {
-      const CandidateStatus status = branches_[i].status;
-      return (status != CandidateStatus::kFits && status != CandidateStatus::kPrunedTime) ||
-             branches_.BoundOf(branches_[i]) >= slowest;
-    });
-    // No plan of a branch that is fitted to the aim need be that fast.
-    const std::vector<OuterBound> bounds = branches_.BoundsAtAim(list);
-    Branches::List may_win;
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      if (bounds[i].deficit == Bytes(0) && bounds[i].time.value < slowest) {
-        may_win.push_back(list[i]);
-      }
-    }
-    list = std::move(may_win);
+  // Keeps branches that may hold plans faster than `slowest` below the aim, by their bounds there
+  // and, unless better ones may be found (`is_first`), by the best one so far; the best first.
+  void KeepPromising(double slowest, bool is_first, Branches::List& list) const {
     const auto hope = [&](std::size_t i) {
       const Evaluated* const best = branches_[i].best();
       return best != nullptr ? best->outcome.time.value : branches_.BoundOf(branches_[i]);
     };
+    std::erase_if(list, [&](std::size_t i) {
+      const CandidateStatus status = branches_[i].status;
+      return (status != CandidateStatus::kFits && status != CandidateStatus::kPrunedTime) ||
+             branches_.BoundOf(branches_[i]) >= slowest || (!is_first && hope(i) >= slowest);
+    });
+    const std::vector<OuterBound> bounds = branches_.BoundsAtAim(list);
+    Branches::List promising;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (bounds[i].deficit == Bytes(0) && bounds[i].time.value < slowest) {
+        promising.push_back(list[i]);
+      }
+    }
+    list = std::move(promising);
     std::stable_sort(list.begin(), list.end(),
                      [&](std::size_t x, std::size_t y) { return hope(x) < hope(y); });
-    list.resize(std::min(list.size(), most));
-    return list;
   }
 
   [[nodiscard]] bool IsBrief() const { return options_.effort < kBriefEffort; }
