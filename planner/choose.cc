@@ -254,24 +254,47 @@ void SetBest(std::size_t index, const Evaluator::Final& final, SearchResult& res
 
 }  // namespace
 
-void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& result) {
+const Evaluator::Final* Finals::Find(const Plan& plan) const {
+  const auto known = std::find_if(known_.begin(), known_.end(),
+                                  [&](const auto& entry) { return entry.first == plan; });
+  return known == known_.end() ? nullptr : &known->second;
+}
+
+const Evaluator::Final& Finals::Of(const Plan& plan) {
+  Ask({&plan});
+  return *Find(plan);
+}
+
+void Finals::Ask(const std::vector<const Plan*>& plans) {
+  std::vector<std::pair<Plan, Evaluator::Final>*> asked;
+  for (const Plan* plan : plans) {
+    if (Find(*plan) == nullptr) {
+      asked.push_back(&known_.emplace_back(*plan, Evaluator::Final()));
+    }
+  }
+  workers_.ForEach(asked.size(), [&](std::size_t i, Evaluator& evaluator) {
+    asked[i]->second = evaluator.RunFinal(asked[i]->first, limit_);
+  });
+}
+
+void ChooseBest(const ChooseInput& in, Finals& finals, SearchResult& result) {
   // The allocator's retries delay the host: a plan near the limit may turn out slower, or not fit.
   // The time of a plan that was looked at is final. After a few disappointments plans with as much
   // memory are passed over, since they would disappoint, too.
-  constexpr int kMostTries = 32;
+  constexpr int kMostTries = 32;  // of plans that the allocator has not seen before
   // Arenas differ more from plan to plan than what the caching allocator takes.
   const int patience = FactsOf(in.options.base).has_arena ? 24 : 2;
   constexpr double kLess = 0.98;
-  std::map<std::size_t, Evaluator::Final> finals;
+  std::map<std::size_t, Evaluator::Final> seen;
   Symmetry is_symmetric(in.blocks, result.candidates);
   double most_memory = INFINITY;
   int disappointments = 0;
-  for (int attempt = 0; attempt < kMostTries; ++attempt) {
+  for (int tries = 0; tries < kMostTries;) {
     const auto is_eligible = [&](std::size_t i) {
       const Candidate& c = result.candidates[i];
       return c.status == CandidateStatus::kFits &&
-             (finals.contains(i) ||
-              (attempt + 1 < kMostTries &&
+             (seen.contains(i) ||
+              (tries + 1 < kMostTries &&
                (!c.baseline.empty() || static_cast<double>(c.memory.value) <= most_memory)));
     };
     const std::size_t index = Preferred(in, result.candidates, is_symmetric, is_eligible);
@@ -279,13 +302,13 @@ void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& resul
       break;
     }
     Candidate& chosen = result.candidates[index];
-    if (finals.contains(index)) {
-      SetBest(index, finals.at(index), result);
+    if (seen.contains(index)) {
+      SetBest(index, seen.at(index), result);
       return;
     }
     const Candidate told = chosen;
-    const Evaluator::Final final = evaluator.RunFinal(chosen.plan, result.memory_limit);
-    finals[index] = final;
+    tries += finals.Knows(chosen.plan) ? 0 : 1;
+    const Evaluator::Final& final = seen[index] = finals.Of(chosen.plan);
     Settle(final, index, result.candidates);
     if (chosen.status == CandidateStatus::kFits &&
         chosen.step_time.value <= told.step_time.value * (1 + 1e-9)) {
@@ -298,7 +321,7 @@ void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& resul
   }
   // Better one that retries than none.
   std::size_t best = kNone;
-  for (const auto& [i, final] : finals) {
+  for (const auto& [i, final] : seen) {
     const Candidate& c = result.candidates[i];
     if (c.status == CandidateStatus::kRetries &&
         (best == kNone || c.step_time < result.candidates[best].step_time)) {
@@ -307,7 +330,7 @@ void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& resul
   }
   if (best != kNone) {
     Candidate& chosen = result.candidates[best];
-    const Evaluator::Final final = evaluator.RunFinal(chosen.plan, result.memory_limit, true);
+    const Evaluator::Final final = finals.Exactly(chosen.plan);
     Settle(final, best, result.candidates);
     chosen.status = CandidateStatus::kFits;
     SetBest(best, final, result);
@@ -362,7 +385,7 @@ bool IsPassedOver(const SearchOptions& options, const SearchResult& result, std:
          c.step_time.value * (1 + options.tie) < result.best.step_time.value;
 }
 
-void MeasureFront(const ChooseInput& in, Workers& workers, SearchResult& result) {
+void MeasureFront(const ChooseInput& in, Finals& finals, SearchResult& result) {
   constexpr int kMostRounds = 3;  // what turns out not to fit makes room for others
   const bool has_retries = result.best.retries > 0;
   for (int round = 0; round < kMostRounds; ++round) {
@@ -370,12 +393,13 @@ void MeasureFront(const ChooseInput& in, Workers& workers, SearchResult& result)
     if (rows.empty() || (in.options.stop != nullptr && in.options.stop->load())) {
       break;
     }
-    std::vector<Evaluator::Final> finals(rows.size());
-    workers.ForEach(rows.size(), [&](std::size_t i, Evaluator& evaluator) {
-      finals[i] = evaluator.RunFinal(result.candidates[rows[i]].plan, result.memory_limit);
-    });
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      Settle(finals[i], rows[i], result.candidates);
+    std::vector<const Plan*> plans;
+    for (const std::size_t i : rows) {
+      plans.push_back(&result.candidates[i].plan);
+    }
+    finals.Ask(plans);
+    for (const std::size_t i : rows) {
+      Settle(finals.Of(result.candidates[i].plan), i, result.candidates);
     }
   }
   if (has_retries) {
@@ -391,7 +415,7 @@ void MeasureFront(const ChooseInput& in, Workers& workers, SearchResult& result)
   }
   Candidate& other = result.candidates[index];
   const Candidate told = other;
-  const Evaluator::Final final = workers.first().RunFinal(other.plan, result.memory_limit);
+  const Evaluator::Final& final = finals.Of(other.plan);
   Settle(final, index, result.candidates);
   if (other.status == CandidateStatus::kFits && other.step_time <= told.step_time) {
     SetBest(index, final, result);

@@ -3,8 +3,11 @@
 // From simulated candidates to the chosen plan, the Pareto front and the reasons of the rest.
 
 #include <cstdint>
+#include <deque>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "planner/evaluator.h"
 #include "planner/search.h"
@@ -17,15 +20,38 @@ struct ChooseInput {
   std::int64_t ranks_per_node = 1;
 };
 
+// What the caching allocator (native: the arena) says of plans; each is asked for once.
+class Finals {
+ public:
+  // `workers` must outlive it.
+  Finals(Workers& workers, Bytes limit) : workers_(workers), limit_(limit) {}
+
+  [[nodiscard]] bool Knows(const Plan& plan) const { return Find(plan) != nullptr; }
+  [[nodiscard]] const Evaluator::Final& Of(const Plan& plan);
+  // Asks for all that are not known, on all threads.
+  void Ask(const std::vector<const Plan*>& plans);
+  // Of one that retries, with all of its micro-batches.
+  [[nodiscard]] Evaluator::Final Exactly(const Plan& plan) {
+    return workers_.first().RunFinal(plan, limit_, true);
+  }
+
+ private:
+  [[nodiscard]] const Evaluator::Final* Find(const Plan& plan) const;
+
+  Workers& workers_;
+  Bytes limit_;
+  std::deque<std::pair<Plan, Evaluator::Final>> known_;
+};
+
 // Sets is_feasible, best, proven_gap, and the status of candidates that the caching allocator
 // refuses, or takes only with retries: of these one is chosen where there is no other. Of plans as
 // fast as the fastest, within the tie, the one that offloads least, then those that treat all
 // blocks alike, then the one with the least memory; the earlier one among equals.
-void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& result);
+void ChooseBest(const ChooseInput& in, Finals& finals, SearchResult& result);
 
 // Lets the caching allocator (native: the arena) say what the plans of the front need, and chooses
 // anew among them.
-void MeasureFront(const ChooseInput& in, Workers& workers, SearchResult& result);
+void MeasureFront(const ChooseInput& in, Finals& finals, SearchResult& result);
 
 void FindPareto(const ChooseInput& in, SearchResult& result);
 void SumUpRejected(const SearchOptions& options, SearchResult& result);

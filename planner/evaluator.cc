@@ -12,6 +12,28 @@
 
 namespace shardwright {
 
+std::string_view NameOf(CandidateStatus status) {
+  switch (status) {
+    case CandidateStatus::kFits:
+      return "fits";
+    case CandidateStatus::kOverDevice:
+      return "over device memory";
+    case CandidateStatus::kOverHost:
+      return "over host memory";
+    case CandidateStatus::kFragmented:
+      return "fragmented";
+    case CandidateStatus::kRetries:
+      return "allocator retries";
+    case CandidateStatus::kPrunedMemory:
+      return "pruned by memory";
+    case CandidateStatus::kPrunedTime:
+      return "pruned by time";
+    case CandidateStatus::kNotTried:
+      return "not tried";
+  }
+  return "";
+}
+
 std::pair<CandidateStatus, Bytes> HoldAgainst(const Limits& limits, const Outcome& outcome) {
   if (outcome.memory > limits.device) {
     return {CandidateStatus::kOverDevice, outcome.memory - limits.device};

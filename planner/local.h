@@ -83,10 +83,12 @@ struct Evaluated {
 
 class LocalSearch {
  public:
-  // All references must outlive it. Plans are fitted to `aim`, which is at most `limits`.
+  // All references must outlive it. Plans have no time where they break `limits`.
   LocalSearch(const SearchInput& input, const SearchOptions& options, const Space& space,
-              const Measured& measured, const OuterChoice& outer, const Limits& limits,
-              const Limits& aim);
+              const Measured& measured, const OuterChoice& outer, const Limits& limits);
+
+  // From now on plans are fitted to `aim`, at most the limits; the best one is to be found again.
+  void AimAt(const Limits& aim);
 
   // Evaluates the first units and fits checkpointing to the limits.
   void Seed(Evaluator& evaluator);
@@ -101,12 +103,15 @@ class LocalSearch {
   void TryUniform(Evaluator& evaluator, bool thoroughly);
 
   [[nodiscard]] const std::vector<Evaluated>& evaluated() const { return evaluated_; }
-  // The fastest that fits; null: none does.
+  // The fastest that fits the aim; null: none does.
   [[nodiscard]] const Evaluated* best() const;
   [[nodiscard]] Plan PlanOf(const InnerChoice& inner) const;
   [[nodiscard]] std::string LabelOf(const InnerChoice& inner) const;
 
  private:
+  static constexpr std::size_t kNoIndex = static_cast<std::size_t>(-1);
+
+  [[nodiscard]] static std::string NameOfReshard(const Reshard& reshard);
   const Evaluated& Evaluate(Evaluator& evaluator, const InnerChoice& inner);
   // Evaluates `inner` with as little checkpointing as fits, starting from its mix; returns the
   // index of the best that fits or of the last one tried.
@@ -138,7 +143,7 @@ class LocalSearch {
   MixLadder ladder_;
   std::size_t first_mix_ = 0;
   std::vector<Evaluated> evaluated_;
-  std::size_t best_ = static_cast<std::size_t>(-1);
+  std::size_t best_ = kNoIndex;
   std::int64_t effort_ = 0;  // plans that may still be simulated
 };
 

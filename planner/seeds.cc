@@ -35,6 +35,48 @@ std::string NameOfSeed(Baseline baseline, const UserChoice& choice) {
   return std::string(NameOf(baseline)) + ", recompute " + std::string(RecomputeName(choice));
 }
 
+void AddPrevious(const SearchOptions& options, const Branches& branches,
+                 std::vector<Candidate>& candidates) {
+  const Plan* const plan = options.previous;
+  const Branch* const branch = plan == nullptr ? nullptr : branches.Of(*plan);
+  if (branch != nullptr && plan->dialect == options.base.dialect) {
+    Candidate c = branches.CandidateOf(*branch);
+    c.label = "as before: " + LabelOf(branch->outer);
+    c.plan = *plan;
+    c.is_previous = true;
+    candidates.push_back(std::move(c));
+  }
+}
+
+void AddSimpler(const SearchOptions& options, const Branches& branches,
+                std::vector<Candidate>& candidates) {
+  const Branch* fastest = nullptr;
+  for (const Branch& branch : branches) {
+    if (branch.best() != nullptr &&
+        (fastest == nullptr || branch.best()->outcome.time < fastest->best()->outcome.time)) {
+      fastest = &branch;
+    }
+  }
+  if (fastest == nullptr || options.objective == Objective::kMemory) {
+    return;
+  }
+  const LocalSearch& local = *fastest->local;
+  const InnerChoice& inner = fastest->best()->inner;
+  for (bool Offload::*part :
+       {&Offload::parameters, &Offload::optimizer, &Offload::activations, &Offload::moments}) {
+    Plan plan = local.PlanOf(inner);
+    plan.offload.*part = false;
+    const Branch* const branch = branches.Of(plan);
+    if (branch != nullptr && branch != fastest &&
+        branch->status != CandidateStatus::kPrunedMemory) {
+      Candidate c = branches.CandidateOf(*branch);
+      c.label = local.LabelOf(inner);
+      c.plan = std::move(plan);
+      candidates.push_back(std::move(c));
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<SeedPlan> SeedPlans(const SearchInput& input, const SearchOptions& options) {
@@ -73,6 +115,25 @@ std::vector<SeedPlan> SeedPlans(const SearchInput& input, const SearchOptions& o
     }
   }
   return seeds;
+}
+
+std::vector<Candidate> SeedCandidates(const SearchInput& input, const SearchOptions& options,
+                                      const Branches& branches, double incumbent) {
+  std::vector<Candidate> candidates;
+  for (SeedPlan& seed : SeedPlans(input, options)) {
+    const Branch* const branch = branches.Of(seed.plan);
+    if (branch != nullptr && branch->status != CandidateStatus::kPrunedMemory &&
+        branches.BoundOf(*branch) <= incumbent) {
+      Candidate c = branches.CandidateOf(*branch);
+      c.label = "as " + seed.name + ": " + LabelOf(branch->outer);
+      c.baseline = std::move(seed.name);
+      c.plan = std::move(seed.plan);
+      candidates.push_back(std::move(c));
+    }
+  }
+  AddPrevious(options, branches, candidates);
+  AddSimpler(options, branches, candidates);
+  return candidates;
 }
 
 }  // namespace shardwright

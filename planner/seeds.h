@@ -1,11 +1,12 @@
 #pragma once
 
-// What users would have done without planning, as plans of the searched dialect: the search tries
-// them too, so that its result is never slower.
+// Plans that the search tries besides those of its branches: what users would have done without
+// planning, so that its result is never slower, and what would be simpler.
 
 #include <string>
 #include <vector>
 
+#include "planner/branches.h"
 #include "planner/search.h"
 
 namespace shardwright {
@@ -20,5 +21,12 @@ struct SeedPlan {
 // where units, checkpointing or offloading are fixed.
 [[nodiscard]] std::vector<SeedPlan> SeedPlans(const SearchInput& input,
                                               const SearchOptions& options);
+
+// As candidates that were not simulated yet: those plans, where no bound tells that they cost more
+// than `incumbent`; SearchOptions::previous; and the fastest plan so far with one thing less
+// offloaded, to which a tie would go.
+[[nodiscard]] std::vector<Candidate> SeedCandidates(const SearchInput& input,
+                                                    const SearchOptions& options,
+                                                    const Branches& branches, double incumbent);
 
 }  // namespace shardwright

@@ -16,20 +16,26 @@ std::uint64_t Mix(std::uint64_t hash, std::uint64_t value) {
   return x ^ (x >> 31);
 }
 
+// The same for many values, which are compared afterwards: cheaper and weaker.
+std::uint64_t Fold(std::uint64_t hash, std::uint64_t value) {
+  const std::uint64_t x = (hash ^ value) * 0x9e3779b97f4a7c15ULL;
+  return x ^ (x >> 32);
+}
+
 std::uint64_t HashOf(const OpShape& s, std::span<const Kernel> kernels) {
-  std::uint64_t h = Mix(static_cast<std::uint64_t>(s.code), static_cast<std::uint64_t>(s.stream));
-  h = Mix(h, static_cast<std::uint64_t>(s.dtype));
-  h = Mix(h, static_cast<std::uint64_t>(s.issue));
-  h = Mix(h, BitCast<std::uint64_t>(s.divisor));
-  h = Mix(h, s.group.value);
-  h = Mix(h, static_cast<std::uint64_t>(s.bytes.value));
+  std::uint64_t h = Fold(static_cast<std::uint64_t>(s.code), static_cast<std::uint64_t>(s.stream));
+  h = Fold(h, static_cast<std::uint64_t>(s.dtype));
+  h = Fold(h, static_cast<std::uint64_t>(s.issue));
+  h = Fold(h, BitCast<std::uint64_t>(s.divisor));
+  h = Fold(h, s.group.value);
+  h = Fold(h, static_cast<std::uint64_t>(s.bytes.value));
   for (const Kernel& k : kernels) {
-    h = Mix(h, static_cast<std::uint64_t>(k.kind));
-    h = Mix(h, static_cast<std::uint64_t>(k.m));
-    h = Mix(h, static_cast<std::uint64_t>(k.n));
-    h = Mix(h, static_cast<std::uint64_t>(k.k));
-    h = Mix(h, static_cast<std::uint64_t>(k.read.value));
-    h = Mix(h, static_cast<std::uint64_t>(k.written.value));
+    h = Fold(h, static_cast<std::uint64_t>(k.kind));
+    h = Fold(h, static_cast<std::uint64_t>(k.m));
+    h = Fold(h, static_cast<std::uint64_t>(k.n));
+    h = Fold(h, static_cast<std::uint64_t>(k.k));
+    h = Fold(h, static_cast<std::uint64_t>(k.read.value));
+    h = Fold(h, static_cast<std::uint64_t>(k.written.value));
   }
   return h;
 }
@@ -130,6 +136,37 @@ ShapeId ShapeInterner::Intern(OpShape shape, std::span<const Kernel> kernels) {
   const ShapeId id(program_.shapes.size() - 1);
   index_.emplace(hash, id.value);
   return id;
+}
+
+KeyCounter::Slot& KeyCounter::Find(std::uint64_t key) {
+  const std::size_t mask = slots_.size() - 1;
+  std::size_t at = static_cast<std::size_t>(Mix(0, key)) & mask;
+  while (slots_[at].count != 0 && slots_[at].key != key) {
+    at = (at + 1) & mask;
+  }
+  return slots_[at];
+}
+
+std::uint32_t KeyCounter::Next(std::uint64_t key) {
+  constexpr std::size_t kFirstSlots = 1024;
+  if (2 * used_ >= slots_.size()) {
+    std::vector<Slot> fewer(std::max(kFirstSlots, 2 * slots_.size()));
+    fewer.swap(slots_);
+    for (const Slot& slot : fewer) {
+      if (slot.count != 0) {
+        Find(slot.key) = slot;
+      }
+    }
+  }
+  Slot& slot = Find(key);
+  used_ += slot.count == 0 ? 1 : 0;
+  slot.key = key;
+  return slot.count++;
+}
+
+void KeyCounter::Clear() {
+  std::fill(slots_.begin(), slots_.end(), Slot());
+  used_ = 0;
 }
 
 PieceRange PieceInterner::Intern(std::span<const Bytes> sizes) {

@@ -75,6 +75,24 @@ class ShapeInterner {
   std::unordered_multimap<std::uint64_t, std::uint32_t> index_;
 };
 
+// How often each key was met. One block of memory: programs have an op per key, nearly.
+class KeyCounter {
+ public:
+  // Before this time. O(1) expected.
+  std::uint32_t Next(std::uint64_t key);
+  void Clear();
+
+ private:
+  struct Slot {
+    std::uint64_t key = 0;
+    std::uint32_t count = 0;  // 0: free
+  };
+  [[nodiscard]] Slot& Find(std::uint64_t key);
+
+  std::vector<Slot> slots_;  // a power of two of them, at most half in use
+  std::size_t used_ = 0;
+};
+
 // Returns the range of Program::pieces that holds `sizes`, adding them if the program has no equal
 // list yet; the empty range for fewer than two sizes. O(sizes) expected.
 class PieceInterner {

@@ -8,7 +8,7 @@ void Emitter::Begin(Body& target) {
   current_ = &target;
   builder_.emplace(program, target);
   body = &*builder_;
-  occurrences_.clear();
+  occurrences_.Clear();
 }
 
 void Emitter::End() {
@@ -21,7 +21,7 @@ std::uint16_t Emitter::NextOccurrence(OpCode code, Phase phase, std::uint32_t su
                             (static_cast<std::uint64_t>(micro_batch) << 16) |
                             (static_cast<std::uint64_t>(phase) << 8) |
                             static_cast<std::uint64_t>(code);
-  const std::uint32_t before = occurrences_[key]++;
+  const std::uint32_t before = occurrences_.Next(key);
   if (before >= kMostAlike) {
     throw InputError("plan",
                      "more than " + std::to_string(kMostAlike) + ' ' +

@@ -7,7 +7,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "schedule/builder.h"
@@ -95,7 +94,7 @@ class Emitter {
   PieceInterner pieces_;
   std::optional<BodyBuilder> builder_;
   Body* current_ = nullptr;
-  std::unordered_map<std::uint64_t, std::uint32_t> occurrences_;
+  KeyCounter occurrences_;
 };
 
 // A collective over the full array of `bytes`. A reduction divides by `divisor` behind the sum.

@@ -64,7 +64,8 @@ PlanFile ZooProblem(const std::string& model, const std::string& cluster, std::i
 // %; where the most promising plans are not fitted to less memory once the allocator has refused
 // them, the second one's is 10 %; and the third one's is above 40 % without the padding of experts
 // (8 of a layer over more than 8 ranks), without the gradients beside all states, and without the
-// update of the fullest shard on the host.
+// update of the fullest shard on the host. The fourth one's is 9 % where 6 % less is all that is
+// tried, since the allocator takes 12 % beside its plans.
 TEST_CASE("The proven gap under fsdp2 is small") {
   struct Row {
     std::string model;
@@ -72,7 +73,7 @@ TEST_CASE("The proven gap under fsdp2 is small") {
     double gap = 0;
   };
   for (const Row& row : {Row{"llama-2-13b", 4, 4, 0.03}, Row{"qwen3-14b", 8, 2, 0.04},
-                         Row{"mixtral-8x7b", 8, 4, 0.13}}) {
+                         Row{"mixtral-8x7b", 8, 4, 0.13}, Row{"llama-2-70b", 8, 2, 0.06}}) {
     CAPTURE(row.model);
     PlanFile problem = ZooProblem(row.model, "dgx-h100", row.nodes, row.samples_per_rank);
     problem.job.sequence_length = 4096;

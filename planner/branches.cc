@@ -1,0 +1,193 @@
+#include "planner/branches.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+#include <utility>
+
+namespace shardwright {
+namespace {
+
+// Bounds are taken over a few rates of transfers out of a continuum; where transfers share links,
+// this much may be missed between.
+constexpr double kBoundSlack = 2e-4;
+
+}  // namespace
+
+Branches::Branches(const SearchInput& input, const SearchOptions& options, const Limits& limits,
+                   Workers& workers)
+    : in_(input),
+      options_(options),
+      limits_(limits),
+      aim_(limits),
+      workers_(workers),
+      space_(MakeSpace(input, options)) {
+  List sizes;
+  for (const OuterChoice& outer : space_.outer) {
+    order_.push_back(branches_.size());
+    branches_.push_back({outer, {}, CandidateStatus::kNotTried, nullptr});
+    if (measured_.try_emplace(outer.micro_batch).second) {
+      sizes.push_back(static_cast<std::size_t>(outer.micro_batch));
+    }
+  }
+  workers_.ForEach(sizes.size(), [&](std::size_t i, Evaluator&) {
+    const auto size = static_cast<std::int64_t>(sizes[i]);
+    measured_.at(size) = Measure(in_, options_, space_, size);
+  });
+  const std::vector<OuterBound> bounds = BoundsOf(order_, limits_);
+  for (std::size_t i = 0; i < branches_.size(); ++i) {
+    branches_[i].bound = bounds[i];
+    if (bounds[i].deficit > Bytes(0)) {
+      branches_[i].status = CandidateStatus::kPrunedMemory;
+    }
+  }
+  std::stable_sort(order_.begin(), order_.end(), [&](std::size_t x, std::size_t y) {
+    return BoundOf(branches_[x]) < BoundOf(branches_[y]);
+  });
+}
+
+std::vector<OuterBound> Branches::BoundsOf(const List& list, const Limits& limits) const {
+  const Bounds bounds(in_, options_, limits);
+  // Branches with the same mesh share what their transfers do to kernels.
+  std::map<std::tuple<std::int64_t, bool, bool>, List> groups;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const OuterChoice& outer = branches_[list[i]].outer;
+    groups[{outer.shard_size, outer.offload.activations, outer.offload.moments}].push_back(i);
+  }
+  std::vector<List> tasks;
+  for (auto& [key, group] : groups) {
+    tasks.push_back(std::move(group));
+  }
+  std::vector<OuterBound> result(list.size());
+  workers_.ForEach(tasks.size(), [&](std::size_t t, Evaluator&) {
+    const Occupancy occupancy =
+        bounds.OccupancyOf(branches_[list[tasks[t].front()]].outer, measured_);
+    std::vector<double> prices;
+    for (const std::size_t i : tasks[t]) {
+      const OuterChoice& outer = branches_[list[i]].outer;
+      result[i] = bounds.Of(outer, measured_.at(outer.micro_batch), occupancy, prices);
+      result[i].time = Seconds(result[i].time.value * (1 - kBoundSlack));
+    }
+  });
+  return result;
+}
+
+Branches::List Branches::With(CandidateStatus status) const {
+  List list;
+  std::copy_if(order_.begin(), order_.end(), std::back_inserter(list),
+               [&](std::size_t i) { return branches_[i].status == status; });
+  return list;
+}
+
+const Branch* Branches::Of(const Plan& plan) const {
+  const auto found = std::find_if(branches_.begin(), branches_.end(),
+                                  [&](const Branch& b) { return Is(b.outer, plan); });
+  return found == branches_.end() ? nullptr : &*found;
+}
+
+void Branches::Seed(const List& list) {
+  workers_.ForEach(list.size(), [&](std::size_t i, Evaluator& evaluator) {
+    Branch& branch = branches_[list[i]];
+    branch.status = CandidateStatus::kFits;
+    if (branch.local == nullptr) {
+      const Measured& measured = measured_.at(branch.outer.micro_batch);
+      branch.local =
+          std::make_unique<LocalSearch>(in_, options_, space_, measured, branch.outer, limits_);
+    }
+    branch.local->AimAt(aim_);
+    branch.local->Seed(evaluator);
+  });
+}
+
+void Branches::Refine(const List& list, std::int64_t effort) {
+  workers_.ForEach(list.size(), [&](std::size_t i, Evaluator& evaluator) {
+    LocalSearch& local = *branches_[list[i]].local;
+    local.Refine(evaluator, effort);
+    local.TrySymmetric(evaluator);
+  });
+}
+
+void Branches::TryUniform(const List& list, bool thoroughly) {
+  workers_.ForEach(list.size(), [&](std::size_t i, Evaluator& evaluator) {
+    branches_[list[i]].local->TryUniform(evaluator, thoroughly);
+  });
+}
+
+void Branches::Restart() {
+  for (Branch& branch : branches_) {
+    if (branch.local != nullptr) {
+      branch.local->AimAt(aim_);
+    }
+    if (branch.status != CandidateStatus::kPrunedMemory) {
+      branch.status = CandidateStatus::kNotTried;
+    }
+  }
+}
+
+double Branches::CostOf(const Outcome& outcome) const {
+  return options_.objective == Objective::kMemory ? static_cast<double>(outcome.memory.value)
+                                                  : outcome.time.value;
+}
+
+double Branches::BoundOf(const Branch& branch) const {
+  return options_.objective == Objective::kMemory ? static_cast<double>(branch.bound.memory.value)
+                                                  : branch.bound.time.value;
+}
+
+double Branches::Incumbent(int offloads) const {
+  double best = INFINITY;
+  for (const Branch& branch : branches_) {
+    if (branch.best() != nullptr && CountOf(branch.outer.offload) <= offloads) {
+      best = std::min(best, CostOf(branch.best()->outcome));
+    }
+  }
+  return best;
+}
+
+bool Branches::IsHopeless(const Branch& branch) const {
+  const double tie = 1 + options_.tie;
+  const bool has_ties = options_.objective != Objective::kMemory;
+  const int fewer = CountOf(branch.outer.offload) - 1;
+  return BoundOf(branch) > Incumbent() * tie ||
+         (has_ties && BoundOf(branch) * tie > Incumbent(fewer));
+}
+
+Seconds Branches::LowerBound() const {
+  double least = INFINITY;
+  for (const Branch& branch : branches_) {
+    if (branch.status != CandidateStatus::kPrunedMemory) {
+      least = std::min(least, branch.bound.time.value);
+    }
+  }
+  return Seconds(std::isfinite(least) ? least : 0.0);
+}
+
+Candidate Branches::CandidateOf(const Branch& branch) const {
+  Candidate c;
+  c.family = FamilyName(branch.outer, options_);
+  c.bound = branch.bound.time;
+  c.memory_bound = branch.bound.memory;
+  c.deficit = branch.bound.deficit;
+  c.status = branch.status;
+  return c;
+}
+
+void Branches::Append(const Branch& branch, std::vector<Candidate>& candidates) const {
+  Candidate c = CandidateOf(branch);
+  if (branch.local == nullptr) {
+    c.plan = OuterPlan(branch.outer, options_);
+    c.label = LabelOf(branch.outer);
+    candidates.push_back(std::move(c));
+    return;
+  }
+  for (const Evaluated& e : branch.local->evaluated()) {
+    if (e.outcome.is_allowed) {
+      c.plan = branch.local->PlanOf(e.inner);
+      c.label = branch.local->LabelOf(e.inner);
+      SetOutcome(e.outcome, limits_, c);
+      candidates.push_back(c);
+    }
+  }
+}
+
+}  // namespace shardwright

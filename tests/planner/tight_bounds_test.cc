@@ -1,0 +1,111 @@
+// Bounds that are computed by hand: a looser one, which no plan would contradict, fails here.
+
+#include <array>
+#include <cstddef>
+#include <random>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "planner/dual.h"
+#include "planner/measure.h"
+#include "planner/occupancy.h"
+#include "planner/search.h"
+#include "planner/space.h"
+#include "schedule/dialect_facts.h"
+#include "tests/planner/random_jobs.h"
+
+namespace shardwright {
+namespace {
+
+using testing::Case;
+using testing::DrawCase;
+using testing::NativeSearch;
+
+// Two ranks and what they gather; kernels that leave the memory's bandwidth alone.
+struct TwoRanks {
+  TwoRanks() {
+    std::mt19937 random(1);
+    case_ = DrawCase(random, 2);
+    case_.cluster = LoadCluster("h100-80 x2, nvlink 450 GB/s, host 1 TiB", 1);
+    measured.classes.resize(1);
+    measured.pattern_is_allowed = {true};
+    terms.measured = &measured;
+  }
+
+  [[nodiscard]] double Least() const {
+    OuterChoice outer;
+    outer.shard_size = 2;
+    Occupancy::RowWeights bytes{};
+    bytes[Occupancy::kGather] = 1e9;
+    std::array<bool, kLoadCount> loads{};
+    loads[0] = true;
+    const Occupancy occupancy(case_.Input(), outer, FactsOf(Dialect::kNative), bytes, {}, loads);
+    std::vector<double> prices;
+    return LeastTime(terms, occupancy, prices);
+  }
+
+  Measured measured;
+  Terms terms;
+
+ private:
+  Case case_;
+};
+
+}  // namespace
+
+TEST_CASE("What is kept after forward pays for its memory") {
+  // To keep all takes 2,000 bytes, to gather all again 4 s, which nothing can hide: with 500 of
+  // 1,000 bytes free a quarter is kept, with all free a half.
+  TwoRanks job;
+  job.measured.base.seconds[0] = job.measured.forward.seconds[0] = 2;
+  job.measured.classes[0].costs.resize(1);
+  job.terms.seconds[Occupancy::kGather] = 10;
+  job.terms.after_forward = {{2000, 0, Occupancy::kRegather, {}},
+                             {0, 4, Occupancy::kRegather, {}}};
+  job.terms.device_limit = 1000;
+  job.terms.device_excess = -500;
+  const double half_free = job.Least();
+  job.terms.device_excess = -1000;
+  CHECK(half_free - job.Least() == doctest::Approx(1).epsilon(0.01));
+  CHECK(half_free >= 13);
+}
+
+TEST_CASE("Activations on the host have the room that states leave there") {
+  // Of 1,000 bytes on the host states take 500. Each of four blocks copies 250 bytes, or runs for
+  // 2 s more: two copy.
+  TwoRanks job;
+  job.measured.base.seconds[0] = 10;
+  job.measured.classes[0].blocks = {0, 1, 2, 3};
+  job.measured.classes[0].costs.resize(2);
+  job.measured.classes[0].costs[0].copied_bytes = 250;
+  job.measured.classes[0].costs[1].work.seconds[0] = 2;
+  job.measured.pattern_is_allowed = {true, true};
+  job.measured.all_blocks_copy = true;
+  job.terms.offloads_activations = true;
+  job.terms.has_host_limit = true;
+  job.terms.host_limit = 1000;
+  job.terms.host_excess = -500;
+  job.terms.device_limit = 1000;
+  job.terms.device_excess = -1000;
+  CHECK(job.Least() == doctest::Approx(14).epsilon(1e-3));
+}
+
+TEST_CASE("Blocks that do less than others say nothing about patterns") {
+  // Nothing in front of the blocks learns, so that the first one has no gradient of its input.
+  std::mt19937 random(3);
+  Case c = DrawCase(random, 6);
+  for (Parameter& param : c.model.params) {
+    param.trainable = param.fqn.starts_with("block");
+  }
+  const SearchOptions options = NativeSearch(c);
+  const SearchInput input = c.Input();
+  const Measured m = Measure(input, options, MakeSpace(input, options), 1);
+  std::vector<std::vector<std::size_t>> blocks;
+  for (const BlockClass& block_class : m.classes) {
+    blocks.push_back(block_class.blocks);
+  }
+  CHECK(blocks == std::vector<std::vector<std::size_t>>{{1, 2, 3, 4, 5}});
+}
+
+}  // namespace shardwright
