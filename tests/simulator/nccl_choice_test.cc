@@ -194,6 +194,12 @@ TEST_CASE("NCCL's estimates of all-reduces, by hand") {
   // Trees of two nodes count the rate inside: 0.92 x 360, above the cap of 8 x 36.7 for LL128.
   CHECK(micros(two, NcclAlgorithm::kTree, "LL128", 1e6) ==
         doctest::Approx(14 + 2 * (7 * 1.25 + 8.5) + 2000 / (8 * 36.7 * 0.6)).epsilon(kTolerance));
+  // With half the adapters' rate still those of 12 x 30 GB/s and 8 x 41.4, and 0.8 of them at 16
+  // MB.
+  NcclPlace half = two;
+  half.inter_rate = BytesPerSecond(200e9);
+  CHECK(micros(half, NcclAlgorithm::kTree, "Simple", 16e6) ==
+        doctest::Approx(8.4 + 2 * (7 * 4 + 14) + 32000 / (0.92 * 360 * 0.8)).epsilon(kTolerance));
   // 2 x 48 GB/s per channel are above the caps of NVLSTree (57.7) and of the switch (67).
   CHECK(micros(two, NcclAlgorithm::kNvlsTree, "Simple", 16e6) ==
         doctest::Approx(25 + 2 * 20.9 + 32000 / (8 * 57.7)).epsilon(kTolerance));
