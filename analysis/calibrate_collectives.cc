@@ -196,9 +196,12 @@ class CollectiveFit {
 
   static void ScaleLatencies(TransportProfile& transport, double factor) {
     transport.split_latency.value = transport.split_latency.value * factor;
+    transport.p2p_latency.value = transport.p2p_latency.value * factor;
     for (ProtocolProfile& protocol : transport.protocols) {
       protocol.base_latency.value = protocol.base_latency.value * factor;
       protocol.hop_latency.value = protocol.hop_latency.value * factor;
+      protocol.tree_latency.value = protocol.tree_latency.value * factor;
+      protocol.turn_latency.value = protocol.turn_latency.value * factor;
     }
   }
 
@@ -283,9 +286,12 @@ class CollectiveFit {
           break;
         case Knob::kLatency:
           to.split_latency.value = from.split_latency.value * factor;
+          to.p2p_latency.value = from.p2p_latency.value * factor;
           for (std::size_t p = 0; p < to.protocols.size(); ++p) {
             to.protocols[p].base_latency.value = from.protocols[p].base_latency.value * factor;
             to.protocols[p].hop_latency.value = from.protocols[p].hop_latency.value * factor;
+            to.protocols[p].tree_latency.value = from.protocols[p].tree_latency.value * factor;
+            to.protocols[p].turn_latency.value = from.protocols[p].turn_latency.value * factor;
           }
           break;
         case Knob::kReduce:
@@ -368,13 +374,17 @@ class CollectiveFit {
           FindSimple(to.protocols)->reduce_bandwidth);
       return;
     }
+    // Those that few have move along unlisted.
     to.split_latency.value = found.split_latency.value;
+    to.p2p_latency.value = found.p2p_latency.value;
     for (std::size_t p = 0; p < to.protocols.size(); ++p) {
       const std::string name = "protocols." + from.protocols[p].name;
       set(name + ".base_latency", from.protocols[p].base_latency, found.protocols[p].base_latency,
           to.protocols[p].base_latency);
       set(name + ".hop_latency", from.protocols[p].hop_latency, found.protocols[p].hop_latency,
           to.protocols[p].hop_latency);
+      to.protocols[p].tree_latency.value = found.protocols[p].tree_latency.value;
+      to.protocols[p].turn_latency.value = found.protocols[p].turn_latency.value;
     }
   }
 

@@ -10,13 +10,18 @@
 #include <type_traits>
 #include <utility>
 
-#include "analysis/optimize.h"
+#include "analysis/internal/network_numbers.h"
 #include "analysis/validate_nccl.h"
 #include "core/error.h"
 #include "topologies/profile.h"
 
 namespace shardwright {
 namespace {
+
+using internal::Factor;
+using internal::FitNumbers;
+using internal::kBetweenNodes;
+using internal::Time;
 
 // Kinds of fabric. A fabric without measurements is given the numbers of its kind.
 enum class FabricKind { kNvlink, kRdma, kHostTcp };
@@ -48,29 +53,6 @@ constexpr double kHostTcpEfficiency = 0.6;
 // adapters are slow) to 0.94 (two a3-mega nodes), as published.
 constexpr double kRdmaEfficiency = 0.85;
 constexpr double kRdmaEfficiencyWidth = 0.08;
-
-// Stands for all transports between nodes.
-constexpr std::string_view kBetweenNodes = "between nodes";
-
-NetworkNumber Factor(std::string fabric, std::string transport, std::string protocol,
-                     std::string field, double lower, double upper) {
-  NetworkNumber number;
-  number.fabric = std::move(fabric);
-  number.transport = std::move(transport);
-  number.protocol = std::move(protocol);
-  number.field = std::move(field);
-  number.lower = lower;
-  number.upper = upper;
-  return number;
-}
-
-NetworkNumber Time(std::string fabric, std::string transport, std::string protocol,
-                   std::string field, double upper_us) {
-  NetworkNumber number = Factor(std::move(fabric), std::move(transport), std::move(protocol),
-                                std::move(field), 0, upper_us * 1e-6);
-  number.is_time = true;
-  return number;
-}
 
 // The numbers of one fabric. Inside a node: the efficiency alone, since latencies are NCCL's own or
 // shared. Between nodes: efficiency, one latency per protocol, and the cost of split messages.
@@ -131,109 +113,6 @@ std::vector<NetworkNumber> NumbersFor(const std::set<std::string>& fabrics,
   return numbers;
 }
 
-// One number in a profile.
-struct NumberPlace {
-  double* value;
-  Origin* origin;
-};
-
-template <class T>
-NumberPlace PlaceIn(Number<T>& number) {
-  if constexpr (std::is_same_v<T, double>) {
-    return {&number.value, &number.origin};
-  } else {
-    return {&number.value.value, &number.origin};
-  }
-}
-
-NumberPlace FieldOf(ProtocolProfile& protocol, const std::string& field) {
-  if (field == "base_latency") {
-    return PlaceIn(protocol.base_latency);
-  }
-  if (field == "hop_latency") {
-    return PlaceIn(protocol.hop_latency);
-  }
-  SW_CHECK(field == "reduce_bandwidth", field);
-  return PlaceIn(protocol.reduce_bandwidth);
-}
-
-NumberPlace FieldOf(TransportProfile& transport, const std::string& field) {
-  if (field == "efficiency") {
-    return PlaceIn(transport.efficiency);
-  }
-  if (field == "overlap") {
-    return PlaceIn(transport.overlap);
-  }
-  SW_CHECK(field == "split_latency", field);
-  return PlaceIn(transport.split_latency);
-}
-
-// Profiles for one machine extend those of their GPUs and name no architecture.
-bool IsMeantFor(const NetworkNumber& number, const Profile& profile) {
-  if (!number.profile.empty()) {
-    return profile.name == number.profile;
-  }
-  return number.architecture.empty() || profile.architecture == number.architecture ||
-         (profile.architecture.empty() && number.architecture == "hopper" &&
-          profile.name.starts_with("h100"));
-}
-
-bool IsMeantFor(const NetworkNumber& number, const TransportProfile& transport) {
-  return number.transport == kBetweenNodes ? transport.name != "nvlink" && transport.name != "pcie"
-                                           : transport.name == number.transport;
-}
-
-// Where `number` stands in a profile, if it does.
-std::vector<NumberPlace> PlacesOf(const NetworkNumber& number, Profile& profile) {
-  std::vector<NumberPlace> places;
-  if (!IsMeantFor(number, profile)) {
-    return places;
-  }
-  if (number.transport.empty()) {
-    places.push_back(PlaceIn(profile.host.library_call));
-  }
-  for (TransportProfile& transport : profile.transports) {
-    if (!IsMeantFor(number, transport)) {
-      continue;
-    }
-    if (number.protocol.empty()) {
-      places.push_back(FieldOf(transport, number.field));
-    }
-    for (ProtocolProfile& protocol : transport.protocols) {
-      if (!number.protocol.empty() && protocol.name == number.protocol) {
-        places.push_back(FieldOf(protocol, number.field));
-      }
-    }
-  }
-  return places;
-}
-
-// Sets one number in all profiles that have it.
-struct Setter {
-  std::vector<double*> values;
-
-  Setter(const NetworkNumber& number, PreparedSweep& sweep) {
-    for (auto& [name, profile] : sweep.profiles) {
-      for (const NumberPlace& place : PlacesOf(number, *profile)) {
-        values.push_back(place.value);
-      }
-    }
-  }
-  void operator()(double value) const {
-    for (double* target : values) {
-      *target = value;
-    }
-  }
-};
-
-// Logarithmic errors count by their size, small ones by their square, so that a few rows that
-// cannot be met (two reports of one machine that differ by 41 %) do not pull the others away.
-double Loss(double predicted, double measured) {
-  constexpr double kSquareBelow = 0.03;
-  const double error = std::log(predicted / measured) / kSquareBelow;
-  return kSquareBelow * (std::sqrt(1 + error * error) - 1);
-}
-
 using Entry = PreparedSweep::Entry;
 
 std::vector<const Entry*> ScoredEntries(const PreparedSweep& sweep) {
@@ -252,55 +131,6 @@ std::set<std::string> FabricsOf(const std::vector<const Entry*>& entries) {
     fabrics.insert(entry->fabric);
   }
   return fabrics;
-}
-
-// What numbers that are far from what is expected of them add to the objective: little, so that it
-// counts only where the rows do not tell.
-double Surprise(std::span<const double> values, const std::vector<NetworkNumber>& numbers) {
-  constexpr double kWeight = 0.001;
-  double sum = 0;
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
-    if (numbers[i].expected > 0) {
-      const double distance = values[i] * numbers[i].upper - numbers[i].expected;
-      sum += kWeight * std::pow(distance / numbers[i].expected_width, 2);
-    }
-  }
-  return sum;
-}
-
-// Fits `numbers` to `entries` of `sweep`, whose profiles are left at the result.
-std::int64_t FitTo(const std::vector<const Entry*>& entries, PreparedSweep& sweep,
-                   std::vector<NetworkNumber>& numbers) {
-  std::vector<Setter> setters;
-  std::vector<FitVariable> variables;
-  for (NetworkNumber& number : numbers) {
-    const Setter& setter = setters.emplace_back(number, sweep);
-    SW_CHECK(!setter.values.empty(), NumberName(number));
-    // In units of the upper bound, so that times and factors are of one size.
-    variables.push_back({NumberName(number), number.lower / number.upper, 1,
-                         *setter.values.front() / number.upper});
-  }
-  const auto set_all = [&](std::span<const double> values) {
-    for (std::size_t i = 0; i < setters.size(); ++i) {
-      setters[i](values[i] * numbers[i].upper);
-    }
-  };
-  constexpr std::int64_t kMostEvaluations = 60000;
-  const FitResult result = Minimise(
-      [&](std::span<const double> values) {
-        set_all(values);
-        double sum = 0;
-        for (const Entry* entry : entries) {
-          sum += Loss(PredictEntry(*entry).value, entry->row.time.value);
-        }
-        return sum / static_cast<double>(entries.size()) + Surprise(values, numbers);
-      },
-      variables, kMostEvaluations);
-  set_all(result.values);
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
-    numbers[i].value = result.values[i] * numbers[i].upper;
-  }
-  return result.evaluations;
 }
 
 const Fabric* FindFabric(const std::string& name) {
@@ -336,7 +166,7 @@ LeftOutFabric LeaveOut(const std::string& name, const std::vector<SweepRow>& row
   }
   // A number that only the left-out rows can tell must not stay at what they told.
   std::vector<NetworkNumber> numbers = NumbersFor(FabricsOf(kept), sweep);
-  FitTo(kept, sweep, numbers);
+  FitNumbers(kept, sweep, numbers);
 
   const Fabric& fabric = *FindFabric(name);
   LeftOutFabric result;
@@ -353,7 +183,7 @@ LeftOutFabric LeaveOut(const std::string& name, const std::vector<SweepRow>& row
     if (value == 0 && fabric.kind != FabricKind::kNvlink) {
       value = MeanOfKind(number, FabricKind::kRdma, name, numbers);
     }
-    Setter(number, sweep)(value);
+    internal::NumberSetter(number, sweep)(value);
   }
   for (const NetworkNumber& number : numbers) {
     const Fabric* other = FindFabric(number.fabric);
@@ -381,27 +211,6 @@ LeftOutFabric LeaveOut(const std::string& name, const std::vector<SweepRow>& row
 
 }  // namespace
 
-std::string NumberName(const NetworkNumber& number) {
-  std::string name = number.fabric.empty() ? "shared" : number.fabric;
-  if (!number.profile.empty()) {
-    name = number.profile;
-  }
-  name += ":";
-  for (const std::string* part : {&number.protocol, &number.field}) {
-    name += part->empty() ? "" : " " + *part;
-  }
-  return name;
-}
-
-void ApplyFit(const NetworkFit& fit, const Origin& origin, Profile& profile) {
-  for (const NetworkNumber& number : fit.numbers) {
-    for (const NumberPlace& place : PlacesOf(number, profile)) {
-      *place.value = number.value;
-      *place.origin = origin;
-    }
-  }
-}
-
 NetworkFit FitNetwork(const std::vector<SweepRow>& rows, bool leave_out) {
   PreparedSweep sweep = PrepareSweep(rows, "");
   std::vector<const Entry*> scored = ScoredEntries(sweep);
@@ -414,7 +223,7 @@ NetworkFit FitNetwork(const std::vector<SweepRow>& rows, bool leave_out) {
   NetworkFit fit;
   const std::set<std::string> fabrics = FabricsOf(scored);
   fit.numbers = NumbersFor(fabrics, sweep);
-  fit.evaluations = FitTo(scored, sweep, fit.numbers);
+  fit.evaluations = FitNumbers(scored, sweep, fit.numbers);
   std::vector<double> errors;
   errors.reserve(scored.size());
   for (const Entry* entry : scored) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Fitting the network numbers of profiles to published all-gathers and reduce-scatters.
+// Fitting the network numbers of profiles to published collectives.
 
 #include <cstdint>
 #include <string>
@@ -50,6 +50,11 @@ struct NetworkFit {
 // well. Fabrics without rows keep the shipped numbers. Deterministic. Throws InputError when no row
 // can be used. Seconds for some hundred rows.
 [[nodiscard]] NetworkFit FitNetwork(const std::vector<SweepRow>& rows, bool leave_out);
+
+// Fits what all-reduces and all-to-alls add to the numbers of gathers, which stay as shipped, to
+// all sizes: inside nodes, then per network, then all-to-alls; rows below 64 KiB count a quarter.
+// Deterministic. Throws InputError when no row can be used.
+[[nodiscard]] NetworkFit FitAllReduce(const std::vector<SweepRow>& rows);
 
 // Writes the found numbers into a profile, as far as they are meant for it, with `origin`.
 void ApplyFit(const NetworkFit& fit, const Origin& origin, Profile& profile);

@@ -45,13 +45,14 @@ constexpr std::array<GpuName, 14> kGpuNames = {
     GpuName{"RTX 4090", "rtx-4090", "1x100 Gbit/s"},
 };
 
-// Machines that are in the catalog, by a part of the name that sources give them.
+// Machines that are in the catalog or have a profile of their own, by a part of the name that
+// sources give them.
 struct KnownSystem {
   std::string_view part;
-  std::string_view cluster;
+  std::string_view cluster;  // empty: as the row describes it
   std::string_view profile;  // empty: the GPU's default
 };
-constexpr std::array<KnownSystem, 13> kSystems = {
+constexpr std::array<KnownSystem, 14> kSystems = {
     KnownSystem{"a3-highgpu", "a3-high", ""},
     KnownSystem{"a3-megagpu", "a3-mega", ""},
     KnownSystem{"a3-ultragpu", "a3-ultra", ""},
@@ -62,7 +63,9 @@ constexpr std::array<KnownSystem, 13> kSystems = {
     KnownSystem{"p5en.48xlarge", "p5en", ""},
     KnownSystem{"p6-b200.48xlarge", "p6-b200", ""},
     KnownSystem{"Vultr HGX B200", "vultr-b200", ""},
-    KnownSystem{"ND H100 v5", "nd-h100-v5", ""},
+    // Hosts that need some 30 us per call: see the profile.
+    KnownSystem{"ND H100 v5", "nd-h100-v5", "h100-azure-host"},
+    KnownSystem{"ND H200 v5", "", "h100-azure-host"},
     KnownSystem{"ND A100 v4", "ndm-a100-v4", ""},
     // An H100 node whose host needs 45 us per call: see the profile.
     KnownSystem{"SimuMax", "dgx-h100", "h100-slow-host"},
@@ -215,7 +218,8 @@ std::optional<SweepPlace> PlaceOfRow(const SweepRow& row, SweepSkip& skip) {
   if (known != kSystems.end()) {
     spec = known->cluster;
     place.profile = known->profile;
-  } else {
+  }
+  if (spec.empty()) {
     SweepRow one_domain = row;
     one_domain.nodes = nodes;
     one_domain.gpus_per_node = per_node;
@@ -239,6 +243,12 @@ std::optional<SweepPlace> PlaceOfRow(const SweepRow& row, SweepSkip& skip) {
     return std::nullopt;
   }
   return place;
+}
+
+Seconds ToolTime(const SweepRow& row) {
+  // stas00/ml-engineering's benchmark takes events around each call of PyTorch's.
+  constexpr Seconds kOfEachCall(15e-6);
+  return Contains(row.system, "all_reduce_bench.py") ? kOfEachCall : Seconds(0);
 }
 
 std::string ShortSource(const SweepRow& row) {

@@ -57,6 +57,12 @@ struct SweepSkip {
 // network, op and whether bytes and time are given; nothing measured.
 [[nodiscard]] std::optional<SweepPlace> PlaceOfRow(const SweepRow& row, SweepSkip& skip);
 
+// What the tool that measured a row counts besides: nccl-tests nothing, since it issues many calls
+// before it waits; benchmarks that time each call of PyTorch's by events what passes between the
+// first event and the kernel, 15 us (all_reduce_bench.py on 8 H200 against nccl-tests on such
+// nodes, 2 to 16 MiB).
+[[nodiscard]] Seconds ToolTime(const SweepRow& row);
+
 // "NVIDIA/nccl" of "github.com/NVIDIA/nccl/issues/527 (comment)": the first words of a source.
 [[nodiscard]] std::string ShortSource(const SweepRow& row);
 

@@ -215,7 +215,8 @@ void AddOwnStep(const Program& program, const Trace& trace, const std::vector<Re
     }
   }
   for (const ComputeWait& wait : FindComputeWaits(program, trace, steps, index, period)) {
-    if (wait.kind != WaitKind::kEdge) {
+    // What was carried over from a step that was not recorded is not known.
+    if (wait.kind != WaitKind::kEdge || !wait.cause.valid()) {
       continue;
     }
     const double seconds = ToSeconds(wait.end - wait.begin).value;

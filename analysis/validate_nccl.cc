@@ -36,7 +36,11 @@ const Profile& ProfileOf(const SweepPlace& place, const std::string& wanted,
     profile = LoadProfile(name);
     return *profiles.emplace(name, std::make_unique<Profile>(std::move(profile))).first->second;
   }
-  profile = DefaultProfile(place.cluster.gpu, "");  // the network's numbers: no stack changes them
+  // The network's numbers: no stack changes them.
+  profile = DefaultProfile(place.cluster.gpu, "");
+  if (profile.architecture.empty()) {
+    profile = DefaultProfile(place.cluster.gpu, "torch");  // MI300X has no other
+  }
   const auto known = profiles.find(profile.name);
   if (known != profiles.end()) {
     return *known->second;
@@ -89,8 +93,13 @@ PreparedSweep PrepareSweep(const std::vector<SweepRow>& rows, const std::string&
 
 Seconds PredictEntry(const PreparedSweep::Entry& entry) {
   SW_CHECK(entry.profile != nullptr, "a skipped row is not predicted");
-  return std::max(CollectiveTime(entry.op, entry.row.bytes, entry.path),
-                  entry.profile->host.library_call.value);
+  const HostProfile& host = entry.profile->host;
+  Seconds call = host.library_call.value;
+  if (entry.op == OpCode::kAllToAll) {
+    call += static_cast<double>(entry.path.ring.size - 1) * host.library_peer.value;
+  }
+  return std::max(CollectiveTime(entry.op, entry.row.bytes, entry.path), call) +
+         ToolTime(entry.row);
 }
 
 double EntryError(const PreparedSweep::Entry& entry) {

@@ -15,7 +15,8 @@ namespace {
 constexpr const char* kFitNcclAbout =
     R"(Fits the network numbers of a profile to published collective sweeps.
 
-Only all-gathers and reduce-scatters of 64 KiB to 16 GiB are used.
+Only all-gathers and reduce-scatters of 64 KiB to 16 GiB are used; with --all-reduce, the all-reduces
+and all-to-alls of all sizes, over the shipped numbers of gathers.
 
 Examples:
   shardwright fit-nccl bench/published/nccl_measured.csv --left-out
@@ -32,7 +33,8 @@ constexpr std::array<FlagRow, 3> kFitNcclFlags = {{
     {"--date", "YYYY-MM-DD", "when the sweep was measured or read; required with --output"},
 }};
 
-constexpr std::array<SwitchRow, 1> kFitNcclSwitches = {{
+constexpr std::array<SwitchRow, 2> kFitNcclSwitches = {{
+    {"--all-reduce", "fit what all-reduces and all-to-alls add to gathers"},
     {"--left-out",
      "also fit with each fabric left out in turn, and predict it from its link rates"},
 }};
@@ -55,7 +57,10 @@ int RunFitNccl(const Arguments& arguments) {
   if (!output.empty()) {
     arguments.Require("--date");
   }
-  const NetworkFit fit = FitNetwork(ReadSweep(file), arguments.Has("--left-out"));
+  const std::vector<SweepRow> rows = ReadSweep(file);
+  const NetworkFit fit = arguments.Has("--all-reduce")
+                             ? FitAllReduce(rows)
+                             : FitNetwork(rows, arguments.Has("--left-out"));
   if (!output.empty()) {
     WriteFileAtomically(output, FittedProfile(fit, base, origin));
     if (output == "-") {

@@ -114,6 +114,8 @@ struct HostProfile {
   // Least time between two collectives that compiled code issues back to back: nccl-tests prints
   // no shorter times. 0: not known to matter. Optional in files.
   Number<Seconds> library_call;
+  // The same per peer of an all-to-all, in addition. Optional in files.
+  Number<Seconds> library_peer;
   // Time per optimizer step in which the device idles, because the training loop waits for results
   // (the loss, to log it) and then fetches data and starts anew. Optional in files.
   Number<Seconds> step;
@@ -143,14 +145,22 @@ struct ProtocolProfile {
   Number<double> bandwidth;  // fraction of the Simple protocol's rate
   // Part of it that remains when data are reduced on the way. Optional in files.
   Number<double> reduce_bandwidth{1, {}, 0};
-  // NVLS: what could have been sent in the time that handing on a chunk takes (NvlsChunk). Optional
-  // in files.
+  // NVLS: what could have been sent in the time that handing on a chunk takes (NvlsChunk), and the
+  // rounds of chunks until all stages work at a time. Optional in files.
   Number<Bytes> chunk_overhead;
+  Number<double> fill;
+  // Per hop of a tree between nodes; 0: hop_latency. Optional in files.
+  Number<Seconds> tree_latency;
+  // What an all-reduce by ring pays once beside the latencies of two gathers, and the exponent q
+  // with which its latency hides behind its transfer, as TransportProfile::overlap. Optional in
+  // files.
+  Number<Seconds> turn_latency;
+  Number<double> turn_overlap{1, {}, 0};
 
   bool operator==(const ProtocolProfile&) const = default;
 };
 
-// How the library chooses the protocol of a gather or reduce-scatter.
+// How the library chooses algorithm and protocol of a collective.
 enum class CollectiveChoice : std::uint8_t {
   kCheapest,  // the one that is fastest, as tuned tables do (AWS, Google plugins)
   kNccl,      // the one that NCCL's own cost model prefers, which is not always the fastest
@@ -166,6 +176,25 @@ struct TransportProfile {
   Number<double> efficiency;      // bus bandwidth of large all-gathers / raw link rate
   Number<std::int64_t> channels;  // thread blocks of a collective = multiprocessors it occupies
   CollectiveChoice choice = CollectiveChoice::kCheapest;
+  // Of all-reduces; nothing: as of gathers. Optional in files.
+  std::optional<CollectiveChoice> all_reduce_choice;
+  // Names of the protocols that all-reduces may use ("NVLS" with them); empty: all. What a provider
+  // switches off (NCCL_PROTO, NCCL_NVLS_ENABLE) or a plugin cannot do. Optional in files.
+  std::vector<std::string> all_reduce_protocols;
+  // Latency of the network that its plugin reports to NCCL's estimates. Optional in files.
+  Number<Seconds> reported_latency;
+  // Times the rate of gathers that all-reduces reach between nodes, by ring or tree, which is the
+  // link's at most. Optional in files.
+  Number<double> all_reduce_gain{1, {}, 0};
+  // Bytes that a channel of a Simple tree hands on at a time: an eighth of NCCL_BUFFSIZE. 0: the
+  // time until all hops work at a time is not counted. Optional in files.
+  Number<Bytes> tree_chunk;
+  // All-to-all, which is a send to and a receive from every peer: times the rate of gathers that it
+  // reaches, latency of all of it (0: a ring's base and hops), and the time s by which peers drift
+  // apart: t = latency + X + sqrt(s X). Optional in files.
+  Number<double> p2p_gain{1, {}, 0};
+  Number<Seconds> p2p_latency;
+  Number<Seconds> p2p_drift;
   // How much of the Simple protocol's latency L hides behind its transfer X, since several chunks
   // are in flight: t = (L^q + X^q)^(1/q). From 1 (nothing hides) to 10. Optional in files.
   Number<double> overlap{1, {}, 0};

@@ -117,6 +117,7 @@ void VisitComputeCounts(Part& part, Visit visit) {
 template <class Part, class Visit>
 void VisitHostExtras(Part& part, Visit visit) {
   visit("library_call", part.library_call);
+  visit("library_peer", part.library_peer);
   visit("step", part.step);
 }
 template <class Part, class Visit>
@@ -132,11 +133,25 @@ void VisitTransportExtras(Part& part, Visit visit) {
   visit("overlap", part.overlap);
   visit("split_above", part.split_above);
   visit("split_latency", part.split_latency);
+  visit("all_reduce_gain", part.all_reduce_gain);
+  visit("tree_chunk", part.tree_chunk);
+  visit("reported_latency", part.reported_latency);
+  visit("p2p_gain", part.p2p_gain);
+  visit("p2p_latency", part.p2p_latency);
+  visit("p2p_drift", part.p2p_drift);
 }
 template <class Part, class Visit>
 void VisitProtocolExtras(Part& part, Visit visit) {
   visit("reduce_bandwidth", part.reduce_bandwidth);
   visit("chunk_overhead", part.chunk_overhead);
+  visit("tree_latency", part.tree_latency);
+  visit("turn_latency", part.turn_latency);
+}
+// Above 1, or not there.
+template <class Part, class Visit>
+void VisitProtocolFactors(Part& part, Visit visit) {
+  visit("fill", part.fill);
+  visit("turn_overlap", part.turn_overlap);
 }
 template <class Part, class Visit>
 void VisitProtocol(Part& part, Visit visit) {
@@ -250,6 +265,25 @@ Row& FindOrAdd(std::vector<Row>& rows, const std::string& name, bool& is_new) {
   return *at;
 }
 
+// What the library chooses by, and among what.
+void ReadChoices(const JsonValue& value, std::vector<std::string>& keys, TransportProfile& out) {
+  for (const char* key : {"choice", "all_reduce_choice", "all_reduce_protocols"}) {
+    keys.emplace_back(key);
+  }
+  if (const auto choice = value.Find("choice")) {
+    out.choice = static_cast<CollectiveChoice>(choice->AsChoice(kChoiceNames));
+  }
+  if (const auto choice = value.Find("all_reduce_choice")) {
+    out.all_reduce_choice = static_cast<CollectiveChoice>(choice->AsChoice(kChoiceNames));
+  }
+  if (const auto protocols = value.Find("all_reduce_protocols")) {
+    out.all_reduce_protocols.clear();
+    for (std::size_t i = 0; i < protocols->size(); ++i) {
+      out.all_reduce_protocols.push_back((*protocols)[i].AsString());
+    }
+  }
+}
+
 void ReadTransport(const JsonValue& value, bool has_base, TransportProfile& out) {
   std::vector<std::string> keys = OriginKeys();
   keys.emplace_back("protocols");
@@ -259,10 +293,7 @@ void ReadTransport(const JsonValue& value, bool has_base, TransportProfile& out)
   if (out.overlap.value < 1) {
     throw value.At("overlap").Error("from 1 to 10");
   }
-  keys.emplace_back("choice");
-  if (const auto choice = value.Find("choice")) {
-    out.choice = static_cast<CollectiveChoice>(choice->AsChoice(kChoiceNames));
-  }
+  ReadChoices(value, keys, out);
   value.AllowOnly(keys);
   if (has_base && !value.Find("protocols")) {
     return;
@@ -277,6 +308,8 @@ void ReadTransport(const JsonValue& value, bool has_base, TransportProfile& out)
     VisitProtocol(protocol, reader);
     reader.has_base = true;
     VisitProtocolExtras(protocol, reader);
+    reader.largest_factor = kLargestOverlapFactor;
+    VisitProtocolFactors(protocol, reader);
     row.AllowOnly(row_keys);
   }
   if (out.protocols.empty()) {
@@ -341,6 +374,12 @@ OrderedJson TransportsJson(const std::vector<TransportProfile>& rows) {
     OrderedJson row = SectionJson(
         transport, [](const auto& part, const auto& visit) { VisitTransport(part, visit); });
     row["choice"] = CollectiveChoiceName(transport.choice);
+    if (transport.all_reduce_choice) {
+      row["all_reduce_choice"] = CollectiveChoiceName(*transport.all_reduce_choice);
+    }
+    if (!transport.all_reduce_protocols.empty()) {
+      row["all_reduce_protocols"] = transport.all_reduce_protocols;
+    }
     AddExtras(
         transport, [](const auto& part, const auto& visit) { VisitTransportExtras(part, visit); },
         row);
@@ -349,7 +388,11 @@ OrderedJson TransportsJson(const std::vector<TransportProfile>& rows) {
       numbers = SectionJson(
           protocol, [](const auto& part, const auto& visit) { VisitProtocol(part, visit); });
       AddExtras(
-          protocol, [](const auto& part, const auto& visit) { VisitProtocolExtras(part, visit); },
+          protocol,
+          [](const auto& part, const auto& visit) {
+            VisitProtocolExtras(part, visit);
+            VisitProtocolFactors(part, visit);
+          },
           numbers);
     }
     transports[transport.name] = row;

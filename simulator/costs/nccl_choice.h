@@ -14,6 +14,10 @@
 
 namespace shardwright {
 
+// How an all-reduce goes round. NVLS adds inside the NVSwitches, NVLSTree does so in each node
+// under a tree over the nodes.
+enum class NcclAlgorithm : std::uint8_t { kRing, kTree, kNvls, kNvlsTree };
+
 // What NCCL knows of a group's place.
 struct NcclPlace {
   std::string architecture;  // GpuSpec::architecture
@@ -23,6 +27,7 @@ struct NcclPlace {
   double nic_channels = 1;    // NICs of a node that the group's ring uses; may be a share of one
   BytesPerSecond intra_rate;  // raw rate of the ring inside a node; 0 without such hops
   BytesPerSecond inter_rate;  // raw rate between nodes, all NICs of the group; 0 without such hops
+  Seconds reported_latency;   // of the network, by its plugin
 };
 
 // NCCL's estimate for a ring all-gather or reduce-scatter of `bytes` in the full array with
@@ -33,10 +38,27 @@ struct NcclPlace {
 [[nodiscard]] std::optional<Seconds> NcclRingEstimate(const NcclPlace& place,
                                                       std::string_view protocol, double bytes);
 
-// Bytes that a thread block of an NVLS all-reduce hands on at a time: 128 KiB, or less for arrays
-// that are few rounds of chunks for all blocks and GPUs of a node. Source: NVIDIA/nccl
-// src/enqueue.cc (calcCollChunking) and src/transport/nvls.cc (NVLS_NCHANNELS_SM90 = 16,
-// NVLS_NCHANNELS_SM100_NVL = 24), read 2026-11-23.
-[[nodiscard]] double NvlsChunk(const NcclPlace& place, double bytes);
+// NCCL's estimate for an all-reduce. Ring as above with twice the steps; between nodes Simple's
+// latency counts 1.4 times from 64 bytes per channel and rank. Tree:
+//   base + 2 ((g-1) hop + log2(N) net_hop) + 2 S / (bandwidth correction(S))
+// with the correction table of the source; NVLS: 25 us and the rate of the switch; NVLSTree: 25 us
+// + 2 log2(N) 20.9 us. Trees between two nodes count the rate inside the nodes, here at least twice
+// the adapters'. Volta's and Ampere's LL counts a quarter of the bus, as up to v2.18, which their
+// published sweeps show; half since. Nothing where NCCL has no such algorithm or no constants. The
+// same source; v2.18.1 for the quarter, read 2026-11-28.
+[[nodiscard]] std::optional<Seconds> NcclAllReduceEstimate(const NcclPlace& place,
+                                                           NcclAlgorithm algorithm,
+                                                           std::string_view protocol, double bytes);
+
+// Bytes that a thread block of an NVLS or NVLSTree all-reduce hands on at a time, less for arrays
+// that are few rounds of chunks for all blocks and GPUs of a node, and the bytes of such a round.
+// In one node 128 KiB at most; over four and more nodes 64 KiB. Source: NVIDIA/nccl src/enqueue.cc
+// (calcCollChunking) and src/transport/nvls.cc (NVLS_NCHANNELS_SM90 = 16, NVLS_NCHANNELS_SM100_NVL
+// = 24, NVLS_NCHANNELS_SM100 = 32 over several nodes), read 2026-11-23 and 2026-11-28.
+struct NvlsChunks {
+  double chunk = 0;
+  double round = 0;
+};
+[[nodiscard]] NvlsChunks NvlsChunksOf(const NcclPlace& place, double bytes);
 
 }  // namespace shardwright

@@ -103,6 +103,69 @@ TEST_CASE("fit-nccl finds the numbers that made a sweep") {
   CHECK(found("shared: overlap") == doctest::Approx(1.6).epsilon(5 * kWithin));
 }
 
+TEST_CASE("fit-nccl --all-reduce finds the numbers that made a sweep") {
+  // A node of H200s, two a3-mega nodes and all-to-alls, with numbers far from the shipped ones.
+  std::vector<SweepRow> rows;
+  const auto add = [&](const char* op, const char* system, std::int64_t nodes) {
+    for (std::int64_t bytes = 1 << 10; bytes <= std::int64_t{4} << 30; bytes *= 2) {
+      SweepRow& row = rows.emplace_back();
+      row.source = "made";
+      row.system = system;
+      row.gpu = "H200";
+      row.gpus = 8 * nodes;
+      row.nodes = nodes;
+      row.gpus_per_node = 8;
+      row.network = "NVLink";
+      row.op = op;
+      row.bytes = Bytes(bytes);
+      row.time = Seconds(1);
+    }
+  };
+  add("all_reduce", "8x H200 node", 1);
+  add("all_reduce", "GCP a3-megagpu-8g", 2);
+  add("alltoall", "8x H200 node", 1);
+  PreparedSweep sweep = PrepareSweep(rows, "");
+  REQUIRE(sweep.profiles.size() == 1);
+  for (TransportProfile& transport : sweep.profiles.begin()->second->transports) {
+    if (transport.name == "nvlink") {
+      transport.p2p_latency.value = Seconds(25e-6);
+      transport.p2p_drift.value = Seconds(40e-6);
+      for (ProtocolProfile& protocol : transport.protocols) {
+        if (protocol.name == "NVLS") {
+          protocol.base_latency.value = Seconds(30e-6);
+          protocol.bandwidth.value = 0.8;
+          protocol.fill.value = 1.2;
+        } else if (protocol.name == "LL") {
+          protocol.base_latency.value = Seconds(15e-6);
+        }
+      }
+    } else if (transport.name == "tcpxo") {
+      transport.all_reduce_gain.value = 0.7;
+      transport.protocols.back().tree_latency.value = Seconds(90e-6);
+    }
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i].time = PredictEntry(sweep.entries[i]);
+  }
+  const NetworkFit fit = FitAllReduce(rows);
+  CHECK(fit.errors.max < 0.02);
+  const auto found = [&](const std::string& name) {
+    const auto it = std::find_if(fit.numbers.begin(), fit.numbers.end(),
+                                 [&](const NetworkNumber& n) { return NumberName(n) == name; });
+    REQUIRE_MESSAGE(it != fit.numbers.end(), name);
+    return it->value;
+  };
+  constexpr double kWithin = 0.02;
+  CHECK(found("hopper nvlink: NVLS base_latency") * 1e6 == doctest::Approx(30).epsilon(kWithin));
+  CHECK(found("hopper nvlink: NVLS bandwidth") == doctest::Approx(0.8).epsilon(kWithin));
+  CHECK(found("hopper nvlink: LL base_latency") * 1e6 == doctest::Approx(15).epsilon(kWithin));
+  CHECK(found("shared: NVLS fill") == doctest::Approx(1.2).epsilon(kWithin));
+  CHECK(found("tcpxo: all_reduce_gain") == doctest::Approx(0.7).epsilon(kWithin));
+  CHECK(found("tcpxo: Simple tree_latency") * 1e6 == doctest::Approx(90).epsilon(kWithin));
+  CHECK(found("shared: p2p_latency") * 1e6 == doctest::Approx(25).epsilon(kWithin));
+  CHECK(found("shared: p2p_drift") * 1e6 == doctest::Approx(40).epsilon(kWithin));
+}
+
 TEST_CASE("fit-nccl without rows to fit says so") {
   std::string text;
   try {
@@ -113,6 +176,13 @@ TEST_CASE("fit-nccl without rows to fit says so") {
   CHECK(text ==
         "sweep: got no all-gather or reduce-scatter of 64 KiB to 16 GiB on a known fabric, "
         "expected some to fit to");
+  try {
+    (void)FitAllReduce({});
+  } catch (const InputError& error) {
+    text = error.what();
+  }
+  CHECK(text ==
+        "sweep: got no all-reduce or all-to-all on a known fabric, expected some to fit to");
 }
 
 }  // namespace

@@ -64,6 +64,11 @@ class FitNccl(ShardwrightTestCase):
         roce = next(g for g in report["groups"] if g["fabric"] == "roce" and g["op"] == "all_gather")
         self.assertLess(roce["errors"]["median"], 0.08)
 
+    def test_all_reduces_are_fitted_over_the_gathers(self):
+        numbers = json.loads(self.succeed("fit-nccl", SWEEP, "--all-reduce", "--json"))["numbers"]
+        self.assertIn("tcpxo: all_reduce_gain", [number["name"] for number in numbers])
+        self.assertNotIn("roce: efficiency", [number["name"] for number in numbers])
+
     def test_a_profile_needs_a_date(self):
         self.assert_fails(2, "--date is required; see shardwright fit-nccl --help", "fit-nccl", SWEEP, "-o", "m.json")
         self.assert_fails(2, '--date: got "2026-13-01", expected a date such as "2026-11-21"',

@@ -169,6 +169,19 @@ TEST_CASE("Profile: choice, overlap and split messages are optional and checked"
   CHECK(with_overlap("0.5") ==
         "p.json: transports.efa.overlap: got {\"date\":\"2026-11-21\",\"kind\":\"assumed\","
         "\"source\":\"me\",\"valu..., expected from 1 to 10");
+  const Profile reduced = ParseProfile(
+      Extension(
+          R"(, "transports": {"opa": {"all_reduce_choice": "nccl", "all_reduce_protocols": ["LL"],
+          "all_reduce_gain": {"value": 0.5, "kind": "assumed", "source": "me", "date": "2026-11-28"},
+          "tree_chunk": {"value": "64 KiB", "kind": "assumed", "source": "me", "date": "2026-11-28"}}})"),
+      "p.json");
+  const TransportProfile& opa = FindTransport(reduced, "opa");
+  CHECK(opa.all_reduce_choice == CollectiveChoice::kNccl);
+  CHECK(opa.all_reduce_protocols == std::vector<std::string>{"LL"});
+  CHECK(opa.all_reduce_gain.value == 0.5);
+  CHECK(opa.tree_chunk.value == Bytes(65536));
+  CHECK(FindTransport(reduced, "pcie").all_reduce_choice == std::nullopt);
+  CHECK(ParseProfile(ProfileJson(reduced), "again.json") == reduced);
   CHECK(ErrorOf(Extension(R"(, "transports": {"efa": {"choice": "ncl"}})")) ==
         "p.json: transports.efa.choice: got \"ncl\", expected one of \"cheapest\", \"nccl\"; did "
         "you mean "
