@@ -61,8 +61,7 @@ TEST_CASE("What is kept after forward pays for its memory") {
   job.measured.base.seconds[0] = job.measured.forward.seconds[0] = 2;
   job.measured.classes[0].costs.resize(1);
   job.terms.seconds[Occupancy::kGather] = 10;
-  job.terms.after_forward = {{2000, 0, Occupancy::kRegather, {}},
-                             {0, 4, Occupancy::kRegather, {}}};
+  job.terms.after_forward = {{2000, 0, Occupancy::kRegather, {}}, {0, 4, Occupancy::kRegather, {}}};
   job.terms.device_limit = 1000;
   job.terms.device_excess = -500;
   const double half_free = job.Least();

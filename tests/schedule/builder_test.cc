@@ -1,5 +1,8 @@
 #include "schedule/builder.h"
 
+#include <cstdint>
+#include <map>
+#include <random>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -101,6 +104,19 @@ TEST_CASE("BodyBuilder: edges that a queue implies are left out, but not those o
   CHECK(body.EdgesOf(e).size() == 1);
   CHECK(program.carry_slot_count == 3);
   CHECK(body.carries == std::vector<OpId>{OpId(), c});
+}
+
+TEST_CASE("KeyCounter: how often each of many keys was met before") {
+  std::mt19937_64 random(7);
+  KeyCounter counter;
+  for (int round = 0; round < 2; ++round) {  // the second one knows nothing of the first
+    std::map<std::uint64_t, std::uint32_t> met;
+    for (int i = 0; i < 20'000; ++i) {
+      const std::uint64_t key = (random() % 5'000) << 40;  // 0 and keys that differ above only
+      REQUIRE(counter.Next(key) == met[key]++);
+    }
+    counter.Clear();
+  }
 }
 
 }  // namespace
