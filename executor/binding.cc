@@ -38,17 +38,7 @@ Binder::Binder(const ExecutorInput& input, Rank rank, const RankMemory& memory)
       ranks_(input.program.shard_size * input.program.replicate_size),
       layouts_(input.model, input.program),
       fresh_(input.program.buffers.size(), false),
-      unit_of_param_(input.model.params.size()),
-      states_(input.program.units.size()),
-      moments_(input.program.units.size()),
-      masters_(input.program.units.size()),
-      shards_(input.program.units.size()),
-      copies_(input.program.units.size()) {
-  for (std::size_t u = 0; u < program_.units.size(); ++u) {
-    for (const ParamSlot& slot : program_.units[u].params) {
-      unit_of_param_[slot.param.value] = UnitId(u);
-    }
-  }
+      units_(input.program.units.size()) {
   std::int64_t offset = 0;
   for (const Module& m : in_.model.modules) {
     module_offset_.push_back(offset);
@@ -152,7 +142,9 @@ std::vector<ByteRange> Binder::TakePoison(std::span<const Access> accesses) {
 void Binder::BindBody(const Body& body, BoundBody& bound) {
   gathered_.clear();
   has_clipped_ = false;
-  moments_.assign(program_.units.size(), {});
+  for (UnitBuffers& unit : units_) {
+    unit.moments.clear();
+  }
   bound.calls.reserve(body.size());
   bound.poison.reserve(body.size());
   for (std::size_t i = 0; i < body.size(); ++i) {

@@ -97,19 +97,27 @@ class Binder {
     BufferId host;
     std::int64_t begin = 0, count = 0;
   };
+  // What lives as long as the run.
+  struct UnitBuffers {
+    BufferId shard;                    // what gathers read
+    BufferId copy;                     // see BoundCopy
+    BufferId master;                   // what the optimizer updates
+    std::vector<BufferId> states;      // on the device
+    std::vector<StagedPiece> moments;  // in the body at hand
+  };
   void StagePiece(UnitId unit, BufferId host, BufferId device);
   [[nodiscard]] static std::vector<OptimizerRange> InPiece(
       const std::vector<OptimizerRange>& ranges, const StagedPiece& piece);
   [[nodiscard]] ShardBuffers BuffersOfIndex(std::span<const Access> accesses,
                                             std::uint16_t index) const;
-  void RememberStates(const ShardBuffers& buffers);
   void AddShardUpdate(std::span<const Access> accesses, std::uint16_t index, UpdateCall& update);
   void AddCasts(std::span<const Access> accesses, CopyCall& casts);
   [[nodiscard]] std::vector<OptimizerRange> UpdateRanges(const Contents& params,
                                                          const Contents& grads) const;
   [[nodiscard]] std::vector<ElementRange> GradientRanges(std::span<const Access> accesses) const;
   void FillUnits(Binding& binding) const;
-  [[nodiscard]] std::vector<BoundStates> StatesOf(std::size_t unit, const Contents& shard) const;
+  [[nodiscard]] std::vector<BoundStates> StatesOf(const UnitBuffers& unit,
+                                                  const Contents& shard) const;
 
   [[nodiscard]] std::byte* At(BufferId buffer) const;
   [[nodiscard]] const Buffer& BufferOf(BufferId b) const { return in_.program.buffers[b.value]; }
@@ -122,7 +130,6 @@ class Binder {
   [[nodiscard]] std::int64_t ElementsOf(BufferId buffer) const {
     return ElementsOf(buffer, BufferOf(buffer).dtype);
   }
-  [[nodiscard]] UnitId UnitOf(ParamId param) const { return unit_of_param_[param.value]; }
 
   const ExecutorInput& in_;
   const Program& program_;
@@ -134,22 +141,17 @@ class Binder {
 
   std::vector<std::optional<Contents>> contents_;   // by buffer
   std::vector<bool> fresh_;                         // by buffer: allocated and not yet used
-  std::vector<UnitId> unit_of_param_;               // by storage
   std::set<std::pair<BufferId, ParamId>> written_;  // gradients since the buffer's allocation
   std::set<BufferId> emptied_;                      // buckets whose gradients are reduced
   std::map<BufferId, std::vector<UnitId>> rows_;    // units whose chunks are in a bucket's rows
   BufferId host_inputs_;
   BufferId model_buffers_;
-  std::vector<std::int64_t> module_offset_;    // fp32 elements into the model buffers, by module
-  std::vector<std::vector<BufferId>> states_;  // by unit
-  std::map<BufferId, StagedPiece> staged_;     // by the device buffer that a piece visits
-  std::vector<std::vector<StagedPiece>> moments_;  // by unit, in the body at hand
-  std::vector<BufferId> masters_;                  // by unit: what the optimizer updates
-  std::vector<BufferId> shards_;                   // by unit: what gathers read
-  std::vector<BufferId> copies_;                   // by unit: see BoundCopy
-  bool has_clipped_ = false;                       // the body at hand has a clip op
-  bool norm_divides_ = false;                      // its norm op divides the gradients
-  std::map<UnitId, std::int64_t> gathered_;        // in this body: elements of the shard so far
+  std::vector<std::int64_t> module_offset_;  // fp32 elements into the model buffers, by module
+  std::map<BufferId, StagedPiece> staged_;   // by the device buffer that a piece visits
+  std::vector<UnitBuffers> units_;
+  bool has_clipped_ = false;                 // the body at hand has a clip op
+  bool norm_divides_ = false;                // its norm op divides the gradients
+  std::map<UnitId, std::int64_t> gathered_;  // in this body: elements of the shard so far
 };
 
 }  // namespace shardwright

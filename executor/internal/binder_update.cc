@@ -29,7 +29,8 @@ Call Binder::BindInitialize(const OpView& v) {
   call.elements = ElementsOf(to);
   call.pieces = contents.pieces;
   // Weights that are computed with beside the masters come before these.
-  copies_[v.op->subject] = std::exchange(shards_[v.op->subject], to);
+  UnitBuffers& unit = units_[v.op->subject];
+  unit.copy = std::exchange(unit.shard, to);
   return call;
 }
 
@@ -133,21 +134,9 @@ Binder::ShardBuffers Binder::BuffersOfIndex(std::span<const Access> accesses,
   return buffers;
 }
 
-// Which unit the optimizer updates here, on the device or in a copy on the host.
-void Binder::RememberStates(const ShardBuffers& buffers) {
-  const Contents& params = ContentsOf(buffers.shard);
-  const UnitId owner = params.pieces.empty() ? UnitId() : UnitOf(params.pieces.front().param);
-  for (std::size_t u = 0; u < shards_.size(); ++u) {
-    if (shards_[u] == buffers.shard || (shards_[u].valid() && owner == UnitId(u))) {
-      masters_[u] = buffers.shard;
-      states_[u] = buffers.states;
-    }
-  }
-}
-
 // Pieces of a unit come in order.
 void Binder::StagePiece(UnitId unit, BufferId host, BufferId device) {
-  std::vector<StagedPiece>& pieces = moments_[unit.value];
+  std::vector<StagedPiece>& pieces = units_[unit.value].moments;
   const std::int64_t element =
       StateCount(in_.job.optimizer.kind) * SizeOf(in_.job.precision.master);
   const std::int64_t begin = pieces.empty() ? 0 : pieces.back().begin + pieces.back().count;
@@ -181,7 +170,9 @@ void Binder::AddShardUpdate(std::span<const Access> accesses, std::uint16_t inde
   if (!buffers.shard.valid()) {
     return;
   }
-  RememberStates(buffers);
+  // Of the unit's last update: on the device or, of a copy, on the host.
+  units_[BufferOf(buffers.shard).subject].master = buffers.shard;
+  units_[BufferOf(buffers.shard).subject].states = buffers.states;
   const auto staged = buffers.states.empty() ? staged_.end() : staged_.find(buffers.states.front());
   const Contents& params = ContentsOf(buffers.shard);
   const std::int64_t width = SizeOf(params.dtype);
@@ -259,35 +250,36 @@ void Binder::FillUnits(Binding& binding) const {
   binding.units.resize(program_.units.size());
   for (std::size_t u = 0; u < program_.units.size(); ++u) {
     BoundUnit& unit = binding.units[u];
-    if (!shards_[u].valid()) {
+    const UnitBuffers& own = units_[u];
+    if (!own.shard.valid()) {
       continue;
     }
-    const Contents& contents = ContentsOf(shards_[u]);
+    const Contents& contents = ContentsOf(own.shard);
     unit.pieces = contents.pieces;
     unit.dtype = contents.dtype;
-    unit.elements = ElementsOf(shards_[u]);
-    unit.parameters = At(shards_[u]);
-    if (copies_[u].valid()) {
-      const Contents& copy = ContentsOf(copies_[u]);
-      unit.copy = {copy.pieces, ElementsOf(copies_[u]), copy.dtype, At(copies_[u])};
+    unit.elements = ElementsOf(own.shard);
+    unit.parameters = At(own.shard);
+    if (own.copy.valid()) {
+      const Contents& copy = ContentsOf(own.copy);
+      unit.copy = {copy.pieces, ElementsOf(own.copy), copy.dtype, At(own.copy)};
       for (const ShardPiece& piece : copy.pieces) {  // no rank's masters have frozen parameters
         const bool is_there =
             std::any_of(contents.pieces.begin(), contents.pieces.end(),
-                        [&](const ShardPiece& own) { return own.param == piece.param; });
+                        [&](const ShardPiece& p) { return p.param == piece.param; });
         if (!is_there && !in_.model.params[piece.param.value].trainable) {
           unit.copy_only.push_back(piece);
         }
       }
     }
-    if (masters_[u].valid() && masters_[u] != shards_[u]) {
-      unit.host_copy = At(masters_[u]);
+    if (own.master.valid() && own.master != own.shard) {
+      unit.host_copy = At(own.master);
     }
-    unit.states = StatesOf(u, contents);
+    unit.states = StatesOf(own, contents);
   }
 }
 
 // States hold the trainable elements of the shard, packed.
-std::vector<BoundStates> Binder::StatesOf(std::size_t unit, const Contents& shard) const {
+std::vector<BoundStates> Binder::StatesOf(const UnitBuffers& unit, const Contents& shard) const {
   Contents packed{shard.dtype, {}};
   std::int64_t elements = 0;
   for (ShardPiece piece : shard.pieces) {
@@ -298,7 +290,7 @@ std::vector<BoundStates> Binder::StatesOf(std::size_t unit, const Contents& shar
     }
   }
   std::vector<BoundStates> result;
-  for (const StagedPiece& staged : moments_[unit]) {
+  for (const StagedPiece& staged : unit.moments) {
     const std::int64_t bytes = staged.count * SizeOf(shard.dtype);
     BoundStates& states = result.emplace_back();
     states.pieces = Slice(packed, staged.begin, staged.begin + staged.count).pieces;
@@ -306,10 +298,10 @@ std::vector<BoundStates> Binder::StatesOf(std::size_t unit, const Contents& shar
       states.data.push_back(At(staged.host) + k * bytes);
     }
   }
-  if (result.empty() && !states_[unit].empty()) {
+  if (result.empty() && !unit.states.empty()) {
     BoundStates& states = result.emplace_back();
     states.pieces = std::move(packed.pieces);
-    for (const BufferId state : states_[unit]) {
+    for (const BufferId state : unit.states) {
       states.data.push_back(At(state));
     }
   }
