@@ -33,8 +33,9 @@ double TreeBytesPerByte(std::int64_t nodes) {
 
 // What all-reduces reach between nodes, in B/s. Gathers may be held up by other things.
 double NetworkRate(const CollectivePath& path, const ProtocolProfile& protocol) {
-  const double share = path.network->efficiency.value * path.network->all_reduce_gain.value;
-  return path.ring.inter_rate.value * std::min(1.0, share) * protocol.bandwidth.value;
+  return path.ring.inter_rate.value *
+         ShareWithGain(*path.network, path.network->all_reduce_gain.value) *
+         protocol.bandwidth.value;
 }
 
 // Ring: base + 2 h + turn and 2 S (n-1)/n / B, of which a half reduces.

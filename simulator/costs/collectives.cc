@@ -29,7 +29,7 @@ Seconds AllToAllTime(const CollectivePath& path, double bytes) {
   const auto on_node =
       static_cast<double>(std::max<std::int64_t>(ring.placement.ranks_per_node, 1));
   const auto rate = [](const TransportProfile& transport, BytesPerSecond raw) {
-    return raw.value * std::min(1.0, transport.efficiency.value * transport.p2p_gain.value);
+    return raw.value * internal::ShareWithGain(transport, transport.p2p_gain.value);
   };
   double transfer = 0;
   if (path.intra != nullptr) {

@@ -87,6 +87,11 @@ Seconds Overlapped(Seconds latency, Seconds transfer, double q) {
   return Seconds(larger * std::pow(1 + std::pow(ratio, q), 1 / q));
 }
 
+double ShareWithGain(const TransportProfile& transport, double gain) {
+  const double gathers = transport.efficiency.value;
+  return std::min(gathers * gain, std::max(1.0, gathers));
+}
+
 Seconds RingHops(const ProtocolLine& line, double bytes, const RingPath& ring) {
   const double message = bytes / (static_cast<double>(ring.size) * line.channels) * line.framing;
   const bool is_split = line.split_above > 0 && message > line.split_above;

@@ -40,6 +40,9 @@ inline constexpr std::string_view kNvls = "NVLS";
 // The network where there is one.
 [[nodiscard]] const TransportProfile& OuterOf(const CollectivePath& path);
 [[nodiscard]] ProtocolLine LineOf(const CollectivePath& path, const ProtocolProfile& protocol);
+// Part of the raw rate that is `gain` times what gathers reach: all of it at most, if they do not
+// reach more.
+[[nodiscard]] double ShareWithGain(const TransportProfile& transport, double gain);
 // Latency of going round the ring once with `bytes` in the full array.
 [[nodiscard]] Seconds RingHops(const ProtocolLine& line, double bytes, const RingPath& ring);
 // Latency L of which a part hides behind the transfer X: (L^q + X^q)^(1/q).
