@@ -27,7 +27,7 @@ NetworkNumber Of(const char* architecture, NetworkNumber number) {
 // Numbers of one fabric of NVLink or the like. `architecture` is that of the profiles.
 std::vector<NetworkNumber> InsideNumbers(const std::string& fabric) {
   if (fabric == "ampere nvlink" || fabric == "cdna3 nvlink") {
-    const char* architecture = fabric == "ampere nvlink" ? "ampere" : "mi300x";
+    const char* architecture = fabric == "ampere nvlink" ? "ampere" : "cdna3";
     std::vector<NetworkNumber> numbers = {
         Time(fabric, "nvlink", "LL", "turn_latency", 200),
         Time(fabric, "nvlink", "LL128", "turn_latency", 200),
@@ -35,7 +35,7 @@ std::vector<NetworkNumber> InsideNumbers(const std::string& fabric) {
         Factor(fabric, "nvlink", "LL", "reduce_bandwidth", 0.02, 1),
     };
     if (fabric == "cdna3 nvlink") {
-      numbers.push_back(Factor(fabric, "nvlink", "", "efficiency", 0.3, 1));
+      numbers.push_back(Factor(fabric, "nvlink", "", "all_reduce_gain", 0.5, 1.5));
     }
     for (NetworkNumber& number : numbers) {
       number.architecture = architecture;

@@ -183,8 +183,8 @@ struct TransportProfile {
   std::vector<std::string> all_reduce_protocols;
   // Latency of the network that its plugin reports to NCCL's estimates. Optional in files.
   Number<Seconds> reported_latency;
-  // Times the rate of gathers that all-reduces reach between nodes, by ring or tree, which is the
-  // link's at most. Optional in files.
+  // Times the rate of gathers that all-reduces reach: between nodes by ring or tree, inside a node
+  // by ring; the link's rate at most. Optional in files.
   Number<double> all_reduce_gain{1, {}, 0};
   // Bytes that a channel of a Simple tree hands on at a time: an eighth of NCCL_BUFFSIZE. 0: the
   // time until all hops work at a time is not counted. Optional in files.

@@ -44,6 +44,10 @@ Seconds ByRing(const CollectivePath& path, const ProtocolProfile& protocol, doub
   if (path.network != nullptr) {
     line.inter_rate = NetworkRate(path, protocol);
   }
+  if (path.intra != nullptr && path.intra->efficiency.value > 0) {
+    line.intra_rate *= ShareWithGain(*path.intra, path.intra->all_reduce_gain.value) /
+                       path.intra->efficiency.value;
+  }
   const auto n = static_cast<double>(path.ring.size);
   const Seconds latency =
       line.base + 2.0 * RingHops(line, bytes, path.ring) + protocol.turn_latency.value;
