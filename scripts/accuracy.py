@@ -29,7 +29,8 @@ FITS = [
     ["--source", "internevo", "--numbers", FEW],
 ]
 # What the groups of a source are called in the tables of models left out.
-FRAMEWORKS = {"llmfoundry": "composer", "fmsaccel": "hf", "internevo": "internevo"}
+FRAMEWORKS = {"llmfoundry": "composer", "fmsaccel": "hf", "internevo": "internevo", "torchtitan": "torch", "torchao": "torch",
+              "ibmfsdp": "torch", "torchtune": "torch"}
 
 
 # What a fit depends on besides its arguments.
@@ -302,7 +303,7 @@ def main():
     cache = pathlib.Path(build) / "accuracy"
     runs = folder + "/measured_runs.csv"
     before = Before(output, keep)
-    wanted = [flags for flags in FITS if flags[1] not in keep]
+    wanted = [flags for flags in FITS if not set(flags[1].split(",")) <= set(keep)]
     # A fit keeps all cores busy but at its end, when the last of its models is left out.
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
         fits = [pool.submit(kept_fit, program, cache, runs, flags) for flags in wanted]
