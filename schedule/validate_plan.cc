@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/internal/plan_fields.h"
 #include "schedule/plan.h"
