@@ -103,6 +103,24 @@ const char* UsualKernelSet(const GpuSpec& gpu) {
   return gpu.architecture == "host" ? "shardwright-host" : "torch-eager";
 }
 
+void SetAttention(const PlanOptions& options, PlanFile& file) {
+  if (!options.attention) {
+    return;
+  }
+  const AttentionImpl attention = *options.attention;
+  const GpuSpec& gpu = file.cluster.gpu;
+  const bool is_nvidias = attention == AttentionImpl::kCudnn || attention == AttentionImpl::kFlash3;
+  const std::string needed = is_nvidias                        ? "nvidia"
+                             : attention == AttentionImpl::kCk ? "amd"
+                                                               : gpu.vendor;
+  if (gpu.vendor != needed) {
+    throw UsageError("--attention: these kernels run on " +
+                     std::string(is_nvidias ? "NVIDIA's" : "AMD's") + " GPUs, and " + gpu.name +
+                     " is none");
+  }
+  file.kernels.attention = attention;
+}
+
 void SetLossChunks(const PlanOptions& options, PlanFile& file) {
   if (options.loss_chunks == 0) {
     return;
@@ -138,7 +156,7 @@ PlanFile MakeJobFile(const PlanOptions& options) {
   file.kernels = FindKernelSet(
       options.kernel_set.empty() ? UsualKernelSet(file.cluster.gpu) : options.kernel_set,
       "--kernel-set");
-  file.kernels.attention = options.attention.value_or(file.kernels.attention);
+  SetAttention(options, file);
   file.kernels.fp8 = options.fp8.value_or(file.kernels.fp8);
   file.profile = options.profile.empty() ? DefaultProfile(file.cluster.gpu, file.kernels.name)
                                          : LoadProfile(options.profile);

@@ -27,6 +27,10 @@ namespace shardwright {
 // loss.
 void SetLossChunks(const PlanOptions& options, PlanFile& file);
 
+// The attention kernels of --attention, where it is given. Throws UsageError for those of another
+// maker's GPUs.
+void SetAttention(const PlanOptions& options, PlanFile& file);
+
 // What runs on such ranks when no flag says it: PyTorch on GPUs, our own executor on the host.
 [[nodiscard]] const char* UsualKernelSet(const GpuSpec& gpu);
 

@@ -340,7 +340,7 @@ PlanFile JobBesideRun(const Arguments& arguments, const PlanOptions& options, Pl
     file.kernels = FindKernelSet(options.kernel_set, "--kernel-set");
     file.profile = DefaultProfile(file.cluster.gpu, file.kernels.name);
   }
-  file.kernels.attention = options.attention.value_or(file.kernels.attention);
+  SetAttention(options, file);
   SetLossChunks(options, file);
   if (!options.profile.empty()) {
     file.profile = LoadProfile(options.profile);

@@ -141,6 +141,15 @@ class Emit(ShardwrightTestCase):
         self.assert_fails(2, '--allocator expandable_segments: got "true", expected True or False',
                           "simulate", "plan.json", "--allocator", "expandable_segments:true")
 
+    def test_attention_of_another_maker(self):
+        plan = ("plan", "--model", "gpt2", "--seq", "128", "-o", "plan.json", "--cluster")
+        for cluster, kernels, makers, gpu in (("dgx-h100", "ck", "AMD", "h100-80"), ("8xMI300X", "cudnn", "NVIDIA", "mi300x"),
+                                              ("8xMI300X", "flash3", "NVIDIA", "mi300x"), ("host", "cudnn", "NVIDIA", "host-rank")):
+            self.assert_fails(2, f"--attention: these kernels run on {makers}'s GPUs, and {gpu} is none", *plan, cluster,
+                              "--attention", kernels)
+        self.succeed(*plan, "8xMI300X", "--attention", "ck")
+        self.succeed(*plan, "8xMI300X", "--attention", "triton")
+
     def test_a_lossless_emission_changes_nothing(self):
         """torchtitan and DeepSpeed hold plans that were made by their own rules."""
         for target, words in (
