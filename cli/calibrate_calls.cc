@@ -45,6 +45,26 @@ GpuSpec GpuOf(const Arguments& arguments, const std::vector<TimedCalls>& traces)
   return LoadCluster(name == "host" ? name : name + " x1", 0, 0).gpu;
 }
 
+// What other kinds of measurements need, and whose numbers these would not be.
+void CheckFlags(const Arguments& arguments) {
+  for (const char* name : {"--op", "--nodes", "--ranks"}) {
+    if (arguments.Get(name).is_given()) {
+      throw UsageError(std::string(name) + " says nothing of single kernels");
+    }
+  }
+  if (arguments.Has("--even-if-worse")) {
+    throw UsageError("--even-if-worse: of single kernels each number is judged by itself");
+  }
+}
+
+void CheckStart(const Profile& start, const GpuSpec& gpu) {
+  const std::string& of = start.architecture;  // empty: of any GPU
+  if (!of.empty() && of != gpu.architecture && of != gpu.name) {
+    throw InputError("--profile", start.name + ", which is of " + of + " GPUs",
+                     "one of " + gpu.name + " (" + gpu.architecture + "), where the trace ran");
+  }
+}
+
 std::string Share(Seconds part, Seconds whole) {
   return whole > Seconds(0) ? Percent(part.value / whole.value) : "-";
 }
@@ -140,6 +160,7 @@ bool AreKineto(const std::vector<std::string>& files) {
 
 int CalibrateByCalls(const Arguments& arguments, const std::vector<std::string>& files,
                      const std::string& date) {
+  CheckFlags(arguments);
   std::vector<TimedCalls> traces;
   std::string source = "shardwright calibrate over kernels of ";
   for (const std::string& file : files) {
@@ -149,6 +170,7 @@ int CalibrateByCalls(const Arguments& arguments, const std::vector<std::string>&
   const GpuSpec gpu = GpuOf(arguments, traces);
   Profile start = DefaultProfile(gpu, UsualKernelSet(gpu));
   arguments.Set("--profile", start, [](const Flag& flag) { return LoadProfile(flag.text); });
+  CheckStart(start, gpu);
   CallCalibration result = CalibrateCalls(
       traces, gpu, start, {NumberKind::kMeasured, source + "; " + gpu.full_name, date});
   const bool is_better = std::any_of(result.numbers.begin(), result.numbers.end(),

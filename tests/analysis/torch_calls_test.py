@@ -78,6 +78,11 @@ def check_refusals(folder):
     done = calibrate(folder, f"{folder}/known.json", f"{folder}/train.json", codes=(3,))
     assert "a run on host, expected one on h100-80, as the files before" in done.stderr, done.stderr
 
+    done = calibrate(folder, f"{folder}/train.json", "--profile", "h100-torch-eager", codes=(3,))
+    assert "--profile: got h100-torch-eager, which is of hopper GPUs, expected one of host-rank (host)" in done.stderr, done.stderr
+    for flag in (("--op", "all_gather"), ("--nodes", "2"), ("--even-if-worse",)):
+        assert f"error: {flag[0]}" in calibrate(folder, f"{folder}/train.json", *flag, codes=(2,)).stderr, flag
+
 
 with tempfile.TemporaryDirectory() as scratch:
     check_training(scratch)
