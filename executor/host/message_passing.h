@@ -82,7 +82,8 @@ class MessagePassing {
   virtual void OnFailure(const void* /*owner*/,
                          const std::function<void(const std::string& cause)>& /*watcher*/) {}
 
-  // A notice that the others may read whenever they like; a new one takes its place. MPI has none.
+  // A notice that the others may read whenever they like; a new one takes its place. Once this
+  // process has called Finish, nobody gets it. MPI has none.
   virtual void Post(std::span<const std::byte> /*notice*/) {}
   // The last notice of a process; empty: none has come.
   [[nodiscard]] virtual std::vector<std::byte> PostOf(int /*rank*/) { return {}; }

@@ -252,6 +252,10 @@ class TcpProcesses : public MessagePassing {
 
   void Write(const Frame& frame, const void* data) {
     const std::lock_guard lock(write_mutex_);
+    if (said_bye_ && frame.kind == Kind::kPost) {
+      return;  // of a thread that still watches; nobody reads it
+    }
+    said_bye_ = said_bye_ || frame.kind == Kind::kBye;
     if (socket_.Write(&frame, sizeof frame) &&
         socket_.Write(data, static_cast<std::size_t>(frame.bytes))) {
       return;
@@ -318,6 +322,7 @@ class TcpProcesses : public MessagePassing {
   std::unique_ptr<tcp::Relay> relay_;  // of rank 0
   tcp::Socket socket_;
   std::mutex write_mutex_;    // one frame after the other; taken before mutex_
+  bool said_bye_ = false;     // guarded by write_mutex_
   std::mutex watcher_mutex_;  // held while one is called, so that it may be taken away safely
   std::map<const void*, std::function<void(const std::string&)>> watchers_;  // by owner; guarded
   std::mutex mutex_;                                                         // taken last

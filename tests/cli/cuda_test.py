@@ -96,7 +96,8 @@ class Emulated(Cuda):
         self.assertEqual((found["matched"], found["findings"]), (found["spans"], []))
         self.assertEqual(list(self.folder.glob("fake-nccl-*")), [])
         # The trace of a run on GPUs is a measurement like any other.
-        self.succeed("calibrate", "t.json", "--name", "mine", "-o", "mine.json")
+        # What other tests leave of the cores decides how evenly its emulated GPUs run, and so whether the fit is better.
+        self.succeed("calibrate", "t.json", "--name", "mine", "-o", "mine.json", "--even-if-worse")
         self.succeed("plan", "--model", "config.json", "--cluster", "h200-141 x2, nvlink 450 GB/s", "--kernel-set",
                      "shardwright-cuda-plain", "--dialect", "native", "--seq", "16", "--profile", "mine.json", "-o", "p.json")
 
@@ -121,10 +122,20 @@ class Emulated(Cuda):
 
     def test_processes_meet_on_loopback_by_a_key(self):
         plan = self.plan("shardwright-cuda-plain", 2)
+        seen, keys = set(), set()
+        for _ in range(10):  # on full cores a look may come when they have met
+            self.watch_meeting(plan, seen, keys)
+            if seen and keys:
+                break
+        self.assertEqual(seen, {"0100007F"})  # 127.0.0.1
+        self.assertEqual({len(key) for key in keys}, {64})
+
+    def watch_meeting(self, plan, seen, keys):
+        """Adds the addresses on which a run's processes listen, and the keys that they know each other by."""
         environment = dict(os.environ, SHARDWRIGHT_NCCL=self.nccl, TMPDIR=str(self.folder))
         run = subprocess.Popen([self.program, "run", plan, "--device", "cuda", "--data", "random:8", "--steps", "2"],
                                cwd=self.folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        seen, keys = set(), set()
+        found_keys = set()
         while run.poll() is None:
             children = pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children")
             try:
@@ -138,14 +149,14 @@ class Emulated(Cuda):
                 for pid in pids[1:]:
                     variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                     found = [entry.partition(b"=")[2] for entry in variables if entry.startswith(b"SHARDWRIGHT_KEY=")]
-                    keys.update(found)
+                    found_keys.update(found)
                     for key in found:
                         self.assertNotIn(key, pathlib.Path(f"/proc/{pid}/cmdline").read_bytes())
             except OSError:  # one of them has just ended
                 pass
         self.assertEqual(run.returncode, 0)
-        self.assertEqual(seen, {"0100007F"})  # 127.0.0.1
-        self.assertEqual([len(key) for key in keys], [64])
+        self.assertLessEqual(len(found_keys), 1)  # one for all
+        keys.update(found_keys)
 
     def test_calibrate(self):
         cluster = "h200-141 x2, nvlink 450 GB/s"

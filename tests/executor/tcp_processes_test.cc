@@ -233,6 +233,23 @@ TEST_CASE("TcpProcesses.AllToAllIsATransposition") {
   });
 }
 
+// The thread that watches collectives tells of them until it is stopped, which is after the end.
+TEST_CASE("TcpProcesses.ANoticeAfterTheEndChangesNothing") {
+  RunTogether(2, [](MessagePassing& all) {
+    if (all.rank() == 1) {
+      std::jthread finish([&] { CHECK_NOTHROW(all.Finish()); });
+      const int late = 7;
+      for (int i = 0; i < 100; ++i) {
+        CHECK_NOTHROW(all.Post(std::as_bytes(std::span(&late, 1))));
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK_NOTHROW(all.Finish());
+  });
+}
+
 // A process that goes without a word ends the others; one that fails tells them why.
 TEST_CASE("TcpProcesses.OneFailureReachesAll") {
   for (const bool says_why : {true, false}) {
