@@ -422,7 +422,7 @@ Occupancy Bounds::OccupancyOf(const OuterChoice& outer,
 }
 
 OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
-                      const Occupancy& occupancy, std::vector<double>& prices) const {
+                      const Occupancy& occupancy) const {
   const bool is_train = in_.job.mode == JobMode::kTrain;
   Terms terms;
   terms.measured = &measured;
@@ -430,12 +430,10 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
   terms.offloads_activations = outer.offload.activations && is_train;
   double least_kept = 0;
   for (const BlockClass& c : measured.classes) {
-    const auto bytes = [&](const BlockCost& cost) {
-      return terms.offloads_activations ? cost.staying_bytes : cost.kept_bytes;
-    };
-    double least = bytes(c.costs[0]);
+    double least = INFINITY;
     for (std::size_t p = 0; p < c.costs.size(); ++p) {
-      least = measured.pattern_is_allowed[p] ? std::min(least, bytes(c.costs[p])) : least;
+      const double bytes = c.costs[p].BytesOnDevice(terms.offloads_activations);
+      least = measured.pattern_is_allowed[p] ? std::min(least, bytes) : least;
     }
     least_kept += static_cast<double>(c.blocks.size()) * least;
   }
@@ -470,8 +468,7 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
     terms.host_excess = HostBytes(outer) - terms.host_limit;
   }
   // The host issues one op after another.
-  bound.time =
-      Seconds(std::max(terms.passes * measured.base.issue, LeastTime(terms, occupancy, prices)));
+  bound.time = Seconds(std::max(terms.passes * measured.base.issue, LeastTime(terms, occupancy)));
   return bound;
 }
 

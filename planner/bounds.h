@@ -35,10 +35,8 @@ class Bounds {
   // moments; any micro-batch that `measured` knows.
   [[nodiscard]] Occupancy OccupancyOf(const OuterChoice& outer,
                                       const std::map<std::int64_t, Measured>& measured) const;
-  // `prices` are those of a bound with the same occupancy, which are a good start, or empty; those
-  // of this one take their place.
   [[nodiscard]] OuterBound Of(const OuterChoice& outer, const Measured& measured,
-                              const Occupancy& occupancy, std::vector<double>& prices) const;
+                              const Occupancy& occupancy) const;
 
  private:
   // Of full arrays: bytes of one pass over the model, and passes per step, at least.

@@ -62,10 +62,9 @@ std::vector<OuterBound> Branches::BoundsOf(const List& list, const Limits& limit
   workers_.ForEach(tasks.size(), [&](std::size_t t, Evaluator&) {
     const Occupancy occupancy =
         bounds.OccupancyOf(branches_[list[tasks[t].front()]].outer, measured_);
-    std::vector<double> prices;
     for (const std::size_t i : tasks[t]) {
       const OuterChoice& outer = branches_[list[i]].outer;
-      result[i] = bounds.Of(outer, measured_.at(outer.micro_batch), occupancy, prices);
+      result[i] = bounds.Of(outer, measured_.at(outer.micro_batch), occupancy);
       result[i].time = Seconds(result[i].time.value * (1 - kBoundSlack));
     }
   });

@@ -62,9 +62,7 @@ struct Terms {
   double device_limit = 1, host_limit = 1;
 };
 
-// No plan is faster, in seconds. `prices`: where the search for the best ones begins and ends;
-// empty, or from other terms.
-[[nodiscard]] double LeastTime(const Terms& terms, const Occupancy& occupancy,
-                               std::vector<double>& prices);
+// No plan is faster, in seconds.
+[[nodiscard]] double LeastTime(const Terms& terms, const Occupancy& occupancy);
 
 }  // namespace shardwright

@@ -33,6 +33,10 @@ struct BlockCost {
   // With offloaded activations: those that stay on the device, and those that are copied.
   double staying_bytes = 0;
   double copied_bytes = 0;
+
+  [[nodiscard]] double BytesOnDevice(bool offloads) const {
+    return offloads ? staying_bytes : kept_bytes;
+  }
 };
 
 // Blocks with the same ops and parameters that compute and keep as much as the last of them.

@@ -41,8 +41,7 @@ struct TwoRanks {
     std::array<bool, kLoadCount> loads{};
     loads[0] = true;
     const Occupancy occupancy(case_.Input(), outer, FactsOf(Dialect::kNative), bytes, {}, loads);
-    std::vector<double> prices;
-    return LeastTime(terms, occupancy, prices);
+    return LeastTime(terms, occupancy);
   }
 
   Measured measured;
