@@ -398,27 +398,9 @@ void Bounds::AddMoments(const OuterChoice& outer, const Occupancy& occupancy, Te
   terms.moments_end_before_forward = StagesOnCompute();
 }
 
-Occupancy Bounds::OccupancyOf(const OuterChoice& outer,
-                              const std::map<std::int64_t, Measured>& measured) const {
-  std::array<bool, kLoadCount> loads{};
-  const auto note = [&](const Work& work) {
-    for (std::size_t l = 0; l < kLoadCount; ++l) {
-      loads[l] = loads[l] || work.seconds[l] != 0;
-    }
-  };
-  for (const auto& [micro_batch, m] : measured) {
-    note(m.base);
-    for (const BlockClass& c : m.classes) {
-      for (const BlockCost& cost : c.costs) {
-        note(cost.work);
-      }
-    }
-  }
-  if (in_.job.mode == JobMode::kTrain) {
-    loads.fill(true);  // the update is of any load
-  }
+Occupancy Bounds::OccupancyOf(const OuterChoice& outer) const {
   const Traffic traffic = TrafficOf(outer);
-  return {in_, outer, facts_, traffic.bytes, traffic.partial_groups, loads};
+  return {in_, outer, facts_, traffic.bytes, traffic.partial_groups};
 }
 
 OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,

@@ -32,9 +32,8 @@ class Bounds {
   Bounds(const SearchInput& input, const SearchOptions& options, const Limits& limits);
 
   // What runs beside what for all plans with this one's mesh and offload of activations and
-  // moments; any micro-batch that `measured` knows.
-  [[nodiscard]] Occupancy OccupancyOf(const OuterChoice& outer,
-                                      const std::map<std::int64_t, Measured>& measured) const;
+  // moments.
+  [[nodiscard]] Occupancy OccupancyOf(const OuterChoice& outer) const;
   [[nodiscard]] OuterBound Of(const OuterChoice& outer, const Measured& measured,
                               const Occupancy& occupancy) const;
 

@@ -60,8 +60,7 @@ std::vector<OuterBound> Branches::BoundsOf(const List& list, const Limits& limit
   }
   std::vector<OuterBound> result(list.size());
   workers_.ForEach(tasks.size(), [&](std::size_t t, Evaluator&) {
-    const Occupancy occupancy =
-        bounds.OccupancyOf(branches_[list[tasks[t].front()]].outer, measured_);
+    const Occupancy occupancy = bounds.OccupancyOf(branches_[list[tasks[t].front()]].outer);
     for (const std::size_t i : tasks[t]) {
       const OuterChoice& outer = branches_[list[i]].outer;
       result[i] = bounds.Of(outer, measured_.at(outer.micro_batch), occupancy);

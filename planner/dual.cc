@@ -233,16 +233,17 @@ class Dual {
       }
       Sum sum;
       for (const Occupancy::Row& row : occupancy_.rows()) {
-        if (kernels_[s][row.load] == kNoColumn) {
-          continue;
-        }
         sum = {{kernels_[s][row.load], row.kernel_speed}};
         for (std::size_t i = 0; i < price.size(); ++i) {
-          if (row.progress[i] > 0 && price[i] != kNoColumn) {
+          if (row.progress[i] > 0) {
             sum.push_back({price[i], row.progress[i]});
           }
         }
-        lp_.AddRow(sum, 1);
+        // All that the row has may run there.
+        if (std::none_of(sum.begin(), sum.end(),
+                         [](const Term& term) { return term.column == kNoColumn; })) {
+          lp_.AddRow(sum, 1);
+        }
       }
     }
   }

@@ -34,60 +34,45 @@ class Occupancy {
   };
   static constexpr std::size_t kTransferCount = 9;
   static constexpr std::size_t kRowTransferCount = 6;
-  static constexpr std::size_t kStreamCount = 5;  // that transfers run on
-  using Weights = std::array<double, kTransferCount>;
   using RowWeights = std::array<double, kRowTransferCount>;
 
   struct Row {                      // one set of ops that run together
     std::size_t load = kLoadCount;  // of the kernel; kLoadCount: none
     double kernel_speed = 1;
     RowWeights progress{};  // seconds' worth per second
-
-    [[nodiscard]] double Worth(const RowWeights& weights) const {
-      double sum = 0;
-      for (std::size_t t = 0; t < kRowTransferCount; ++t) {
-        sum += weights[t] * progress[t];
-      }
-      return sum;
-    }
   };
 
   // `bytes` of each transfer in one pass, full arrays; 0: there is none. Those of kPartial are
-  // gathered over each of `partial_groups`. Kernels of `loads` only.
+  // gathered over each of `partial_groups`.
   Occupancy(const SearchInput& input, const OuterChoice& outer, const DialectFacts& facts,
-            const RowWeights& bytes, const std::vector<std::int64_t>& partial_groups,
-            const std::array<bool, kLoadCount>& loads);
+            const RowWeights& bytes, const std::vector<std::int64_t>& partial_groups);
 
   // Seconds that one byte of a transfer that rows tell apart takes at its best rate.
   [[nodiscard]] double SecondsPerByte(Transfer transfer) const { return best_[transfer]; }
   // The same of kPartial over the i-th group.
   [[nodiscard]] double PartialSecondsPerByte(std::size_t i) const { return partial_[i]; }
 
-  // By load; none of them gets on slower in everything than another one of the same load.
   [[nodiscard]] const std::vector<Row>& rows() const { return rows_; }
 
  private:
-  // A transfer in messages of one size.
+  // What may run on a stream: nothing, a kernel, or a transfer in messages of one size.
   struct Variant {
     std::size_t transfer = 0;
-    double rate = 0;  // alone, as a share of the best one; 0: nothing runs
+    double rate = 0;  // of the transfer, alone, as a share of the best one; 0: it is none
     std::uint8_t contention_class = 0;
     std::size_t level = 0;  // sixteenths of the memory bandwidth
-    bool is_full = false;   // everything in one message
+    bool is_full = true;    // everything in one message
   };
   using Streams = std::array<std::vector<Variant>, kStreamCount>;
-
   using Running = std::array<const Variant*, kStreamCount>;
+
+  static void AddSlower(Variant full, double share, ContentionModel& model,
+                        std::vector<Variant>& variants);
   [[nodiscard]] static Streams AtLoad(const Streams& streams, std::size_t load);
-  void AddRows(const ContentionModel& model, const Streams& streams,
-               const std::array<bool, kLoadCount>& loads);
-  void AddRow(const ContentionModel& model, std::size_t load, std::uint8_t kernel,
-              const Running& running);
-  // Among the rows from `first` on, which are of one kind of kernel.
-  void DropWeakRows(std::size_t first);
+  void AddRows(const ContentionModel& model, const Streams& streams, Running& running,
+               std::size_t stream);
 
   bool shares_communicator_ = false;  // no gather beside a reduction
-  bool copies_meet_ = false;          // of both directions
   std::vector<Row> rows_;
   RowWeights best_{};
   std::vector<double> partial_;

@@ -38,9 +38,7 @@ struct TwoRanks {
     outer.shard_size = 2;
     Occupancy::RowWeights bytes{};
     bytes[Occupancy::kGather] = 1e9;
-    std::array<bool, kLoadCount> loads{};
-    loads[0] = true;
-    const Occupancy occupancy(case_.Input(), outer, FactsOf(Dialect::kNative), bytes, {}, loads);
+    const Occupancy occupancy(case_.Input(), outer, FactsOf(Dialect::kNative), bytes, {});
     return LeastTime(terms, occupancy);
   }
 
