@@ -18,20 +18,10 @@ namespace {
 
 constexpr std::size_t kOutside = static_cast<std::size_t>(-1);
 
-// What one lowered program says about each block and about the rest.
+// What one lowered program says about the whole model, and about each block, then what is outside.
 struct Reading {
-  Work forward;              // of all
-  Work turn_forward;         // from the last op with parameters on
-  Work turn_backward;        // up to the first op with trainable parameters
-  std::vector<Work> work;    // by block, then outside
-  std::vector<double> kept;  // likewise, bytes
-  std::vector<double> copied;
-  double tail = 0;
-  std::uint32_t first_op = 0, last_op = 0;  // model ops that compute first and last
-  std::vector<ParamId> backward_params;     // that backward reads
-  bool tail_learns = false;                 // behind the last block parameters have a backward
-  double widest_op = 0;                     // bytes of parameters and gradients
-  double read_by_tail = 0;                  // bytes of blocks that what follows them reads
+  Measured whole;
+  std::vector<BlockCost> blocks;
 };
 
 class Prober {
@@ -92,50 +82,82 @@ class Prober {
     }
   }
 
+  [[nodiscard]] static bool IsCompute(const Program& program, const Op& op) {
+    const OpCode code = program.ShapeOf(op).code;
+    return code == OpCode::kCompute || code == OpCode::kAccumulateGrad;
+  }
+
   [[nodiscard]] std::size_t SlotOf(const Op& op) const {
-    const std::size_t block = block_of_[op.subject];
-    return block == kOutside ? space_.blocks.size() : block;
+    return std::min(block_of_[op.subject], space_.blocks.size());
   }
 
   [[nodiscard]] Reading ReadProgram(const Program& program) const {
     Reading reading;
-    reading.work.resize(space_.blocks.size() + 1);
-    const PriceTable prices = PriceProgram(program, in_.cluster, in_.profile);
-    bool any = false;
-    bool has_gradients = false;  // a gradient of a parameter is there
-    for (const Op& op : program.step.ops) {
-      const OpCode code = program.ShapeOf(op).code;
-      if (code != OpCode::kCompute && code != OpCode::kAccumulateGrad) {
-        continue;
-      }
-      reading.first_op = any ? reading.first_op : op.subject;
-      reading.last_op = op.subject;
-      any = true;
-      reading.widest_op = std::max(reading.widest_op, WeightBytes(program, op));
-      const Price& price = prices.prices[op.shape.value];
-      const double share = prices.contention.classes[price.contention_class].hbm_share;
-      const auto load = static_cast<std::size_t>(std::lround(share * (kLoadCount - 1)));
-      const double seconds = ToSeconds(price.duration).value;
-      Work& work = reading.work[SlotOf(op)];
-      work.seconds[load] += seconds;
-      work.issue += ToSeconds(price.issue).value;
-      const ModelOp& model_op = in_.model.ops[op.subject];
-      if (op.phase == Phase::kBackward) {
-        ReadBackwardOp(program, op, reading);
-      }
-      if (op.phase == Phase::kForward) {
-        reading.forward.seconds[load] += seconds;
-        if (!model_op.params.empty()) {
-          reading.turn_forward = Work();
-        }
-        reading.turn_forward.seconds[load] += seconds;
-      } else if (!has_gradients) {
-        reading.turn_backward.seconds[load] += seconds;
-        has_gradients = HasTrainable(model_op);
-      }
-    }
+    reading.blocks.resize(space_.blocks.size() + 1);
+    ReadWork(program, reading);
     ReadMemory(program, reading);
     return reading;
+  }
+
+  void ReadWork(const Program& program, Reading& reading) const {
+    const PriceTable prices = PriceProgram(program, in_.cluster, in_.profile);
+    Measured& whole = reading.whole;
+    const ModelOp* last = nullptr;
+    std::vector<ParamId> backward_params;  // that backward reads
+    bool has_gradients = false;            // a gradient of a parameter is there
+    for (const Op& op : program.step.ops) {
+      if (!IsCompute(program, op)) {
+        continue;
+      }
+      const std::vector<ParamId>& params = in_.model.ops[op.subject].params;
+      if (last == nullptr) {
+        whole.first_elements = Elements(params, false);
+        whole.first_trainable = Elements(params, true);
+      }
+      last = &in_.model.ops[op.subject];
+      const Price& price = prices.prices[op.shape.value];
+      const double share = prices.contention.classes[price.contention_class].hbm_share;
+      Work work;
+      work.seconds[static_cast<std::size_t>(std::lround(share * (kLoadCount - 1)))] =
+          ToSeconds(price.duration).value;
+      work.issue = ToSeconds(price.issue).value;
+      whole.base.Add(work);
+      reading.blocks[SlotOf(op)].work.Add(work);
+      whole.widest_op_bytes = std::max(whole.widest_op_bytes, WeightBytes(program, op));
+      if (op.phase == Phase::kForward) {
+        whole.forward.Add(work);
+        whole.turn_forward = params.empty() ? whole.turn_forward : Work();
+        whole.turn_forward.Add(work);
+      } else if (!has_gradients) {
+        whole.turn_backward.Add(work);
+        has_gradients = Elements(params, true) > 0;
+      }
+      if (op.phase == Phase::kBackward) {
+        const bool is_behind = std::all_of(block_of_.begin() + op.subject, block_of_.end(),
+                                           [](std::size_t block) { return block == kOutside; });
+        whole.all_blocks_copy = whole.all_blocks_copy || (is_behind && !params.empty());
+        if (ReadsParameters(program, op)) {
+          backward_params.insert(backward_params.end(), params.begin(), params.end());
+        }
+      }
+    }
+    whole.last_elements = Elements(last->params, true);
+    whole.last_has_params = !last->params.empty();
+    whole.backward_elements = Elements(backward_params, false);
+  }
+
+  // Of their storages.
+  [[nodiscard]] double Elements(const std::vector<ParamId>& params, bool trainable_only) const {
+    std::set<std::uint32_t> storages;
+    double sum = 0;
+    for (const ParamId id : params) {
+      const Parameter& param = in_.model.params[id.value];
+      const ParamId storage = param.tied_to.valid() ? param.tied_to : id;
+      if ((param.trainable || !trainable_only) && storages.insert(storage.value).second) {
+        sum += static_cast<double>(param.Elements());
+      }
+    }
+    return sum;
   }
 
   [[nodiscard]] static bool ReadsParameters(const Program& program, const Op& op) {
@@ -143,21 +165,6 @@ class Prober {
     const std::span<const Access> accesses = program.step.AccessesOf(OpId(index));
     return std::any_of(accesses.begin(), accesses.end(),
                        [](const Access& a) { return a.role == Role::kParameter; });
-  }
-
-  void ReadBackwardOp(const Program& program, const Op& op, Reading& reading) const {
-    const std::vector<ParamId>& params = in_.model.ops[op.subject].params;
-    if (ReadsParameters(program, op)) {
-      reading.backward_params.insert(reading.backward_params.end(), params.begin(), params.end());
-    }
-    const bool is_behind = std::all_of(block_of_.begin() + op.subject, block_of_.end(),
-                                       [](std::size_t block) { return block == kOutside; });
-    reading.tail_learns = reading.tail_learns || (is_behind && !params.empty());
-  }
-
-  [[nodiscard]] bool HasTrainable(const ModelOp& op) const {
-    return std::any_of(op.params.begin(), op.params.end(),
-                       [&](const ParamId id) { return in_.model.params[id.value].trainable; });
   }
 
   // Parameters and weight gradients that exist, gathered, while the op runs, under every plan.
@@ -183,26 +190,29 @@ class Prober {
     return bytes;
   }
 
-  // Follows the activations through forward and the beginning of backward.
+  // Follows the activations through forward and the beginning of backward, up to the first op of a
+  // block there.
   void ReadMemory(const Program& program, Reading& reading) const {
-    reading.kept.assign(space_.blocks.size() + 1, 0);
-    reading.copied.assign(space_.blocks.size() + 1, 0);
     const Body& body = program.step;
-    const std::size_t last_forward = LastForward(program);
+    std::size_t forward_left = 0;  // ops of blocks
+    for (const Op& op : body.ops) {
+      forward_left += IsCompute(program, op) && op.phase == Phase::kForward &&
+                      block_of_[op.subject] != kOutside;
+    }
     std::vector<std::size_t> slot_of(program.buffers.size(), space_.blocks.size());
     std::set<BufferId> read_by_tail;
-    double alive = 0;
+    double alive = 0, most = 0;
     bool in_backward = false;
     for (std::size_t i = 0; i < body.size(); ++i) {
       const Op& op = body.ops[i];
-      const OpCode code = program.ShapeOf(op).code;
-      const bool is_compute = code == OpCode::kCompute || code == OpCode::kAccumulateGrad;
-      const bool is_outside = is_compute && block_of_[op.subject] == kOutside;
+      const bool is_compute = IsCompute(program, op);
+      const std::size_t slot = is_compute ? SlotOf(op) : space_.blocks.size();
+      const bool is_of_block = slot < space_.blocks.size();
       in_backward = in_backward || (is_compute && op.phase != Phase::kForward);
-      if (in_backward && is_compute && !is_outside) {
+      if (in_backward && is_of_block) {
         break;
       }
-      const std::size_t slot = is_compute ? SlotOf(op) : space_.blocks.size();
+      forward_left -= is_of_block;
       for (const MemoryPoint& point : body.PointsBefore(OpId(i))) {
         const Buffer& buffer = program.buffers[point.buffer.value];
         if (!IsActivation(buffer)) {
@@ -213,40 +223,30 @@ class Prober {
         alive += bytes;
         slot_of[point.buffer.value] = is_alloc ? slot : slot_of[point.buffer.value];
         if (buffer.category == Category::kActivation && !in_backward) {
-          reading.kept[slot_of[point.buffer.value]] += bytes;
+          reading.blocks[slot_of[point.buffer.value]].kept_bytes += bytes;
         }
       }
-      if (code == OpCode::kCopyD2h) {
-        const Access& read = body.AccessesOf(OpId(i)).front();
-        reading.copied[slot_of[read.buffer.value]] +=
+      const std::span<const Access> accesses = body.AccessesOf(OpId(i));
+      if (program.ShapeOf(op).code == OpCode::kCopyD2h) {
+        reading.blocks[slot_of[accesses.front().buffer.value]].copied_bytes +=
             static_cast<double>(program.ShapeOf(op).bytes.value);
       }
-      if (i >= last_forward && is_outside) {
-        reading.tail = std::max(reading.tail, alive + WeightBytes(program, op));
-        for (const Access& access : body.AccessesOf(OpId(i))) {
-          const bool is_of_block = slot_of[access.buffer.value] < space_.blocks.size();
-          if (is_of_block && read_by_tail.insert(access.buffer).second) {
-            const Buffer& buffer = program.buffers[access.buffer.value];
-            reading.read_by_tail += static_cast<double>(buffer.size.value);
-          }
+      if (forward_left > 0 || !is_compute || is_of_block) {
+        continue;
+      }
+      most = std::max(most, alive + WeightBytes(program, op));
+      for (const Access& access : accesses) {
+        if (slot_of[access.buffer.value] < space_.blocks.size() &&
+            read_by_tail.insert(access.buffer).second) {
+          const Buffer& buffer = program.buffers[access.buffer.value];
+          reading.whole.read_by_tail += static_cast<double>(buffer.size.value);
         }
       }
     }
-    const double kept = std::accumulate(reading.kept.begin(), reading.kept.end() - 1, 0.0);
-    reading.tail = std::max(0.0, reading.tail - kept);
-  }
-
-  // The last op of a block in forward.
-  [[nodiscard]] std::size_t LastForward(const Program& program) const {
-    std::size_t last = 0;
-    for (std::size_t i = 0; i < program.step.size(); ++i) {
-      const Op& op = program.step.ops[i];
-      const bool is_compute = program.ShapeOf(op).code == OpCode::kCompute;
-      if (is_compute && op.phase == Phase::kForward && block_of_[op.subject] != kOutside) {
-        last = i;
-      }
+    for (std::size_t b = 0; b < space_.blocks.size(); ++b) {
+      most -= reading.blocks[b].kept_bytes;
     }
-    return last;
+    reading.whole.tail_bytes = std::max(0.0, most);
   }
 
   // What came back from the host is left out: how much that is depends on the pattern.
@@ -291,122 +291,53 @@ std::vector<BlockClass> FindClasses(const SearchInput& input, const Space& space
   return classes;
 }
 
-}  // namespace
-
-double Work::Total() const {
-  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
+// What block `block` of the reading costs.
+void SetCost(const Reading& reading, const Reading& base, std::size_t block, bool offload,
+             BlockCost& cost) {
+  const BlockCost& read = reading.blocks[block];
+  if (offload) {
+    cost.staying_bytes = read.kept_bytes;
+    cost.copied_bytes = read.copied_bytes;
+    return;
+  }
+  cost.work = read.work;
+  cost.work.Add(base.blocks[block].work, -1);
+  cost.kept_bytes = read.kept_bytes;
 }
 
-Work& Work::operator+=(const Work& other) {
-  for (std::size_t i = 0; i < kLoadCount; ++i) {
-    seconds[i] += other.seconds[i];
+// Of all patterns but the first. Each round tries as many as the smallest class has blocks but one,
+// from its last one on: the first block may lack the gradient of its input, and shows what a block
+// without checkpointing is beside others with it.
+void MeasurePatterns(const Prober& prober, const Space& space, const Reading& base, bool offload,
+                     Measured& m) {
+  const std::size_t count = space.patterns.size();
+  std::size_t width = count;
+  for (const BlockClass& c : m.classes) {
+    width = std::min(width, std::max<std::size_t>(1, c.blocks.size() - 1));
   }
-  issue += other.issue;
-  return *this;
-}
-
-Work& Work::operator-=(const Work& other) {
-  for (std::size_t i = 0; i < kLoadCount; ++i) {
-    seconds[i] -= other.seconds[i];
-  }
-  issue -= other.issue;
-  return *this;
-}
-
-namespace {
-
-// Each round tries as many patterns as the smallest class has blocks but one, from its last one on:
-// the first block may lack the gradient of its input, and shows what a block without checkpointing
-// is beside others with it.
-class PatternRounds {
- public:
-  PatternRounds(const Prober& prober, const Space& space, Measured& measured)
-      : prober_(prober), space_(space), m_(measured), width_(space.patterns.size()) {
-    for (const BlockClass& c : m_.classes) {
-      width_ = std::min(width_, std::max<std::size_t>(1, c.blocks.size() - 1));
-    }
-  }
-
-  void Run(const Reading& base, bool offload) {
-    const std::size_t count = space_.patterns.size();
-    for (std::size_t first = 1; first < count;) {
-      const std::size_t last = std::min(count, first + width_);
-      const std::optional<Reading> reading = prober_.Read(Assign(first, last), offload);
-      if (!reading && last - first > 1) {
-        width_ = 1;  // one of them is not allowed: one by one from here
-        continue;
-      }
+  for (std::size_t first = 1, last = 0; first < count; first = last) {
+    last = std::min(count, first + width);
+    std::vector<std::size_t> patterns(space.blocks.size(), 0);
+    for (const BlockClass& c : m.classes) {
       for (std::size_t p = first; p < last; ++p) {
-        m_.pattern_is_allowed[p] = m_.pattern_is_allowed[p] && reading.has_value();
-        for (BlockClass& c : m_.classes) {
-          if (reading) {
-            const std::size_t b = BlockOf(c, p - first);
-            Set(*reading, base, b, offload, c.costs[p]);
-          }
+        patterns[c.FromLast(p - first)] = p;
+      }
+    }
+    const std::optional<Reading> reading = prober.Read(patterns, offload);
+    if (!reading && last - first > 1) {
+      width = 1;  // one of them is not allowed: one by one from here
+      last = first;
+      continue;
+    }
+    for (std::size_t p = first; p < last; ++p) {
+      m.pattern_is_allowed[p] = m.pattern_is_allowed[p] && reading.has_value();
+      for (BlockClass& c : m.classes) {
+        if (reading) {
+          SetCost(*reading, base, c.FromLast(p - first), offload, c.costs[p]);
         }
       }
-      first = last;
     }
   }
-
-  static void Set(const Reading& reading, const Reading& base, std::size_t block, bool offload,
-                  BlockCost& cost) {
-    if (offload) {
-      cost.staying_bytes = reading.kept[block];
-      cost.copied_bytes = reading.copied[block];
-      return;
-    }
-    cost.work = reading.work[block];
-    cost.work -= base.work[block];
-    cost.kept_bytes = reading.kept[block];
-  }
-
- private:
-  [[nodiscard]] static std::size_t BlockOf(const BlockClass& c, std::size_t i) {
-    return c.blocks[c.blocks.size() - 1 - i];
-  }
-
-  [[nodiscard]] std::vector<std::size_t> Assign(std::size_t first, std::size_t last) const {
-    std::vector<std::size_t> patterns(space_.blocks.size(), 0);
-    for (const BlockClass& c : m_.classes) {
-      for (std::size_t p = first; p < last; ++p) {
-        patterns[BlockOf(c, p - first)] = p;
-      }
-    }
-    return patterns;
-  }
-
-  const Prober& prober_;
-  const Space& space_;
-  Measured& m_;
-  std::size_t width_;
-};
-
-}  // namespace
-
-namespace {
-
-double Elements(const Model& model, const std::vector<ParamId>& params, bool trainable_only) {
-  std::set<std::uint32_t> storages;
-  double sum = 0;
-  for (const ParamId id : params) {
-    const Parameter& param = model.params[id.value];
-    const ParamId storage = param.tied_to.valid() ? param.tied_to : id;
-    if ((param.trainable || !trainable_only) && storages.insert(storage.value).second) {
-      sum += static_cast<double>(param.Elements());
-    }
-  }
-  return sum;
-}
-
-void SetEnds(const Model& model, const Reading& base, Measured& m) {
-  const std::vector<ParamId>& first = model.ops[base.first_op].params;
-  const std::vector<ParamId>& last = model.ops[base.last_op].params;
-  m.first_elements = Elements(model, first, false);
-  m.first_trainable = Elements(model, first, true);
-  m.last_elements = Elements(model, last, true);
-  m.last_has_params = !last.empty();
-  m.backward_elements = Elements(model, base.backward_params, false);
 }
 
 // Blocks that do less or keep less than the last one of their class say nothing about patterns:
@@ -414,53 +345,61 @@ void SetEnds(const Model& model, const Reading& base, Measured& m) {
 // input.
 void DropLesser(const Reading& base, BlockClass& c) {
   constexpr double kEqual = 1 - 1e-9;
-  const std::size_t last = c.blocks.back();
-  const double work = base.work[last].Total() * kEqual;
-  const double kept = base.kept[last] * kEqual;
-  std::erase_if(c.blocks,
-                [&](std::size_t b) { return base.work[b].Total() < work || base.kept[b] < kept; });
+  const BlockCost& last = base.blocks[c.blocks.back()];
+  std::erase_if(c.blocks, [&](std::size_t b) {
+    return base.blocks[b].work.Total() < last.work.Total() * kEqual ||
+           base.blocks[b].kept_bytes < last.kept_bytes * kEqual;
+  });
 }
 
 }  // namespace
 
+double Work::Total() const {
+  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
+}
+
+void Work::Add(const Work& other, double times) {
+  for (std::size_t i = 0; i < kLoadCount; ++i) {
+    seconds[i] += times * other.seconds[i];
+  }
+  issue += times * other.issue;
+}
+
 Measured Measure(const SearchInput& input, const SearchOptions& options, const Space& space,
                  std::int64_t micro_batch) {
   const Prober prober(input, options, space, micro_batch);
+  const std::vector<std::size_t> none(space.blocks.size(), 0);
   Measured m;
+  std::optional<Reading> base = prober.Read(none, false);
+  if (base) {
+    m = base->whole;
+  }
   m.classes = FindClasses(input, space, prober.block_of());
   m.pattern_is_allowed.assign(space.patterns.size(), true);
   for (BlockClass& c : m.classes) {
     c.costs.resize(space.patterns.size());
+    if (base) {
+      DropLesser(*base, c);
+    }
   }
-  const std::vector<std::size_t> none(space.blocks.size(), 0);
   const bool any_offload =
       std::any_of(space.outer.begin(), space.outer.end(),
                   [](const OuterChoice& outer) { return outer.offload.activations; });
   for (const bool offload : {false, true}) {
-    const std::optional<Reading> base =
-        offload && !any_offload ? std::nullopt : prober.Read(none, offload);
+    if (offload) {
+      base = any_offload ? prober.Read(none, true) : std::nullopt;
+    }
     if (!base) {
       continue;
     }
-    if (!offload) {
-      for (const Work& work : base->work) {
-        m.base += work;
-      }
-      m.forward = base->forward;
-      m.turn_forward = base->turn_forward;
-      m.turn_backward = base->turn_backward;
-      m.widest_op_bytes = base->widest_op;
-      SetEnds(input.model, *base, m);
-      std::for_each(m.classes.begin(), m.classes.end(),
-                    [&](BlockClass& c) { DropLesser(*base, c); });
+    if (offload) {
+      m.staying_tail_bytes = base->whole.tail_bytes;
+      m.read_by_tail = base->whole.read_by_tail;
     }
-    (offload ? m.staying_tail_bytes : m.tail_bytes) = base->tail;
-    m.all_blocks_copy = base->tail_learns;
-    m.read_by_tail = base->read_by_tail;
     for (BlockClass& c : m.classes) {
-      PatternRounds::Set(*base, *base, c.blocks.back(), offload, c.costs[0]);
+      SetCost(*base, *base, c.blocks.back(), offload, c.costs[0]);
     }
-    PatternRounds(prober, space, m).Run(*base, offload);
+    MeasurePatterns(prober, space, *base, offload, m);
   }
   return m;
 }

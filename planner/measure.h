@@ -22,8 +22,7 @@ struct Work {
   double issue = 0;                          // host seconds
 
   [[nodiscard]] double Total() const;
-  Work& operator+=(const Work& other);
-  Work& operator-=(const Work& other);
+  void Add(const Work& other, double times = 1);
 };
 
 // One block under one pattern, forward and backward.
@@ -43,6 +42,8 @@ struct BlockCost {
 struct BlockClass {
   std::vector<std::size_t> blocks;  // into Space::blocks, ascending
   std::vector<BlockCost> costs;     // by pattern; work is relative to the first pattern's ("none")
+
+  [[nodiscard]] std::size_t FromLast(std::size_t i) const { return blocks[blocks.size() - 1 - i]; }
 };
 
 struct Measured {
