@@ -4,7 +4,6 @@
 // docs/planning.md derives them; a test compares them with random plans.
 
 #include <cstdint>
-#include <map>
 #include <vector>
 
 #include "core/units.h"
@@ -15,6 +14,7 @@
 #include "planner/search.h"
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
+#include "simulator/costs/kernels.h"
 #include "topologies/routing.h"
 
 namespace shardwright {
@@ -38,44 +38,47 @@ class Bounds {
                               const Occupancy& occupancy) const;
 
  private:
-  // Of full arrays: bytes of one pass over the model, and passes per step, at least.
-  struct Traffic {
-    Occupancy::RowWeights bytes{};
-    Occupancy::RowWeights times{};
-    std::vector<std::int64_t> partial_groups;
-  };
-
-  // Elements, each storage once: of all parameters, of those that the result depends on, and of
-  // those that get gradients, too.
+  // Elements, each storage once: of all parameters, of those that the result depends on, of those
+  // that get gradients, too, and of those used outside of blocks.
   struct Sizes {
-    double all = 0, read = 0, trainable = 0;
+    double all = 0, read = 0, trainable = 0, tail = 0;
   };
   [[nodiscard]] Sizes SizesOn(std::int64_t ranks) const;
-  [[nodiscard]] double PersistentBytes(const OuterChoice& outer) const;
-  [[nodiscard]] Bytes WhileWidestOpRuns(const OuterChoice& outer, const Measured& measured) const;
-  [[nodiscard]] Bytes BeforeUpdate(const OuterChoice& outer) const;
+  [[nodiscard]] double Shard(const OuterChoice& outer) const;
+
+  [[nodiscard]] double States(const OuterChoice& outer) const;
+  [[nodiscard]] double EarlierGradients(const OuterChoice& outer) const;
   [[nodiscard]] double HostBytes(const OuterChoice& outer) const;
-  [[nodiscard]] Traffic TrafficOf(const OuterChoice& outer) const;
-  [[nodiscard]] bool StagesOnCompute() const;
-  [[nodiscard]] StreamingWork Update(const OuterChoice& outer) const;
-  [[nodiscard]] double ClipSeconds(const OuterChoice& outer) const;
-  [[nodiscard]] double ReduceBytes() const;
-  [[nodiscard]] StreamingWork Copies(double read, double written) const;
-  [[nodiscard]] bool EndsEachPass() const;
+  [[nodiscard]] double Outside(const OuterChoice& outer) const;
+  [[nodiscard]] double LeastPeak(const OuterChoice& outer, const Measured& measured) const;
+
+  // Does compute wait for all reductions at the end of every backward, and everything of the next
+  // forward and the update for compute?
+  [[nodiscard]] bool EndsEachPass() const { return facts_.pass_end == PassEnd::kReductions; }
   [[nodiscard]] bool IsOrdered(const OuterChoice& outer) const;
+  // Do updates with moments from the host run on the compute stream, as others do behind the norm?
+  [[nodiscard]] bool StagesOnCompute() const { return in_.job.precision.param == DType::kFp16; }
+  struct Times {
+    double gather = 1, reduce = 1, replicate = 1;
+  };
+  [[nodiscard]] Times TimesOf(const OuterChoice& outer) const;
+  [[nodiscard]] Occupancy::RowWeights BytesOf(const OuterChoice& outer) const;
+  [[nodiscard]] std::vector<std::int64_t> PartialGroups(const OuterChoice& outer) const;
+  [[nodiscard]] StreamingWork Update(const OuterChoice& outer) const;
+  [[nodiscard]] StreamingWork Copies(double read, double written) const;
   [[nodiscard]] double MessageSeconds(OpCode code, GroupShape group, double bytes) const;
-  void AddEnds(const OuterChoice& outer, const Traffic& traffic, Terms& terms) const;
-  void AddGathers(const Traffic& traffic, const Occupancy& occupancy, Terms& terms) const;
-  void AddMoments(const OuterChoice& outer, const Occupancy& occupancy, Terms& terms) const;
+  void AddTraffic(const OuterChoice& outer, const Occupancy& occupancy, Terms& terms) const;
+  void AddEnds(const OuterChoice& outer, Terms& terms) const;
 
   const SearchInput& in_;
   const SearchOptions& options_;
   Limits limits_;
   const DialectFacts& facts_;
-  HostCopyRates copy_rates_;
-  std::map<std::int64_t, Sizes> sizes_;             // by shard size
-  double elements_ = 0, read_ = 0, trainable_ = 0;  // without padding
-  double tail_elements_ = 0;                        // of parameters used outside of blocks
+  KernelRates rates_;
+  bool is_train_;
+  double master_, param_, reduce_, sent_;   // bytes of an element; of a gradient that is reduced
+  std::vector<bool> is_read_, is_outside_;  // by parameter that holds a storage
+  Sizes whole_;                             // without padding
 };
 
 }  // namespace shardwright
