@@ -171,7 +171,8 @@ Occupancy::RowWeights Bounds::BytesOf(const OuterChoice& outer) const {
   if (outer.shard_size > 1) {
     bytes[Occupancy::kGather] = sizes.read * param_;
     bytes[Occupancy::kReduce] = reduced;
-    bytes[Occupancy::kPartial] = is_train_ ? std::max(0.0, whole_.read - whole_.tail) * param_ : 0;
+    const bool may_stay = is_train_ || facts_.keeps_unlearned;
+    bytes[Occupancy::kPartial] = may_stay ? std::max(0.0, whole_.read - whole_.tail) * param_ : 0;
   }
   if (outer.replicate_size > 1) {
     bytes[Occupancy::kReplicate] = reduced / static_cast<double>(outer.shard_size);
@@ -271,13 +272,16 @@ void Bounds::AddTraffic(const OuterChoice& outer, const Occupancy& occupancy, Te
   terms.reduce_copies = Copies(reduced / sent_ * std::min(param_, sent_), reduced);
   const double backward = terms.measured->backward_elements * param_;
   const bool may_stay = bytes[Occupancy::kPartial] > 0;
-  // Parts where there is no backward serve the next micro-batch.
+  // Parts where there is no backward serve the next micro-batch; where there is none at all, what
+  // stays serves the next step, too.
   const double all = bytes[Occupancy::kGather];
-  const double gathered = all + (times.gather - 1) * (may_stay ? backward : all);
+  const double first = is_train_ || !may_stay ? all : 0;
+  const double gathered = first + (times.gather - 1) * (may_stay ? backward : all);
   terms.seconds[Occupancy::kGather] = seconds(Occupancy::kGather, gathered);
   terms.gather_copies = Copies(gathered, gathered);
   if (may_stay) {
-    const double kept = std::max(0.0, backward - whole_.tail * param_);
+    const double kept =
+        is_train_ ? std::max(0.0, backward - whole_.tail * param_) : bytes[Occupancy::kPartial];
     const double again = terms.passes * kept;
     const StreamingWork copies = Copies(again, again);
     terms.after_forward = {{kept, 0, Occupancy::kRegather, {}},

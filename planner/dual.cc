@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <utility>
 
 #include "planner/simplex.h"
@@ -31,8 +32,12 @@ class Dual {
  public:
   Dual(const Terms& terms, const Occupancy& occupancy)
       : t_(terms), m_(*terms.measured), occupancy_(occupancy) {
-    constexpr double kMost = 4;  // steps, roughly, that all memory is worth: far too many
-    const double step = t_.passes * m_.base.Total();
+    // A step, roughly, and how many of them all memory is worth, or a choice can cost: far too
+    // many.
+    const double step =
+        std::accumulate(t_.seconds.begin(), t_.seconds.end(), t_.passes * m_.base.Total());
+    constexpr double kMost = 4;
+    most_seconds_ = 1e4 * step;
     for (const double seconds : t_.seconds) {
       transfers_.push_back(lp_.AddColumn(seconds, 1));
     }
@@ -40,7 +45,6 @@ class Dual {
     device_ = lp_.AddColumn(t_.device_excess * device_unit_, 1);
     host_unit_ = t_.has_host_limit ? kMost * step / t_.host_limit : 0;
     host_ = lp_.AddColumn(t_.host_excess * host_unit_, 1);
-    most_seconds_ = 100 * step;
     for (auto& columns : kernels_) {
       columns.fill(kNoColumn);
     }

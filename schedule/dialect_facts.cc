@@ -17,6 +17,7 @@ constexpr DialectFacts kNative = {
     .instead = Dialect::kFsdp2,
     .has_arena = true,
     .grads_as_reduced = true,
+    .keeps_unlearned = false,
     .pass_end = PassEnd::kNorm,
     .one_communicator = false,
     .regathers_after_forward = true,

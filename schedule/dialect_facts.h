@@ -58,6 +58,7 @@ struct DialectFacts {
   bool grads_as_reduced = false;     // are written where they are reduced from, in that dtype
   bool keeps_root = false;           // the root unit is never freed
   bool keeps_unsynced = false;       // what never reshards stays until micro-batches are synced
+  bool keeps_unlearned = true;       // and for good where nothing learns: forward alone
 
   // Time.
   PassEnd pass_end = PassEnd::kReductions;

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <random>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include "planner/search.h"
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
+#include "schedule/plan.h"
+#include "simulator/costs/collectives.h"
 #include "tests/planner/random_jobs.h"
 
 namespace shardwright {
@@ -85,6 +88,42 @@ TEST_CASE("Activations on the host have the room that states leave there") {
   job.terms.device_limit = 1000;
   job.terms.device_excess = -1000;
   CHECK(job.Least() == doctest::Approx(14).epsilon(1e-3));
+}
+
+TEST_CASE("Over slow links a step lasts as long as everything that crosses them") {
+  // Nothing hides anything: gathers and reductions share the links, and compute takes no time
+  // beside them. All that is gathered may stay for backward.
+  std::mt19937 random(4);
+  Case c = DrawCase(random, 4);
+  constexpr double kPasses = 3;
+  c.cluster = LoadCluster("h100-80 x4, nvlink 0.1 GB/s, host 1 TiB", 1);
+  c.job.global_batch = static_cast<std::int64_t>(kPasses) * 4;
+  const auto elements = static_cast<double>(CountParameters(c.model));
+  const CollectivePath path = FindCollectivePath(c.cluster, c.profile, {4, 1});
+  const auto seconds = [&](OpCode code, DType dtype) {
+    const double bytes = elements * static_cast<double>(SizeOf(dtype));
+    return CollectiveTime(code, Bytes(static_cast<std::int64_t>(bytes)), path).value;
+  };
+  const double expected = kPasses * (seconds(OpCode::kAllGather, c.job.precision.param) +
+                                     seconds(OpCode::kReduceScatter, c.job.precision.reduce));
+  for (const Dialect dialect : {Dialect::kNative, Dialect::kFsdp2, Dialect::kFsdp1}) {
+    CAPTURE(NameOf(dialect));
+    SearchOptions options = NativeSearch(c);
+    options.base.dialect = dialect;
+    options.base.moments_piece = Plan().moments_piece;
+    options.effort = 0;
+    int count = 0;
+    for (const Candidate& candidate : Search(c.Input(), options).candidates) {
+      const Plan& plan = candidate.plan;
+      if (plan.shard_size == 4 && plan.accumulation == 3 && plan.sync == SyncMode::kEvery &&
+          plan.offload == Offload()) {
+        CHECK(candidate.bound.value >= expected * (1 - 1e-3));
+        CHECK(candidate.bound.value <= expected * 1.05);
+        ++count;
+      }
+    }
+    CHECK(count > 0);
+  }
 }
 
 TEST_CASE("Blocks that do less than others say nothing about patterns") {
