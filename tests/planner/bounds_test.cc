@@ -175,6 +175,8 @@ TEST_CASE("No random plan is faster than the bound") {
     Case c = DrawCase(random, blocks);
     if (i % 4 == 3) {
       Freeze(Draw(random, 0, blocks - 1), c.model);
+    } else if (i % 8 == 6) {
+      c.job.mode = JobMode::kForward;
     }
     SearchOptions options = NativeSearch(c);
     options.effort = 0;
