@@ -238,15 +238,16 @@ StreamingWork Bounds::Copies(double read, double written) const {
 // another protocol.
 double Bounds::MessageSeconds(OpCode code, GroupShape group, double bytes) const {
   constexpr double kStep = 1.25;
-  constexpr double kMost = 8;
+  const double most = 8 * bytes;
   if (group.size <= 1 || bytes <= 0) {
     return 0;
   }
   const CollectivePath path = FindCollectivePath(in_.cluster, in_.profile, group);
   double least = INFINITY;
-  for (double factor = 1; factor <= kMost; factor *= kStep) {
-    const Bytes size(static_cast<std::int64_t>(bytes * factor));
+  while (bytes < most) {
+    const Bytes size(static_cast<std::int64_t>(bytes));
     least = std::min(least, CollectiveTime(code, size, path).value);
+    bytes *= kStep;
   }
   return least;
 }

@@ -216,31 +216,36 @@ class Dual {
     return s;
   }
 
-  // In each stretch ops that run together are worth no more than the time. A transfer counts as the
-  // most valuable one that it may be.
+  // What a second of each transfer in a row is worth in the stretch: as much as the most valuable
+  // one that it may be; kNoColumn: it does not run there.
+  std::array<std::size_t, Occupancy::kRowTransferCount> PricesIn(Stretch stretch) {
+    const Sources sources = SourcesIn(stretch);
+    std::array<std::size_t, Occupancy::kRowTransferCount> prices{};
+    for (std::size_t i = 0; i < prices.size(); ++i) {
+      prices[i] = sources[i].empty()       ? kNoColumn
+                  : sources[i].size() == 1 ? sources[i].front()
+                                           : lp_.AddColumn(0, 1);
+      for (std::size_t s = 0; sources[i].size() > 1 && s < sources[i].size(); ++s) {
+        lp_.AddRow(Sum{{sources[i][s], 1}, {prices[i], -1}}, 0);
+      }
+    }
+    return prices;
+  }
+
+  // In each stretch ops that run together are worth no more than the time.
   void AddRows() {
+    Sum sum;
     for (std::size_t s = 0; s < kStretchCount; ++s) {
       const auto stretch = static_cast<Stretch>(s);
-      const Sources sources = SourcesIn(stretch);
-      std::array<std::size_t, Occupancy::kRowTransferCount> price{};
-      for (std::size_t i = 0; i < price.size(); ++i) {
-        price[i] = sources[i].empty() ? kNoColumn : sources[i].front();
-        if (sources[i].size() > 1) {
-          price[i] = lp_.AddColumn(0, 1);
-          for (const std::size_t source : sources[i]) {
-            lp_.AddRow(Sum{{source, 1}, {price[i], -1}}, 0);
-          }
-        }
-      }
+      const auto prices = PricesIn(stretch);
       if (Exists(stretch)) {
         Kernel(stretch, kLoadCount);
       }
-      Sum sum;
       for (const Occupancy::Row& row : occupancy_.rows()) {
         sum = {{kernels_[s][row.load], row.kernel_speed}};
-        for (std::size_t i = 0; i < price.size(); ++i) {
+        for (std::size_t i = 0; i < prices.size(); ++i) {
           if (row.progress[i] > 0) {
-            sum.push_back({price[i], row.progress[i]});
+            sum.push_back({prices[i], row.progress[i]});
           }
         }
         // All that the row has may run there.

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <utility>
 
 #include "core/error.h"
 #include "schedule/dialect_facts.h"
@@ -102,7 +103,8 @@ class Prober {
   void ReadWork(const Program& program, Reading& reading) const {
     const PriceTable prices = PriceProgram(program, in_.cluster, in_.profile);
     Measured& whole = reading.whole;
-    const ModelOp* last = nullptr;
+    bool is_first = true;
+    std::uint32_t last = 0;                // model op
     std::vector<ParamId> backward_params;  // that backward reads
     bool has_gradients = false;            // a gradient of a parameter is there
     for (const Op& op : program.step.ops) {
@@ -110,11 +112,11 @@ class Prober {
         continue;
       }
       const std::vector<ParamId>& params = in_.model.ops[op.subject].params;
-      if (last == nullptr) {
+      last = op.subject;
+      if (std::exchange(is_first, false)) {
         whole.first_elements = Elements(params, false);
         whole.first_trainable = Elements(params, true);
       }
-      last = &in_.model.ops[op.subject];
       const Price& price = prices.prices[op.shape.value];
       const double share = prices.contention.classes[price.contention_class].hbm_share;
       Work work;
@@ -141,8 +143,8 @@ class Prober {
         }
       }
     }
-    whole.last_elements = Elements(last->params, true);
-    whole.last_has_params = !last->params.empty();
+    whole.last_elements = Elements(in_.model.ops[last].params, true);
+    whole.last_has_params = !in_.model.ops[last].params.empty();
     whole.backward_elements = Elements(backward_params, false);
   }
 
@@ -190,63 +192,80 @@ class Prober {
     return bytes;
   }
 
-  // Follows the activations through forward and the beginning of backward, up to the first op of a
-  // block there.
+  // The activations that exist at a moment.
+  struct Alive {
+    double bytes = 0;
+    std::vector<std::size_t> slot_of;  // by buffer: of the op before which it was allocated
+    std::set<BufferId> read_by_tail;   // of blocks, by ops behind them
+  };
+
+  // Follows them through forward and the beginning of backward, up to the first op of a block
+  // there.
   void ReadMemory(const Program& program, Reading& reading) const {
     const Body& body = program.step;
-    std::size_t forward_left = 0;  // ops of blocks
-    for (const Op& op : body.ops) {
-      forward_left += IsCompute(program, op) && op.phase == Phase::kForward &&
-                      block_of_[op.subject] != kOutside;
-    }
-    std::vector<std::size_t> slot_of(program.buffers.size(), space_.blocks.size());
-    std::set<BufferId> read_by_tail;
-    double alive = 0, most = 0;
+    const auto is_of_block = [&](const Op& op) {
+      return IsCompute(program, op) && block_of_[op.subject] != kOutside;
+    };
+    auto forward_left = std::count_if(body.ops.begin(), body.ops.end(), [&](const Op& op) {
+      return is_of_block(op) && op.phase == Phase::kForward;
+    });
+    Alive alive;
+    alive.slot_of.assign(program.buffers.size(), space_.blocks.size());
+    double most = 0;
     bool in_backward = false;
     for (std::size_t i = 0; i < body.size(); ++i) {
       const Op& op = body.ops[i];
       const bool is_compute = IsCompute(program, op);
-      const std::size_t slot = is_compute ? SlotOf(op) : space_.blocks.size();
-      const bool is_of_block = slot < space_.blocks.size();
       in_backward = in_backward || (is_compute && op.phase != Phase::kForward);
-      if (in_backward && is_of_block) {
+      if (in_backward && is_of_block(op)) {
         break;
       }
-      forward_left -= is_of_block;
-      for (const MemoryPoint& point : body.PointsBefore(OpId(i))) {
-        const Buffer& buffer = program.buffers[point.buffer.value];
-        if (!IsActivation(buffer)) {
-          continue;
-        }
-        const bool is_alloc = point.kind != PointKind::kFree;
-        const double bytes = static_cast<double>(buffer.size.value) * (is_alloc ? 1 : -1);
-        alive += bytes;
-        slot_of[point.buffer.value] = is_alloc ? slot : slot_of[point.buffer.value];
-        if (buffer.category == Category::kActivation && !in_backward) {
-          reading.blocks[slot_of[point.buffer.value]].kept_bytes += bytes;
-        }
-      }
-      const std::span<const Access> accesses = body.AccessesOf(OpId(i));
+      forward_left -= is_of_block(op) ? 1 : 0;
+      ReadPoints(program, OpId(i), in_backward, alive, reading);
       if (program.ShapeOf(op).code == OpCode::kCopyD2h) {
-        reading.blocks[slot_of[accesses.front().buffer.value]].copied_bytes +=
+        const Access& read = body.AccessesOf(OpId(i)).front();
+        reading.blocks[alive.slot_of[read.buffer.value]].copied_bytes +=
             static_cast<double>(program.ShapeOf(op).bytes.value);
       }
-      if (forward_left > 0 || !is_compute || is_of_block) {
-        continue;
-      }
-      most = std::max(most, alive + WeightBytes(program, op));
-      for (const Access& access : accesses) {
-        if (slot_of[access.buffer.value] < space_.blocks.size() &&
-            read_by_tail.insert(access.buffer).second) {
-          const Buffer& buffer = program.buffers[access.buffer.value];
-          reading.whole.read_by_tail += static_cast<double>(buffer.size.value);
-        }
+      if (forward_left == 0 && is_compute && !is_of_block(op)) {
+        most = std::max(most, alive.bytes + WeightBytes(program, op));
+        ReadTail(program, OpId(i), alive, reading);
       }
     }
     for (std::size_t b = 0; b < space_.blocks.size(); ++b) {
       most -= reading.blocks[b].kept_bytes;
     }
     reading.whole.tail_bytes = std::max(0.0, most);
+  }
+
+  void ReadPoints(const Program& program, OpId id, bool in_backward, Alive& alive,
+                  Reading& reading) const {
+    const Op& op = program.step.ops[id.value];
+    const std::size_t slot = IsCompute(program, op) ? SlotOf(op) : space_.blocks.size();
+    for (const MemoryPoint& point : program.step.PointsBefore(id)) {
+      const Buffer& buffer = program.buffers[point.buffer.value];
+      if (!IsActivation(buffer)) {
+        continue;
+      }
+      const bool is_alloc = point.kind != PointKind::kFree;
+      const double bytes = static_cast<double>(buffer.size.value) * (is_alloc ? 1 : -1);
+      alive.bytes += bytes;
+      std::size_t& slot_of = alive.slot_of[point.buffer.value];
+      slot_of = is_alloc ? slot : slot_of;
+      if (buffer.category == Category::kActivation && !in_backward) {
+        reading.blocks[slot_of].kept_bytes += bytes;
+      }
+    }
+  }
+
+  void ReadTail(const Program& program, OpId id, Alive& alive, Reading& reading) const {
+    for (const Access& access : program.step.AccessesOf(id)) {
+      const bool is_of_block = alive.slot_of[access.buffer.value] < space_.blocks.size();
+      if (is_of_block && alive.read_by_tail.insert(access.buffer).second) {
+        const Buffer& buffer = program.buffers[access.buffer.value];
+        reading.whole.read_by_tail += static_cast<double>(buffer.size.value);
+      }
+    }
   }
 
   // What came back from the host is left out: how much that is depends on the pattern.
