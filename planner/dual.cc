@@ -32,8 +32,7 @@ class Dual {
  public:
   Dual(const Terms& terms, const Occupancy& occupancy)
       : t_(terms), m_(*terms.measured), occupancy_(occupancy) {
-    // A step, roughly, and how many of them all memory is worth, or a choice can cost: far too
-    // many.
+    // A step, roughly. All memory is worth `kMost` of them at most, which is far too much.
     const double step =
         std::accumulate(t_.seconds.begin(), t_.seconds.end(), t_.passes * m_.base.Total());
     constexpr double kMost = 4;
@@ -55,8 +54,8 @@ class Dual {
   }
 
   [[nodiscard]] double Solve() const {
-    // 0 is a bound, too; rounding has not been in the way yet.
-    return t_.serial + lp_.Solve().value_or(-t_.serial);
+    // Prices of 0 are a bound, too, should rounding be in the way, which it was in no search yet.
+    return t_.serial + lp_.Solve().value_or(0);
   }
 
  private:

@@ -50,7 +50,7 @@ bool Meet(const std::array<const Plane*, kColumns>& planes, std::array<double, k
 // The largest value at a corner: where three planes meet and all others are kept.
 double BestCorner(const std::vector<Plane>& planes, const std::array<double, kColumns>& worth) {
   const Plane objective = {worth, 0};
-  double best = -INFINITY;
+  double best = 0;  // at x = 0
   for (const Plane& a : planes) {
     for (const Plane& b : planes) {
       for (const Plane& c : planes) {
