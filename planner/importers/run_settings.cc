@@ -12,25 +12,36 @@
 #include "planner/importers/other_keys.h"
 #include "planner/importers/read_deepspeed.h"
 #include "planner/importers/read_settings.h"
+#include "planner/importers/read_trainer.h"
 
 namespace shardwright {
 namespace {
 
-enum class Kind { kTorchtitan, kFairseq, kFairseqFlags, kAccelerate, kTrainer, kDeepSpeed };
+enum class Kind {
+  kTorchtitan,
+  kFairseq,
+  kFairseqFlags,
+  kAccelerate,
+  kAxolotl,
+  kTrainer,
+  kDeepSpeed
+};
 
 // Keys at the top that only one framework's files have.
 struct Mark {
   std::string_view key;
   Kind kind;
 };
-constexpr std::array<Mark, 19> kMarks = {{
+constexpr std::array<Mark, 21> kMarks = {{
     {"compute_environment", Kind::kAccelerate},
     {"distributed_type", Kind::kAccelerate},
     {"num_machines", Kind::kAccelerate},
     {"zero_optimization", Kind::kDeepSpeed},
     {"train_micro_batch_size_per_gpu", Kind::kDeepSpeed},
     {"train_batch_size", Kind::kDeepSpeed},
+    {"base_model", Kind::kAxolotl},
     {"per_device_train_batch_size", Kind::kTrainer},
+    {"model_name_or_path", Kind::kTrainer},
     {"output_dir", Kind::kTrainer},
     {"fsdp", Kind::kTrainer},
     {"num_train_epochs", Kind::kTrainer},
@@ -53,8 +64,10 @@ Kind KindOf(const JsonValue& root, const std::string& file) {
   }
   throw InputError(
       file, "no key that tells the framework",
-      "settings of torchtitan (TOML), Accelerate (YAML or JSON), DeepSpeed (JSON), the "
-      "Trainer (TrainingArguments as JSON) or fairseq (YAML or command line)");
+      "settings of torchtitan (TOML), Accelerate (YAML or JSON), DeepSpeed (JSON), the Trainer or "
+      "a "
+      "script around it (TrainingArguments as JSON or YAML), axolotl (YAML) or fairseq (YAML or "
+      "command line)");
 }
 
 template <class S>
@@ -67,6 +80,14 @@ void Put(ReadResult<S> result, const std::string& file, std::optional<S>& slot, 
   for (const std::string& key : result.left_out) {
     run.left_out.push_back(file + ": " + key);
   }
+  for (const std::string& key : result.unknown) {
+    run.unknown.push_back(file + ": " + key);
+  }
+}
+
+void PutTrainer(TrainerFile trainer, const std::string& file, RunSettings& run) {
+  Put(std::move(trainer.result), file, run.trainer, run);
+  run.script = std::move(trainer.script);
 }
 
 // --- Accelerate
@@ -132,80 +153,6 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
     Put(std::move(zero), file, run.deepspeed, run);
   }
   Put(std::move(result), file, run.accelerate, run);
-}
-
-// --- Trainer
-
-// Version 4 of Transformers: fsdp is a list of words, and FSDP is PyTorch's first one.
-void ReadFsdpWords(const JsonValue& fsdp, TrainerSettings& s) {
-  std::string words;
-  for (std::size_t i = 0; fsdp.IsArray() && i < fsdp.size(); ++i) {
-    words += fsdp[i].AsString() + " ";
-  }
-  words += fsdp.IsArray() ? std::string() : fsdp.AsString() + " ";
-  if (words.find_first_not_of(' ') == std::string::npos) {
-    s.fsdp = false;
-    return;
-  }
-  s.fsdp = true;
-  s.version = s.version.value_or(1);
-  bool wraps = false;
-  for (std::size_t at = 0; at < words.size();) {
-    const std::size_t end = words.find(' ', at);
-    const std::string word = words.substr(at, end - at);
-    at = end + 1;
-    if (word == "auto_wrap") {
-      wraps = true;
-    } else if (word == "offload") {
-      s.cpu_offload = true;
-    } else if (word == "full_shard" || word == "shard_grad_op" || word == "hybrid_shard" ||
-               word == "hybrid_shard_zero2") {
-      if (*s.version == 1) {
-        s.sharding_strategy = word;
-      } else {
-        s.reshard_after_forward = word == "full_shard" || word == "hybrid_shard";
-      }
-    } else if (!word.empty()) {
-      throw fsdp.Error(
-          "words out of full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, "
-          "auto_wrap and offload");
-    }
-  }
-  if (!s.auto_wrap_policy) {
-    s.auto_wrap_policy = !wraps                             ? "NO_WRAP"
-                         : s.min_num_params.value_or(0) > 0 ? "SIZE_BASED_WRAP"
-                                                            : "TRANSFORMER_BASED_WRAP";
-  }
-}
-
-// Version 4 also takes keys of fsdp_config with the prefix "fsdp_", as Accelerate names them.
-void ReadTrainer(const JsonValue& root, const std::string& file, RunSettings& run) {
-  constexpr std::array<std::string_view, 2> kSpecial = {"fsdp", "fsdp_config.fsdp_version"};
-  auto result = ReadSettings<TrainerSettings>(root, TrainerRows(), TrainerOthers(), kSpecial);
-  TrainerSettings& s = result.settings;
-  if (const auto config = root.Find("fsdp_config")) {
-    if (const auto version = config->Find("fsdp_version")) {
-      s.version = version->AsInt(1, 2);
-    }
-  }
-  if (const auto fsdp = root.Find("fsdp")) {
-    if (fsdp->IsBool()) {
-      s.fsdp = fsdp->AsBool();
-    } else {
-      ReadFsdpWords(*fsdp, s);
-    }
-  }
-  if (s.bf16.value_or(false) && s.fp16.value_or(false)) {
-    throw root.At("fp16").Error("false beside bf16");
-  }
-  if (s.use_liger_kernel.value_or(false) && s.torch_compile.value_or(false)) {
-    result.left_out.emplace_back("torch_compile");  // see StackOf
-  }
-  if (s.gradient_checkpointing.value_or(false) && s.activation_checkpointing.value_or(false)) {
-    throw root.At("gradient_checkpointing")
-        .Error("false beside fsdp_config.activation_checkpointing, as the Trainer demands");
-  }
-  Put(std::move(result), file, run.trainer, run);
 }
 
 // --- fairseq
@@ -285,31 +232,41 @@ void ReadOne(const std::string& file, RunSettings& run) {
     case Kind::kAccelerate:
       return ReadAccelerate(root, file, run);
     case Kind::kTrainer:
-      return ReadTrainer(root, file, run);
+      return PutTrainer(ReadTrainer(root), file, run);
+    case Kind::kAxolotl:
+      return PutTrainer(ReadAxolotl(root), file, run);
     case Kind::kDeepSpeed:
       return Put(ReadDeepSpeed(root), file, run.deepspeed, run);
   }
 }
 
-// The DeepSpeed file that Accelerate's or the Trainer's names, beside it.
-void ReadNamedDeepSpeed(RunSettings& run) {
-  const std::optional<std::string> name = run.accelerate && run.accelerate->deepspeed_config_file
-                                              ? run.accelerate->deepspeed_config_file
-                                          : run.trainer ? run.trainer->deepspeed
-                                                        : std::nullopt;
-  if (!name || run.deepspeed) {
-    return;
-  }
+// A file that another one names, there or beside that one.
+void ReadNamed(const std::string& name, const char* kind, RunSettings& run) {
   std::error_code error;
-  std::filesystem::path path(*name);
+  std::filesystem::path path(name);
   if (!std::filesystem::exists(path, error)) {
     path = std::filesystem::path(run.files.front()).parent_path() / path.filename();
   }
   if (!std::filesystem::exists(path, error)) {
-    throw InputError(run.files.front(), "a DeepSpeed file \"" + *name + "\" that is not there",
+    throw InputError(run.files.front(),
+                     std::string(kind) + " file \"" + name + "\" that is not there",
                      "that file as a further argument");
   }
   ReadOne(path.string(), run);
+}
+
+void ReadNamedFiles(RunSettings& run) {
+  if (!run.script.accelerate_file.empty() && !run.accelerate) {
+    ReadNamed(run.script.accelerate_file, "an Accelerate", run);
+  }
+  const std::optional<std::string> deepspeed =
+      run.accelerate && run.accelerate->deepspeed_config_file
+          ? run.accelerate->deepspeed_config_file
+      : run.trainer ? run.trainer->deepspeed
+                    : std::nullopt;
+  if (deepspeed && !run.deepspeed) {
+    ReadNamed(*deepspeed, "a DeepSpeed", run);
+  }
 }
 
 void CheckTogether(const RunSettings& run) {
@@ -387,7 +344,7 @@ RunSettings ReadRun(std::span<const std::string> files) {
   for (const std::string& file : files) {
     ReadOne(file, run);
   }
-  ReadNamedDeepSpeed(run);
+  ReadNamedFiles(run);
   CheckTogether(run);
   run.framework = NameOfFrameworks(run);
   return run;
@@ -412,6 +369,11 @@ RunFacts FactsOf(const RunSettings& run) {
     return facts;
   }
   facts.kernel_set = StackOf(run);
+  facts.model = run.script.model;
+  facts.sequence_length = run.script.sequence_length;
+  facts.attention = run.script.attention;
+  facts.nodes = run.script.nodes;
+  facts.gpus_per_node = run.script.gpus_per_node;
   facts.has_micro_batch =
       run.trainer || (run.deepspeed && run.deepspeed->train_micro_batch_size_per_gpu);
   facts.has_accumulation = run.trainer || run.deepspeed;
