@@ -6,7 +6,7 @@ namespace shardwright {
 namespace {
 
 // torchtitan 0.2.2, config/job_config.py.
-constexpr std::array<OtherKey, 49> kTorchtitanKeys = {{
+constexpr std::array<OtherKey, 53> kTorchtitanKeys = {{
     {"job."},
     {"profiling."},
     {"metrics."},
@@ -21,6 +21,10 @@ constexpr std::array<OtherKey, 49> kTorchtitanKeys = {{
     {"float8."},
     {"quantize."},
     {"quantized."},
+    {"experimental.pipeline_parallel_degree", "1"},
+    {"experimental.context_parallel_degree", "1"},
+    {"experimental.enable_async_tensor_parallel", "false"},
+    {"experimental.enable_compiled_autograd", "false"},
     {"experimental."},
     {"model.hf_assets_path"},
     {"model.tokenizer_path"},
@@ -59,7 +63,7 @@ constexpr std::array<OtherKey, 49> kTorchtitanKeys = {{
 }};
 
 // accelerate 1.15, commands/config/config_args.py, utils/launch.py.
-constexpr std::array<OtherKey, 36> kAccelerateKeys = {{
+constexpr std::array<OtherKey, 37> kAccelerateKeys = {{
     {"debug"},
     {"downcast_bf16"},
     {"enable_cpu_affinity"},
@@ -75,6 +79,7 @@ constexpr std::array<OtherKey, 36> kAccelerateKeys = {{
     {"command_file"},
     {"commands"},
     {"use_cpu", "false"},
+    {"dynamo_config.dynamo_backend", "\"no\"|\"NO\"|false"},
     {"dynamo_config."},
     {"mpirun_config."},
     {"dynamo_backend", "\"no\"|\"NO\"|false"},

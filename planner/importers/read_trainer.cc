@@ -283,7 +283,7 @@ void CheckTrainer(const JsonValue& root, ReadResult<TrainerSettings>& result) {
 // Scripts add arguments of their own at will, but not to the Trainer's tables.
 bool IsOpen(std::string_view key) {
   return !key.starts_with("fsdp_config") && !key.starts_with("accelerator_config") &&
-         !key.starts_with("deepspeed");
+         !key.starts_with("deepspeed") && !key.starts_with("parallelism_config");
 }
 
 // --- axolotl

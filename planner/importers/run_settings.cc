@@ -137,6 +137,9 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
   if (s.mixed_precision == "yes") {
     throw root.At("mixed_precision").Error("no, bf16 or fp16");
   }
+  if (s.mixed_precision) {
+    s.mixed_precision = LowerCase(*s.mixed_precision);  // as `accelerate launch` does
+  }
   if (const auto fsdp = root.Find("fsdp_config")) {
     ReadAccelerateFsdp(*fsdp, s, result.left_out);
   }

@@ -232,6 +232,10 @@ TEST_CASE("Scripts: what cannot be predicted is refused") {
   CHECK(error("use_peft: true") == "a.yaml: use_peft: got true, expected false" + not_predicted);
   CHECK(error("load_in_4bit: true") ==
         "a.yaml: load_in_4bit: got true, expected false" + not_predicted);
+  CHECK(error("lora_enable: true") ==
+        "a.yaml: lora_enable: got true, expected false" + not_predicted);
+  CHECK(error("parallelism_config:\n  tp_size: 2")
+            .starts_with("a.yaml: parallelism_config.tp_size: got 2"));
   CHECK(error("finetuning_type: lora") ==
         "a.yaml: finetuning_type: got \"lora\", expected full" + not_predicted);
   CHECK(error("cutoff_len: 2048") ==
@@ -264,6 +268,22 @@ TEST_CASE("Scripts: what cannot be predicted is refused") {
       "be predicted");
   CHECK(ErrorOf({{"a.yml", "base_model: gpt2\noptimizer: adamw_bnb_8bit\n"}})
             .starts_with("a.yml: optimizer: got \"adamw_bnb_8bit\", expected adamw_torch, "));
+}
+
+TEST_CASE("torchtitan: degrees of its first versions") {
+  CHECK(ErrorOf({{"a.toml",
+                  "[training]\nseq_len = 128\n[experimental]\npipeline_parallel_degree = 2\n"}}) ==
+        "a.toml: experimental.pipeline_parallel_degree: got 2, expected 1, since anything else "
+        "cannot be predicted");
+}
+
+TEST_CASE("Accelerate: letters of any case, and no compiler without a word") {
+  const std::string text = "distributed_type: MULTI_GPU\nnum_processes: 8\nnum_machines: 2\n";
+  CHECK(Imported({{"a.yaml", text + "mixed_precision: BF16\n"}}).job.precision.param ==
+        DType::kBf16);
+  CHECK(ErrorOf({{"a.yaml", text + "dynamo_config:\n  dynamo_backend: INDUCTOR\n"}}) ==
+        "a.yaml: dynamo_config.dynamo_backend: got \"INDUCTOR\", expected \"no\" or \"NO\" or "
+        "false, since anything else cannot be predicted");
 }
 
 TEST_CASE("DeepSpeed: optimizers by any case, and none by the name of another") {
