@@ -165,7 +165,7 @@ void TakeDefault(std::optional<bool>& slot, bool value, const char* key, Trainer
 // --- Scripts around the Trainer
 
 constexpr std::string_view kLlamaFactoryRecompute = "disable_gradient_checkpointing";
-constexpr std::array<std::string_view, 20> kTrainerSpecial = {"model_name_or_path",
+constexpr std::array<std::string_view, 23> kTrainerSpecial = {"model_name_or_path",
                                                               "attn_implementation",
                                                               "flash_attn",
                                                               "torch_dtype",
@@ -178,6 +178,9 @@ constexpr std::array<std::string_view, 20> kTrainerSpecial = {"model_name_or_pat
                                                               "enable_liger_kernel",
                                                               kLlamaFactoryRecompute,
                                                               "finetuning_type",
+                                                              "use_peft",
+                                                              "lora_enable",
+                                                              "use_lora",
                                                               "stage",
                                                               "fsdp",
                                                               "fsdp_config.fsdp_version",
@@ -185,6 +188,18 @@ constexpr std::array<std::string_view, 20> kTrainerSpecial = {"model_name_or_pat
                                                               "nnodes",
                                                               "nproc_per_node",
                                                               "num_gpus"};
+
+// How scripts wrap adapters is not read; what the flags of `plan` make of them is.
+constexpr std::string_view kNoAdapter =
+    "training of all weights, since a run with adapters is not read: plan --lora-rank N makes such "
+    "a plan";
+void RefuseAdapters(const JsonValue& root) {
+  for (const char* key : {"use_peft", "lora_enable", "use_lora"}) {
+    if (IsOn(root, key)) {
+      throw root.At(key).Error(kNoAdapter);
+    }
+  }
+}
 
 void Demand(const JsonValue& value, Keys values, std::string_view expected) {
   if (std::find(values.begin(), values.end(), value.AsString()) == values.end()) {
@@ -199,7 +214,10 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
   const auto type = root.Find("finetuning_type");
   if (!type) {
     throw InputError(root.path().str() + ": finetuning_type", "no value, which means lora",
-                     "full, since anything else cannot be predicted");
+                     kNoAdapter);
+  }
+  if (type->AsString() == "lora" || type->AsString() == "oft") {
+    throw type->Error(kNoAdapter);
   }
   Demand(*type, {"full"}, "full");
   if (const auto stage = root.Find("stage")) {
@@ -256,6 +274,7 @@ void ReadScript(const JsonValue& root, TrainerFile& file) {
   file.script.sequence_length = LengthOf(
       root, {"max_length", "max_seq_length", "cutoff_len", "block_size", "model_max_length"});
   RefuseSecondModel(root);
+  RefuseAdapters(root);
   const auto dtype = FindOne(root, {"torch_dtype", "dtype"});
   file.script.has_bf16_weights = dtype && dtype->AsString() == "bfloat16";
   if (FindOne(root, {"cutoff_len", "finetuning_type", "stage"})) {
@@ -378,7 +397,7 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
   }
   RefuseSecondModel(root);
   if (const auto adapter = root.Find("adapter"); adapter && !adapter->AsString().empty()) {
-    throw adapter->Error("no adapter, since training with one cannot be predicted");
+    throw adapter->Error(kNoAdapter);
   }
   s.bf16 = HasBf16(root);
   if (HasLiger(root)) {

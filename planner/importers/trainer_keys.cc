@@ -8,7 +8,7 @@ namespace {
 // transformers 5.23, training_args.py; a few that version 4 had. Then the arguments of scripts:
 // TRL 1.16 (SFTConfig, ModelConfig, ScriptArguments), the alignment handbook, Transformers'
 // run_clm.py and LLaMA-Factory 0.9.5.
-constexpr std::array<OtherKey, 258> kTrainerKeys = {{
+constexpr std::array<OtherKey, 255> kTrainerKeys = {{
     {"activation_checkpointing"},
     {"activation_checkpointing_kwargs"},
     {"activation_checkpointing_kwargs."},
@@ -234,8 +234,6 @@ constexpr std::array<OtherKey, 258> kTrainerKeys = {{
     {"standalone"},
     {"main_process_port"},
     {"machine_rank"},
-    {"lora_enable", "false"},
-    {"use_lora", "false"},
     {"q_lora", "false"},
     {"bits", "16"},
     {"tp_size", "0|1"},
@@ -243,7 +241,6 @@ constexpr std::array<OtherKey, 258> kTrainerKeys = {{
     {"context_parallel_size", "1"},
     {"sequence_parallel_degree", "1"},
     {"pipeline_parallel_size", "1"},
-    {"use_peft", "false"},
     {"load_in_4bit", "false"},
     {"load_in_8bit", "false"},
     {"quantization_bit", "0"},
