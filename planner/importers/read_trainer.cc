@@ -165,7 +165,7 @@ void TakeDefault(std::optional<bool>& slot, bool value, const char* key, Trainer
 // --- Scripts around the Trainer
 
 constexpr std::string_view kLlamaFactoryRecompute = "disable_gradient_checkpointing";
-constexpr std::array<std::string_view, 23> kTrainerSpecial = {"model_name_or_path",
+constexpr std::array<std::string_view, 25> kTrainerSpecial = {"model_name_or_path",
                                                               "attn_implementation",
                                                               "flash_attn",
                                                               "torch_dtype",
@@ -187,7 +187,9 @@ constexpr std::array<std::string_view, 23> kTrainerSpecial = {"model_name_or_pat
                                                               "config_file",
                                                               "nnodes",
                                                               "nproc_per_node",
-                                                              "num_gpus"};
+                                                              "num_gpus",
+                                                              "num_machines",
+                                                              "num_processes"};
 
 // How scripts wrap adapters is not read; what the flags of `plan` make of them is.
 constexpr std::string_view kNoAdapter =
@@ -230,6 +232,7 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
     s.gradient_checkpointing = !IsOn(root, kLlamaFactoryRecompute);
   }
   TakeDefault(s.gradient_checkpointing, true, "gradient_checkpointing", file);
+  file.script.recomputes_by_itself = true;
   constexpr std::int64_t kCutoff = 2048;
   if (file.script.sequence_length == 0) {
     file.script.sequence_length = kCutoff;
@@ -263,6 +266,18 @@ void ReadLauncher(const JsonValue& root, ScriptFacts& script) {
   if (const auto gpus = FindOne(root, {"nproc_per_node", "num_gpus"})) {
     script.gpus_per_node = gpus->AsInt(1, kMost);
   }
+  // Of `accelerate launch`: all processes, in place of what its file says.
+  if (const auto machines = root.Find("num_machines")) {
+    script.nodes = machines->AsInt(1, kMost);
+  }
+  if (const auto processes = root.Find("num_processes")) {
+    const std::int64_t nodes = std::max<std::int64_t>(1, script.nodes);
+    const std::int64_t count = processes->AsInt(1, kMost);
+    if (count % nodes != 0) {
+      throw processes->Error("a multiple of num_machines, " + std::to_string(nodes));
+    }
+    script.gpus_per_node = count / nodes;
+  }
 }
 
 void ReadScript(const JsonValue& root, TrainerFile& file) {
@@ -294,15 +309,21 @@ void CheckTrainer(const JsonValue& root, ReadResult<TrainerSettings>& result) {
     result.left_out.emplace_back("torch_compile");  // see StackOf
   }
   if (s.gradient_checkpointing.value_or(false) && s.activation_checkpointing.value_or(false)) {
-    throw root.At("gradient_checkpointing")
-        .Error("false beside fsdp_config.activation_checkpointing, as the Trainer demands");
+    throw InputError(root.path().str() + ": gradient_checkpointing", "true",
+                     "false beside fsdp_config.activation_checkpointing, as the Trainer demands");
   }
 }
 
-// Scripts add arguments of their own at will, but not to the Trainer's tables.
+// Scripts add arguments of their own at will, but not to the Trainer's tables; and what
+// `accelerate launch` is told on a command line is in no script's arguments.
 bool IsOpen(std::string_view key) {
-  return !key.starts_with("fsdp_config") && !key.starts_with("accelerator_config") &&
-         !key.starts_with("deepspeed") && !key.starts_with("parallelism_config");
+  constexpr std::array<std::string_view, 4> kTables = {"fsdp_", "accelerator_config", "deepspeed",
+                                                       "parallelism_config"};
+  constexpr std::array<std::string_view, 5> kLauncher = {
+      "mixed_precision", "use_fsdp", "use_deepspeed", "zero_stage", "dynamo_backend"};
+  return std::none_of(kTables.begin(), kTables.end(),
+                      [&](std::string_view table) { return key.starts_with(table); }) &&
+         std::find(kLauncher.begin(), kLauncher.end(), key) == kLauncher.end();
 }
 
 // --- axolotl

@@ -33,6 +33,8 @@ struct Mark {
   Kind kind;
 };
 constexpr std::array<Mark, 21> kMarks = {{
+    {"per_device_train_batch_size", Kind::kTrainer},  // beside flags of `accelerate launch`, too
+    {"model_name_or_path", Kind::kTrainer},
     {"compute_environment", Kind::kAccelerate},
     {"distributed_type", Kind::kAccelerate},
     {"num_machines", Kind::kAccelerate},
@@ -40,8 +42,6 @@ constexpr std::array<Mark, 21> kMarks = {{
     {"train_micro_batch_size_per_gpu", Kind::kDeepSpeed},
     {"train_batch_size", Kind::kDeepSpeed},
     {"base_model", Kind::kAxolotl},
-    {"per_device_train_batch_size", Kind::kTrainer},
-    {"model_name_or_path", Kind::kTrainer},
     {"output_dir", Kind::kTrainer},
     {"fsdp", Kind::kTrainer},
     {"num_train_epochs", Kind::kTrainer},
@@ -262,6 +262,13 @@ void ReadNamedFiles(RunSettings& run) {
   if (!run.script.accelerate_file.empty() && !run.accelerate) {
     ReadNamed(run.script.accelerate_file, "an Accelerate", run);
   }
+  if (run.accelerate && run.script.gpus_per_node > 0) {  // flags count more than the file
+    const std::int64_t nodes =
+        run.script.nodes > 0 ? run.script.nodes : run.accelerate->num_machines.value_or(1);
+    run.accelerate->num_machines = nodes;
+    run.accelerate->num_processes =
+        run.script.gpus_per_node * std::max<std::int64_t>(1, run.script.nodes);
+  }
   const std::optional<std::string> deepspeed =
       run.accelerate && run.accelerate->deepspeed_config_file
           ? run.accelerate->deepspeed_config_file
@@ -281,6 +288,12 @@ void CheckTogether(const RunSettings& run) {
   }
   if (run.deepspeed && run.deepspeed->bf16.value_or(false) && run.deepspeed->fp16.value_or(false)) {
     throw InputError(run.files.back(), "bf16 and fp16", "one of them");
+  }
+  if (run.trainer && run.trainer->gradient_checkpointing.value_or(false) && run.accelerate &&
+      run.accelerate->fsdp_activation_checkpointing.value_or(false) &&
+      !run.script.recomputes_by_itself) {
+    throw InputError(run.files.back() + ": gradient_checkpointing", "true",
+                     "false beside fsdp_activation_checkpointing, as the Trainer demands");
   }
   if (!run.trainer || !run.deepspeed) {
     return;

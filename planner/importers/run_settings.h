@@ -27,11 +27,12 @@ struct Assumption {
 // What the file of a script around the Trainer says beside the Trainer's arguments; 0 and empty:
 // not said.
 struct ScriptFacts {
-  std::string model;                 // a folder, or a name of the Hugging Face hub
-  std::int64_t sequence_length = 0;  // the longest; samples are padded or packed to it
-  std::string attention;             // as --attention; empty: the kernel set's own
-  bool has_bf16_weights = false;     // before anybody makes others of them
-  std::string accelerate_file;       // that `accelerate launch` is told to read
+  std::string model;                  // a folder, or a name of the Hugging Face hub
+  std::int64_t sequence_length = 0;   // the longest; samples are padded or packed to it
+  std::string attention;              // as --attention; empty: the kernel set's own
+  bool has_bf16_weights = false;      // before anybody makes others of them
+  bool recomputes_by_itself = false;  // the Trainer does not know of it
+  std::string accelerate_file;        // that `accelerate launch` is told to read
   std::int64_t nodes = 0;
   std::int64_t gpus_per_node = 0;
   std::vector<Assumption> assumed;  // the script's own defaults

@@ -221,6 +221,36 @@ TEST_CASE("Scripts: the file that accelerate launch is told to read") {
   const RunSettings run = Read(folder, {{"train.sh", line}});
   CHECK(run.framework == "Accelerate + Trainer");
   CHECK(FactsOf(run).nodes == 2);
+  // What the launcher is told counts more than its file.
+  const RunSettings told =
+      Read(folder, {{"train.sh", line + " --num_processes 12 --num_machines 3"}});
+  CHECK(FactsOf(told).nodes == 3);
+  CHECK(FactsOf(told).gpus_per_node == 4);
+}
+
+TEST_CASE("Scripts: flags of accelerate launch that stand for its file are not passed over") {
+  for (const char* flag : {"--mixed_precision bf16", "--use_fsdp", "--zero_stage 3",
+                           "--fsdp_sharding_strategy FULL_SHARD"}) {
+    CAPTURE(std::string(flag));
+    const std::string error =
+        ErrorOf({{"train.sh", "accelerate launch " + std::string(flag) +
+                                  " train.py --per_device_train_batch_size 2"}});
+    CHECK(error.find("expected a key of this file to be known") != std::string::npos);
+  }
+}
+
+TEST_CASE("Scripts: recomputation that both would do is refused as the Trainer refuses it") {
+  std::string accelerate = kAccelerate;
+  accelerate.insert(accelerate.find("  fsdp_offload"), "  fsdp_activation_checkpointing: true\n");
+  CHECK(ErrorOf({{"fsdp.yaml", accelerate}, {"sft.yaml", kRecipe}}) ==
+        "sft.yaml: gradient_checkpointing: got true, expected false beside "
+        "fsdp_activation_checkpointing, as the Trainer demands");
+  // LLaMA-Factory does it behind the Trainer's back, to the same layers.
+  const PlanFile file = Imported({{"fsdp.yaml", accelerate},
+                                  {"sft.yaml",
+                                   "model_name_or_path: gpt2\nfinetuning_type: full\n"
+                                   "per_device_train_batch_size: 1\nbf16: true\n"}});
+  CHECK(file.plan.recompute.size() == 12);
 }
 
 // What would be planned as something else than it is.
