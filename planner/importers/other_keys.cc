@@ -5,8 +5,8 @@
 namespace shardwright {
 namespace {
 
-// torchtitan 0.2.2, config/job_config.py.
-constexpr std::array<OtherKey, 53> kTorchtitanKeys = {{
+// torchtitan 0.2.2, config/job_config.py; a few that its first versions had.
+constexpr std::array<OtherKey, 58> kTorchtitanKeys = {{
     {"job."},
     {"profiling."},
     {"metrics."},
@@ -29,6 +29,11 @@ constexpr std::array<OtherKey, 53> kTorchtitanKeys = {{
     {"model.hf_assets_path"},
     {"model.tokenizer_path"},
     {"model.print_after_conversion"},
+    {"model.norm_type", "\"rmsnorm\"|\"fused_rmsnorm\"|\"compiled_rmsnorm\""},
+    {"training.tensor_parallel_degree", "1"},
+    {"training.enable_fp8_linear", "false"},
+    {"training.enable_float8_linear", "false"},
+    {"training.warmup_steps"},
     {"optimizer.beta1"},
     {"optimizer.beta2"},
     {"optimizer.eps"},

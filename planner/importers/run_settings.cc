@@ -158,6 +158,38 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
   Put(std::move(result), file, run.accelerate, run);
 }
 
+// --- torchtitan
+
+// Names that its settings had until 2025. What they say is the same.
+void ReadTorchtitan(const JsonValue& root, const std::string& file, RunSettings& run) {
+  using S = TorchtitanSettings;
+  std::vector<SettingRow<S>> rows(TorchtitanRows().begin(), TorchtitanRows().end());
+  const std::array<SettingRow<S>, 8> old = {{
+      {"training.batch_size", &S::local_batch_size},
+      {"training.compile", &S::compile},
+      {"training.data_parallel_degree", &S::data_parallel_shard_degree},
+      {"training.data_parallel_shard_degree", &S::data_parallel_shard_degree},
+      {"training.data_parallel_replicate_degree", &S::data_parallel_replicate_degree},
+      {"float8.recipe_name", &S::float8_recipe},
+      {"float8.filter_fqns", &S::float8_leaves_out},
+      {"float8.enable_fsdp_float8_all_gather", &S::float8_gathers},
+  }};
+  rows.insert(rows.end(), old.begin(), old.end());
+  constexpr std::array<std::string_view, 1> kSpecial = {"optimizer.fused"};
+  auto result = ReadSettings<S>(root, rows, TorchtitanOthers(), kSpecial);
+  S& s = result.settings;
+  if (const auto optimizer = root.Find("optimizer"); optimizer && !s.implementation) {
+    if (const auto fused = optimizer->Find("fused")) {
+      s.implementation = fused->AsBool() ? "fused" : "foreach";
+    }
+  }
+  if (s.converters) {
+    std::replace(s.converters->begin(), s.converters->end(), std::string("float8"),
+                 std::string("quantize.linear.float8"));
+  }
+  Put(std::move(result), file, run.torchtitan, run);
+}
+
 // --- fairseq
 
 // max_tokens bounds a batch by tokens; with samples of equal length that is a number of samples.
@@ -226,8 +258,7 @@ void ReadOne(const std::string& file, RunSettings& run) {
   run.files.push_back(file);
   switch (KindOf(root, file)) {
     case Kind::kTorchtitan:
-      return Put(ReadSettings<TorchtitanSettings>(root, TorchtitanRows(), TorchtitanOthers()), file,
-                 run.torchtitan, run);
+      return ReadTorchtitan(root, file, run);
     case Kind::kFairseq:
       return ReadFairseq(root, file, run);
     case Kind::kFairseqFlags:

@@ -303,11 +303,31 @@ TEST_CASE("Scripts: what cannot be predicted is refused") {
             .starts_with("a.yml: optimizer: got \"adamw_bnb_8bit\", expected adamw_torch, "));
 }
 
-TEST_CASE("torchtitan: degrees of its first versions") {
+TEST_CASE("torchtitan: names and degrees of its first versions") {
+  const std::string old =
+      "[model]\nname = \"llama3\"\nflavor = \"8B\"\nnorm_type = \"rmsnorm\"\n"
+      "[optimizer]\nname = \"AdamW\"\nfused = true\n[training]\n"
+      "batch_size = 2\nseq_len = 128\ncompile = true\ndata_parallel_shard_degree = 4\n"
+      "data_parallel_replicate_degree = 2\n[float8]\nfilter_fqns = \"output\"\n"
+      "[activation_checkpoint]\nmode = \"full\"\n";
+  const PlanFile file = Imported({{"a.toml", old}});
+  CHECK(file.plan.micro_batch == 2);
+  CHECK(file.plan.shard_size == 4);
+  CHECK(file.plan.replicate_size == 2);
+  CHECK(file.job.optimizer.impl == OptimizerImpl::kFused);
+  // On other GPUs than GPT-2's A100 the converter's old name plans fp8.
   CHECK(ErrorOf({{"a.toml",
-                  "[training]\nseq_len = 128\n[experimental]\npipeline_parallel_degree = 2\n"}}) ==
+                  "[training]\nseq_len = 128\n[experimental]\n"
+                  "pipeline_parallel_degree = 2\n"}}) ==
         "a.toml: experimental.pipeline_parallel_degree: got 2, expected 1, since anything else "
         "cannot be predicted");
+  const Folder folder;
+  PlanFile fp8 = Base(2);
+  ApplyRun(Read(folder, {{"a.toml", "[model]\nconverters = \"float8\"\n" +
+                                        old.substr(old.find("[optimizer]"))}}),
+           fp8);
+  CHECK(fp8.kernels.fp8 == Fp8Products::kPerTensor);
+  CHECK(FactsOf(Read(folder, {{"a.toml", old}})).kernel_set == "torch-compile");
 }
 
 TEST_CASE("Accelerate: letters of any case, and no compiler without a word") {
