@@ -47,6 +47,29 @@ TEST_CASE("The result does not depend on the number of threads") {
   CHECK(one.pareto == four.pareto);
 }
 
+// Of all units at once; where nothing is said, units of blocks are freed as they were cut: at once.
+TEST_CASE("The label of a candidate says when its units are freed") {
+  std::mt19937 random(5);
+  int said = 0;
+  for (int trial = 0; trial < 4; ++trial) {
+    const Case c = DrawCase(random, 4);
+    for (const Candidate& candidate : Search(c.Input(), NativeSearch(c)).candidates) {
+      const std::string& label = candidate.label;
+      const auto says = [&](const char* what) { return label.find(what) != std::string::npos; };
+      if (candidate.plan.units.size() < 2 || says("reshard never in the last") ||
+          !says(" blocks,")) {
+        continue;
+      }
+      CAPTURE(label);
+      const Reshard::Kind kind = candidate.plan.units.front().reshard.kind;
+      CHECK(says(", reshard never") == (kind == Reshard::Kind::kNever));
+      CHECK(says(", reshard to groups of") == (kind == Reshard::Kind::kToGroup));
+      said += says(", reshard ") ? 1 : 0;
+    }
+  }
+  CHECK(said > 0);  // not vacuous
+}
+
 PlanFile ZooProblem(const std::string& model, const std::string& cluster, std::int64_t nodes,
                     std::int64_t samples_per_rank) {
   PlanFile file;
