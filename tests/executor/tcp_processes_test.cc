@@ -357,7 +357,7 @@ TEST_CASE("TcpProcesses.WhoIsMissingIsNamedOnce") {
 // Whatever a process does, it does not wait for another one without end, and the other one hears
 // why.
 TEST_CASE("TcpProcesses.EveryWaitEnds") {
-  constexpr std::chrono::milliseconds kTimeout{3000};
+  static constexpr std::chrono::milliseconds kTimeout{3000};
   constexpr MessagePassing::Channel kAll = MessagePassing::kAll;
   struct Way {
     std::string what;
