@@ -19,6 +19,7 @@
 #include "schedule/lower.h"
 #include "schedule/place.h"
 #include "schedule/plan_file.h"
+#include "schedule/wrap.h"
 #include "simulator/simulate.h"
 #include "tests/planner/random_jobs.h"
 #include "tests/schedule/chain_model.h"
@@ -68,6 +69,28 @@ TEST_CASE("The label of a candidate says when its units are freed") {
     }
   }
   CHECK(said > 0);  // not vacuous
+}
+
+TEST_CASE("What is faster and not chosen is said to offload more only where it does") {
+  const auto count = [](const Offload& o) {
+    return int{o.parameters} + int{o.optimizer} + int{o.activations} + int{o.moments};
+  };
+  std::mt19937 random(6);
+  int told = 0;
+  for (int trial = 0; trial < 12; ++trial) {
+    const Case c = DrawCase(random, 4);
+    CAPTURE(trial);
+    const SearchResult result = Search(c.Input(), NativeSearch(c));
+    for (const Candidate& candidate : result.candidates) {
+      if (!candidate.why_not.empty()) {
+        CAPTURE(candidate.why_not);
+        CHECK(candidate.why_not.ends_with("but offloads more") ==
+              (count(candidate.plan.offload) > count(result.best.plan.offload)));
+        ++told;
+      }
+    }
+  }
+  CHECK(told > 0);  // not vacuous
 }
 
 PlanFile ZooProblem(const std::string& model, const std::string& cluster, std::int64_t nodes,
@@ -145,6 +168,35 @@ bool CheckAgainstBaselines(const PlanFile& problem, Dialect dialect) {
 // All plans that the bound did not prune fit by what they allocate, and the allocator takes none.
 TEST_CASE("Plans that are slower than what the allocator refuses are looked at after all") {
   CHECK(CheckAgainstBaselines(ZooProblem("gemma-2-2b", "pcie-8x4090", 1, 2), Dialect::kFsdp2));
+}
+
+// The allocator takes none of the plans that the first round finds within such limits; blocks as
+// units, all recomputed, with parameters on the host, it takes.
+TEST_CASE("Where the allocator refuses all plans, others are fitted to less memory") {
+  PlanFile file = ZooProblem("gpt2", "h100-80 x4, nvlink 450 GB/s", 1, 2);
+  const Model& model = file.model.model;
+  file.plan.shard_size = 4;
+  file.plan.accumulation = 2;
+  file.plan.offload.parameters = true;
+  file.plan.units = Wrap(model, ParseWrap("block", "test"), {true, {Reshard::Kind::kAlways, 0}},
+                         Dialect::kFsdp2, "test");
+  for (int b = 0; b < 12; ++b) {
+    file.plan.recompute.push_back({"transformer.h." + std::to_string(b), RecomputeKind::kFull, 1});
+  }
+  SearchOptions options = NativeSearch();
+  options.base.dialect = Dialect::kFsdp2;
+  for (const double bytes : {3.06e9, 3.3e9, 3.38e9}) {
+    CAPTURE(bytes);
+    file.job.memory_margin =
+        1 - bytes / static_cast<double>(file.cluster.gpu.usable_memory.value.value);
+    REQUIRE(Evaluate(file).Fits());
+    const SearchResult result =
+        Search({model, file.kernels, file.cluster, file.profile, file.job}, options);
+    REQUIRE(result.is_feasible);
+    PlanFile found = file;
+    found.plan = result.best.plan;
+    CHECK(Evaluate(found).Fits());
+  }
 }
 
 TEST_CASE("The plan is at least as fast as what users would have done") {
