@@ -170,32 +170,54 @@ TEST_CASE("Plans that are slower than what the allocator refuses are looked at a
   CHECK(CheckAgainstBaselines(ZooProblem("gemma-2-2b", "pcie-8x4090", 1, 2), Dialect::kFsdp2));
 }
 
-// The allocator takes none of the plans that the first round finds within such limits; blocks as
-// units, all recomputed, with parameters on the host, it takes.
-TEST_CASE("Where the allocator refuses all plans, others are fitted to less memory") {
+// gpt2 on four GPUs of so many bytes, and a plan by hand: blocks as units, all recomputed, with
+// parameters on the host.
+PlanFile TightProblem(double bytes) {
   PlanFile file = ZooProblem("gpt2", "h100-80 x4, nvlink 450 GB/s", 1, 2);
-  const Model& model = file.model.model;
+  file.job.memory_margin =
+      1 - bytes / static_cast<double>(file.cluster.gpu.usable_memory.value.value);
   file.plan.shard_size = 4;
   file.plan.accumulation = 2;
   file.plan.offload.parameters = true;
-  file.plan.units = Wrap(model, ParseWrap("block", "test"), {true, {Reshard::Kind::kAlways, 0}},
-                         Dialect::kFsdp2, "test");
+  file.plan.units = Wrap(file.model.model, ParseWrap("block", "test"),
+                         {true, {Reshard::Kind::kAlways, 0}}, Dialect::kFsdp2, "test");
   for (int b = 0; b < 12; ++b) {
     file.plan.recompute.push_back({"transformer.h." + std::to_string(b), RecomputeKind::kFull, 1});
   }
+  return file;
+}
+
+SearchResult SearchTight(const PlanFile& file) {
   SearchOptions options = NativeSearch();
   options.base.dialect = Dialect::kFsdp2;
+  return Search({file.model.model, file.kernels, file.cluster, file.profile, file.job}, options);
+}
+
+// None of the plans that the first round finds; the one by hand it takes.
+TEST_CASE("Where the allocator refuses all plans, others are fitted to less memory") {
   for (const double bytes : {3.06e9, 3.3e9, 3.38e9}) {
     CAPTURE(bytes);
-    file.job.memory_margin =
-        1 - bytes / static_cast<double>(file.cluster.gpu.usable_memory.value.value);
+    PlanFile file = TightProblem(bytes);
     REQUIRE(Evaluate(file).Fits());
-    const SearchResult result =
-        Search({model, file.kernels, file.cluster, file.profile, file.job}, options);
+    const SearchResult result = SearchTight(file);
     REQUIRE(result.is_feasible);
-    PlanFile found = file;
-    found.plan = result.best.plan;
-    CHECK(Evaluate(found).Fits());
+    file.plan = result.best.plan;
+    CHECK(Evaluate(file).Fits());
+  }
+}
+
+// A plan that retries, chosen for want of a better one, is no reason to end: by hand there is one
+// without.
+TEST_CASE("A plan that retries is chosen only where plans with less memory are no faster") {
+  for (const double bytes : {3.26e9, 3.28e9}) {
+    CAPTURE(bytes);
+    const PlanFile file = TightProblem(bytes);
+    const PlanOutcome by_hand = Evaluate(file);
+    REQUIRE(by_hand.Fits());
+    REQUIRE(by_hand.retries_per_step == 0);
+    const SearchResult result = SearchTight(file);
+    CHECK(result.best.retries == 0);
+    CHECK(result.best.step_time <= ToSeconds(by_hand.step_time));
   }
 }
 
