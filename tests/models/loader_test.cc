@@ -356,7 +356,7 @@ TEST_CASE("Loader.MutatedConfigsLoadOrFailCleanly") {
   const std::vector<std::string> none;
   std::ifstream table("../models/model_types.json");
   const nlohmann::json rows = nlohmann::json::parse(table).at("types");
-  for (const std::string& type : ListModelTypes()) {
+  for (const auto& [type, row] : rows.items()) {
     if (type == "gemma3") {
       continue;
     }
@@ -397,7 +397,7 @@ TEST_CASE("Loader.MutatedConfigsLoadOrFailCleanly") {
                             "num_labels",
                             "word_embed_proj_dim",
                             "attention_dropout"}) {
-      for (const std::string& value : ReadsKey(rows.at(type), key) ? values : none) {
+      for (const std::string& value : ReadsKey(row, key) ? values : none) {
         const std::string text = base + ", \"" + key + "\": " + value + "}";
         CAPTURE(text);
         try {

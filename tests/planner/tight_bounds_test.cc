@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include "planner/bounds.h"
 #include "planner/dual.h"
 #include "planner/measure.h"
 #include "planner/occupancy.h"
@@ -14,6 +15,7 @@
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
 #include "tests/planner/random_jobs.h"
+#include "topologies/routing.h"
 
 namespace shardwright {
 namespace {
@@ -88,6 +90,31 @@ TEST_CASE("Activations on the host have the room that states leave there") {
   job.terms.device_limit = 1000;
   job.terms.device_excess = -1000;
   CHECK(job.Least() == doctest::Approx(14).epsilon(1e-3));
+}
+
+TEST_CASE("Moments on the host travel both ways in each step") {
+  // AdamW's two fp32 numbers of each parameter, half of the parameters per rank; the copies take a
+  // thousand times as long as on a real machine, and nothing else takes as long.
+  std::mt19937 random(1);
+  Case c = DrawCase(random, 2);
+  c.cluster = LoadCluster("h100-80 x2, nvlink 450 GB/s, host 1 TiB", 1);
+  c.job.global_batch = 2;
+  c.job.clip_gradients = false;  // updates wait for no norm
+  c.profile.copy.to_host.value *= 1e-3;
+  c.profile.copy.to_device.value *= 1e-3;
+  const SearchOptions options = NativeSearch(c);
+  const SearchInput input = c.Input();
+  const Measured measured = Measure(input, options, MakeSpace(input, options), 1);
+  const Bounds bounds(input, options, {Bytes(80'000'000'000), Bytes(1'000'000'000'000)});
+  OuterChoice outer;
+  outer.shard_size = 2;
+  outer.offload.moments = true;
+  const Occupancy occupancy = bounds.OccupancyOf(outer, {{1, measured}});
+  std::vector<double> prices;
+  const double bytes = 2 * 4 * static_cast<double>(CountParameters(c.model)) / 2;
+  const double rate =
+      c.profile.copy.to_host.value * FindHostCopyRates(c.cluster).to_host_alone.value;
+  CHECK(bounds.Of(outer, measured, occupancy, prices).time.value >= 0.999 * bytes / rate);
 }
 
 TEST_CASE("Blocks that do less than others say nothing about patterns") {
