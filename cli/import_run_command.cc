@@ -1,5 +1,6 @@
 #include <array>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,11 +28,13 @@ constexpr const char* kImportRunAbout =
 Examples:
   shardwright import-run torchtitan.toml --cluster dgx-h100 --nodes 2 -o plan.json
   shardwright import-run accelerate.yaml --model llama-3-8b --cluster dgx-a100 -o plan.json
+  shardwright import-run accelerate.yaml sft.yaml --cluster dgx-a100 -o plan.json
   shardwright import-run training_arguments.json ds_config.json --model ./config.json \
     --cluster dgx-h100 --nodes 4 -o plan.json
 
-Reads torchtitan's TOML, Accelerate's YAML, DeepSpeed's JSON, TrainingArguments as JSON, and fairseq's
-YAML or command line (docs/import.md). Says what it assumed; simulate then predicts the plan.)";
+Reads torchtitan's TOML, Accelerate's YAML, DeepSpeed's JSON, TrainingArguments as JSON or YAML (also
+in recipes of TRL and LLaMA-Factory), axolotl's YAML, and fairseq's YAML or command line
+(docs/import.md). Says what it assumed; simulate then predicts the plan.)";
 
 constexpr std::array<PositionalRow, 1> kImportRunPositionals = {
     {{"FILE", "settings files of one run", "import-run needs at least one settings file", true,
@@ -96,6 +99,9 @@ Arguments BaseArguments(const Arguments& arguments, const RunFacts& facts, Assum
     base.text["--kernel-set"] = facts.kernel_set;
     assumed.push_back({"--kernel-set", facts.kernel_set});
   }
+  if (!facts.attention.empty()) {
+    base.text["--attention"] = facts.attention;
+  }
   if (base.text.count("--optimizer") == 0 && !facts.has_optimizer) {
     assumed.push_back({"--optimizer", "adamw:foreach"});
   }
@@ -156,6 +162,39 @@ void AppendDefaults(const Arguments& arguments, const RunFacts& facts, const Pla
   }
 }
 
+// Entries "<file>: <key>", those of a file one behind the other.
+void AppendKeys(const std::string& title, const std::vector<std::string>& entries,
+                std::string& text) {
+  constexpr std::size_t kWidth = 100;
+  constexpr std::string_view kBetween = ": ";
+  if (entries.empty()) {
+    return;
+  }
+  text += "\n" + title + ":\n";
+  std::string file, line;
+  const auto end_line = [&] {
+    text += line.empty() ? "" : line + "\n";
+    line.clear();
+  };
+  for (const std::string& entry : entries) {
+    const std::size_t colon = entry.rfind(kBetween);
+    const std::string key = PrintableLine(entry.substr(colon + kBetween.size()));
+    if (entry.substr(0, colon) != file) {
+      end_line();
+      file = entry.substr(0, colon);
+      line = "  " + PrintableLine(file) + ": " + key;
+      continue;
+    }
+    line += ",";
+    if (line.size() + key.size() + 2 > kWidth) {
+      end_line();
+      line = "   ";
+    }
+    line += " " + key;
+  }
+  end_line();
+}
+
 std::string ReportText(const RunSettings& run, const PlanFile& file, const Assumptions& assumed) {
   const Plan& plan = file.plan;
   std::string text = run.framework + ": " + TitleOf(file) + "\n";
@@ -174,12 +213,8 @@ std::string ReportText(const RunSettings& run, const PlanFile& file, const Assum
     }
     text += table.Text(2);
   }
-  if (!run.left_out.empty()) {
-    text += "\nRead and left out, since nothing in a plan depends on it:\n";
-    for (const std::string& key : run.left_out) {
-      text += "  " + PrintableLine(key) + "\n";
-    }
-  }
+  AppendKeys("Not known, and taken to change nothing in a plan", run.unknown, text);
+  AppendKeys("Read and left out, since nothing in a plan depends on it", run.left_out, text);
   return text;
 }
 
@@ -194,6 +229,7 @@ std::string ReportJson(const RunSettings& run, const PlanFile& file, const Assum
     json["assumed"][assumption.key] = assumption.value;
   }
   json["left_out"] = run.left_out;
+  json["unknown"] = run.unknown;
   json["plan"] = Json::parse(PlanFileJson(file));
   return json.dump(2) + "\n";
 }

@@ -297,8 +297,4 @@ std::vector<ZooEntry> ListModels() {
   return entries;
 }
 
-std::vector<std::string> ListModelTypes() {
-  return BuiltinTypes().Keys();
-}
-
 }  // namespace shardwright

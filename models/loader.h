@@ -59,7 +59,4 @@ struct ZooEntry {
 // Every model of the zoo, sorted by name. Builds each of them once.
 [[nodiscard]] std::vector<ZooEntry> ListModels();
 
-// The model_type values that LoadModel accepts, sorted.
-[[nodiscard]] std::vector<std::string> ListModelTypes();
-
 }  // namespace shardwright

@@ -60,12 +60,16 @@ void LocalSearch::TryReshards(Evaluator& evaluator) {
     }
     InnerChoice inner = evaluated_[best_].inner;
     inner.reshard_label = NameOfReshard(reshard);
+    bool frees = !to_group;  // does some unit, which may then be gathered from a group again?
     for (UnitPlan& unit : inner.units) {
       if (!to_group || unit.reshard.kind != Reshard::Kind::kNever) {
         unit.reshard = reshard;
+        frees = true;
       }
     }
-    (void)Try(evaluator, inner);
+    if (frees) {
+      (void)Try(evaluator, inner);
+    }
   }
   if (space_.reshards.empty()) {
     return;

@@ -81,12 +81,16 @@ class Searcher {
   }
 
   // Where the allocator finds no room for the pieces of some plans, or none without retries, others
-  // are to be fitted to less memory than those take, and so much less than there is as the
-  // allocator takes beside the chosen one. False: they are already.
+  // are to be fitted to less memory than those take, the chosen one among them, and so much less
+  // than there is as the allocator takes beside that. False: they are already.
   bool AimLower(const SearchResult& result) {
     double least = INFINITY;
     for (const Candidate& c : result.candidates) {
       least = IsRefused(c) ? std::min(least, static_cast<double>(c.memory.value)) : least;
+    }
+    if (result.is_feasible && result.best.retries > 0) {
+      const Bytes memory = result.candidates[result.best.index].memory;
+      least = std::min(least, static_cast<double>(memory.value));
     }
     if (std::isinf(least) || IsStopped()) {
       return false;

@@ -32,14 +32,21 @@ std::vector<std::string> GpuNames() {
   return names;
 }
 
-// The GPU that a word means, whatever its case; "h200" is the one there is, with its memory behind
-// it, "4090" the one of that maker's number, and "a100-80gb" what its maker calls a100-80. Empty:
-// none, or several.
+std::string WithoutDashes(std::string word) {
+  word.erase(std::remove(word.begin(), word.end(), '-'), word.end());
+  return word;
+}
+
+// The GPU that a word means, whatever its case and dashes; "h200" is the one there is, with its
+// memory behind it, "4090" the one of that maker's number, and "a100-80gb" what its maker calls
+// a100-80. Empty: none, or several.
 std::string GpuNamed(const std::string& word) {
   const std::vector<std::string> names = GpuNames();
-  for (const std::string prefix : {"", "rtx-"}) {
-    if (std::find(names.begin(), names.end(), prefix + word) != names.end()) {
-      return prefix + word;
+  for (const std::string prefix : {"", "rtx"}) {
+    for (const std::string& name : names) {
+      if (WithoutDashes(name) == prefix + WithoutDashes(word)) {
+        return name;
+      }
     }
   }
   if (word == "h100") {
@@ -47,8 +54,10 @@ std::string GpuNamed(const std::string& word) {
   }
   std::string found;
   for (const std::string& name : names) {
-    const bool is_size = name.starts_with(word + "-") &&
-                         name.find_first_not_of("0123456789", word.size() + 1) == name.npos;
+    const std::size_t size = name.rfind('-');  // where its memory stands, if it does
+    const bool is_size = size != name.npos &&
+                         name.find_first_not_of("0123456789", size + 1) == name.npos &&
+                         WithoutDashes(name.substr(0, size)) == WithoutDashes(word);
     if (is_size && !found.empty()) {
       return "";
     }
@@ -86,8 +95,8 @@ std::int64_t MostOfANode(const GpuSpec& gpu) {
   if (!gpu.scale_up) {
     return 0;
   }
-  if (gpu.name.starts_with("gb200") || gpu.name.starts_with("gh200")) {
-    return gpu.name.starts_with("gb200") ? 72 : 32;  // NVL72, NVL32
+  if (gpu.name.starts_with("gb") || gpu.name.starts_with("gh")) {
+    return gpu.name.starts_with("gb") ? 72 : 32;  // NVL72, NVL32
   }
   // NVIDIA's DGX-2 and Google's a2-megagpu-16g.
   return gpu.architecture == "volta" || gpu.name == "a100-40" ? 16 : 8;
@@ -124,7 +133,7 @@ std::string InOurNames(std::string head) {
       return head.replace(at, type.name.size(), type.node);
     }
   }
-  static const std::regex kNoDash("rtx(?=[0-9a-z])");
+  static const std::regex kNoDash("rtx ?(?=[0-9a-z])");
   return std::regex_replace(head, kNoDash, "rtx-");
 }
 
@@ -154,7 +163,7 @@ Spelled Spell(const std::string& spec) {
   }
   // A count or two, a name, and a count behind it.
   static const std::regex kForm(
-      R"(\s*(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x?\s*)?([a-z][a-z0-9-]*?|rtx \d{4}|\d{4})(?:\s*x\s*(\d{1,7}))?\s*)");
+      R"(\s*(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x?\s*)?([a-z][a-z0-9-]*?(?: (?!x\s*\d)[a-z0-9-]+){0,3}|\d{4})(?:\s*x\s*(\d{1,7}))?\s*)");
   std::smatch match;
   if (!std::regex_match(head, match, kForm)) {
     const std::string product = GpuOfProduct(head);  // "NVIDIA H100 80GB HBM3"
@@ -167,7 +176,7 @@ Spelled Spell(const std::string& spec) {
     }
   }
   std::string name = match[3];
-  std::replace(name.begin(), name.end(), ' ', '-');  // "rtx 4090"
+  std::replace(name.begin(), name.end(), ' ', '-');  // "rtx 4090", "h100 sxm"
   const std::string gpu = GpuNamed(name);
   if (gpu.empty() && !IsInCatalog(name)) {
     RefuseManyOfAName(spec, name);

@@ -34,11 +34,13 @@ constexpr Product kProducts[] = {
     {"rtx a6000", "2230", "rtx-a6000"},
     {"l4", "27b8", "l4"},
     {"l40s", "26b9", "l40s"},
+    {"l40", "26b5", "l40"},
     {"rtx 4090", "2684", "rtx-4090"},
     {"rtx 6000 ada", "26b1", "rtx-6000-ada"},
     {"rtx pro 6000", "", "rtx-pro-6000"},
     {"rtx 5090", "2b85", "rtx-5090"},
     {"h100 pcie", "2331", "h100-pcie-80"},
+    {"h100 nvl", "2321", "h100-nvl-94"},
     {"h100 80gb", "2330", "h100-80"},
     {"h100 sxm", "", "h100-80"},
     {"h100 sxm5", "", "h100-80"},
@@ -46,7 +48,9 @@ constexpr Product kProducts[] = {
     {"h20", "2329", "h20-96"},
     {"gh200 480gb", "2342", "gh200-96"},
     {"gh200 144g", "2348", "gh200-141"},
+    {"h200 nvl", "233b", "h200-nvl-141"},
     {"h200", "2335", "h200-141"},
+    {"gb300", "", "gb300-288"},
     {"gb200", "2941", "gb200-186"},
     {"b200", "2901", "b200-180"},
     {"b300", "", "b300-288"},
@@ -83,17 +87,20 @@ bool IsVariant(const std::string& word) {
 std::string GpuOfProduct(std::string_view product) {
   std::vector<std::string> words = WordsOf(product);
   words.erase(words.begin(), std::find_if_not(words.begin(), words.end(), IsBrand));
-  if (words.empty() || std::any_of(words.begin(), words.end(), IsVariant)) {
+  if (words.empty()) {
     return "";
   }
   for (const Product& row : kProducts) {
     const std::vector<std::string> wanted = WordsOf(row.words);
-    if (wanted.front() != words.front()) {
-      continue;
-    }
-    if (std::all_of(wanted.begin(), wanted.end(), [&](const std::string& word) {
-          return std::find(words.begin(), words.end(), word) != words.end();
-        })) {
+    const auto has = [](const std::vector<std::string>& all, const std::string& word) {
+      return std::find(all.begin(), all.end(), word) != all.end();
+    };
+    const bool has_all = std::all_of(wanted.begin(), wanted.end(),
+                                     [&](const std::string& word) { return has(words, word); });
+    const bool is_another = std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+      return IsVariant(word) && !has(wanted, word);
+    });
+    if (wanted.front() == words.front() && has_all && !is_another) {
       return std::string(row.gpu);
     }
   }

@@ -11,15 +11,23 @@ namespace shardwright::internal {
 namespace {
 
 // Parts of a name that say how weights were trained or stored, not how large they are.
-constexpr std::array<std::string_view, 7> kTrainedAs = {"instruct", "chat", "base", "it",
-                                                        "hf",       "pt",   "meta"};
+constexpr std::array<std::string_view, 12> kTrainedAs = {"instruct", "chat",     "base", "it",
+                                                         "hf",       "pt",       "meta", "coder",
+                                                         "math",     "thinking", "2507", "deduped"};
 
 // Models of another name with the same sizes.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 13> kSameSizes = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 23> kSameSizes = {{
     {"deepseek-r1", "deepseek-v3"},
     {"deepseek-r1-0528", "deepseek-v3"},
+    {"deepseek-r1-distill-llama-70b", "llama-3.1-70b"},
+    {"deepseek-r1-distill-llama-8b", "llama-3.1-8b"},
+    {"deepseek-r1-distill-qwen-14b", "qwen2.5-14b"},
+    {"deepseek-r1-distill-qwen-32b", "qwen2.5-32b"},
+    {"deepseek-r1-distill-qwen-7b", "qwen2.5-7b"},
     {"deepseek-v3-0324", "deepseek-v3"},
     {"deepseek-v3.1", "deepseek-v3"},
+    {"hermes-3-llama-3.1-8b", "llama-3.1-8b"},
+    {"llama-3.1-nemotron-70b", "llama-3.1-70b"},
     {"llama-3.3-70b", "llama-3.1-70b"},
     {"mistral-7b-v0.1", "mistral-7b"},
     {"mistral-nemo-2407", "mistral-nemo-12b"},
@@ -27,8 +35,11 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 13> kSameSiz
     {"mixtral-8x22b-v0.1", "mixtral-8x22b"},
     {"mixtral-8x7b-v0.1", "mixtral-8x7b"},
     {"olmo-2-1124-7b", "olmo-2-7b"},
+    {"qwq-32b", "qwen2.5-32b"},
     {"smollm3", "smollm3-3b"},
     {"tinyllama-1.1b-v1.0", "tinyllama-1.1b"},
+    {"vicuna-13b-v1.5", "llama-2-13b"},
+    {"vicuna-7b-v1.5", "llama-2-7b"},
 }};
 
 // Without the parts of kTrainedAs.

@@ -209,8 +209,9 @@ HfFsdp FromTrainer(const TrainerSettings& settings, const std::string& where) {
 void ApplyTrainerOptimizer(const TrainerSettings& settings, Job& job) {
   const std::string optim = settings.optim.value_or("adamw_torch_fused");
   job.optimizer.kind = optim == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdamW;
-  job.optimizer.impl =
-      optim == "adamw_torch_fused" ? OptimizerImpl::kFused : OptimizerImpl::kForeach;
+  job.optimizer.impl = optim.ends_with("_fused") ? OptimizerImpl::kFused
+                       : optim == "adamw_hf"     ? OptimizerImpl::kForLoop
+                                                 : OptimizerImpl::kForeach;
   job.optimizer.weight_decay = settings.weight_decay.value_or(0.0) > 0.0;
 }
 

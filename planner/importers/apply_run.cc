@@ -201,6 +201,10 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
              : run.accelerate ? run.accelerate->mixed_precision.value_or("no")
                               : "no",
              file);
+    // FSDP under Accelerate and DeepSpeed make fp32 of the weights; nobody does here.
+    if (run.script.has_bf16_weights && file.job.precision.param == DType::kBf16) {
+      file.job.precision = {.master = DType::kBf16, .param = DType::kBf16, .reduce = DType::kBf16};
+    }
   }
   if (!run.trainer) {
     return;
@@ -392,6 +396,7 @@ std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& fi
     list.push_back({"mixed_precision", "\"no\""});
   }
   if (run.trainer) {
+    list.insert(list.end(), run.script.assumed.begin(), run.script.assumed.end());
     AppendTrainer(run, file, list);
   }
   AppendPrecision(run, file, list);

@@ -276,7 +276,24 @@ std::vector<std::string> Words(const std::string& text) {
   return words;
 }
 
+// Shells leave out what stands behind a # at the beginning of a line.
+std::string WithoutComments(const std::string& text) {
+  std::string kept;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::size_t first = text.find_first_not_of(" \t", begin);
+    if (first >= end || text[first] != '#') {
+      kept.append(text, begin, end + 1 - begin);
+    }
+    begin = end + 1;
+  }
+  return kept;
+}
+
 Json Guess(const std::string& word) {
+  if (word == "True" || word == "False") {
+    return word == "True";
+  }
   // nlohmann's library copies and prints nested values by recursion.
   if (std::count_if(word.begin(), word.end(), [](char c) { return c == '[' || c == '{'; }) >
       std::ptrdiff_t{kMaxDepth}) {
@@ -296,7 +313,7 @@ Json FromCommandLine(const std::string& text, const std::string& file) {
     root[flag] = value;
     flag.clear();
   };
-  for (const std::string& word : Words(text)) {
+  for (const std::string& word : Words(WithoutComments(text))) {
     if (word.starts_with("--")) {
       if (!flag.empty()) {
         set(true);

@@ -1,6 +1,7 @@
 #pragma once
 
-// The keys of each framework that no settings struct holds.
+// The keys of each framework that no settings struct holds. The Trainer's have those of the scripts
+// around it among them.
 
 #include <span>
 
@@ -11,6 +12,7 @@ namespace shardwright {
 [[nodiscard]] std::span<const OtherKey> TorchtitanOthers();
 [[nodiscard]] std::span<const OtherKey> AccelerateOthers();
 [[nodiscard]] std::span<const OtherKey> TrainerOthers();
+[[nodiscard]] std::span<const OtherKey> AxolotlOthers();
 [[nodiscard]] std::span<const OtherKey> DeepSpeedOthers();
 [[nodiscard]] std::span<const OtherKey> FairseqOthers();
 

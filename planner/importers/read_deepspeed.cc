@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/letters.h"
 #include "planner/importers/other_keys.h"
 
 namespace shardwright {
@@ -95,13 +96,33 @@ void CheckOnHost(const S& s, const std::vector<Leaf>& leaves) {
          "false beside offload_optimizer, since PyTorch's Adam is not simulated on the host");
 }
 
+// DeepSpeed's own optimizers by any case, PyTorch's by their classes' names.
+void ReadOptimizer(const JsonValue* type, S& s) {
+  if (type == nullptr || !s.optimizer) {
+    return;
+  }
+  const std::string lower = LowerCase(*s.optimizer);
+  if (lower == "adam" || lower == "adamw") {
+    s.optimizer = lower == "adam" ? "Adam" : "AdamW";
+  } else if (*s.optimizer != "SGD" && *s.optimizer != "Adadelta") {
+    throw type->Error(
+        "AdamW, Adam, SGD or Adadelta, since the states and updates of others cannot be predicted");
+  }
+}
+
 }  // namespace
 
 ReadResult<DeepSpeedSettings> ReadDeepSpeed(const JsonValue& root) {
   std::array<std::string_view, kOldKeys.size()> skipped;
   std::transform(kOldKeys.begin(), kOldKeys.end(), skipped.begin(),
                  [](const OldKey& old) { return old.key; });
-  ReadResult<S> result = ReadSettings<S>(root, DeepSpeedRows(), DeepSpeedOthers(), skipped);
+  // DeepSpeed looks for its keys and passes over others, but for those in its own tables.
+  const MayBeUnknown may_be_unknown = [](std::string_view key) {
+    return !key.starts_with("zero_optimization.") && !key.starts_with("fp16.") &&
+           !key.starts_with("bf16.") && !key.starts_with("optimizer.");
+  };
+  ReadResult<S> result =
+      ReadSettings<S>(root, DeepSpeedRows(), DeepSpeedOthers(), skipped, may_be_unknown);
   S& s = result.settings;
   const std::vector<Leaf> leaves = LeavesOf(root);
   const JsonValue* optimizer = FindLeaf(leaves, kOptimizerDevice);
@@ -117,6 +138,7 @@ ReadResult<DeepSpeedSettings> ReadDeepSpeed(const JsonValue& root) {
     s.*old.member = "cpu";
     (old.now == kParamDevice ? param : optimizer) = value;
   }
+  ReadOptimizer(FindLeaf(leaves, "optimizer.type"), s);
   CheckOffload(s, optimizer, param);
   CheckOnHost(s, leaves);
   s.autos = result.autos;

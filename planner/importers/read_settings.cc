@@ -69,14 +69,14 @@ bool IsMisspelt(std::string_view a, std::string_view b) {
           a[front + 1] == b[front]);
 }
 
-void CheckOther(const Leaf& leaf, std::span<const OtherKey> others,
-                const std::vector<std::string>& known) {
+bool CheckOther(const Leaf& leaf, std::span<const OtherKey> others,
+                const std::vector<std::string>& known, MayBeUnknown may_be_unknown) {
   const auto found = std::find_if(others.begin(), others.end(), [&](const OtherKey& other) {
     return Covers(other.key, leaf.key);
   });
   if (found != others.end() && !found->key.ends_with('.')) {
     if (found->neutral.empty() || IsNeutral(leaf.value.Shown(), found->neutral)) {
-      return;
+      return true;
     }
     std::string expected(found->neutral);
     for (std::size_t bar = expected.find('|'); bar != std::string::npos; bar = expected.find('|')) {
@@ -86,8 +86,11 @@ void CheckOther(const Leaf& leaf, std::span<const OtherKey> others,
   }
   const auto typo = std::find_if(known.begin(), known.end(),
                                  [&](const std::string& key) { return IsMisspelt(key, leaf.key); });
-  if (found != others.end() && typo == known.end()) {
-    return;
+  if (typo == known.end() && found != others.end()) {
+    return true;
+  }
+  if (typo == known.end() && may_be_unknown != nullptr && may_be_unknown(leaf.key)) {
+    return false;
   }
   std::vector<std::string> keys = known;
   for (const OtherKey& other : others) {

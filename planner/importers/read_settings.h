@@ -36,10 +36,14 @@ struct Leaf {
 // Every value that is no table, in sorted order of keys. Nulls are left out.
 [[nodiscard]] std::vector<Leaf> LeavesOf(const JsonValue& root);
 
-// Throws unless `leaf` is one of `others` with a neutral value: an unknown key gets the nearest
-// one. A key within such a table that is one letter away from a known one is unknown, too.
-void CheckOther(const Leaf& leaf, std::span<const OtherKey> others,
-                const std::vector<std::string>& known);
+// Whether a key that nobody knows may stand there, as in files that a user's script reads, too.
+using MayBeUnknown = bool (*)(std::string_view key);
+
+// False where `leaf` is unknown and may be. Throws unless it is one of `others` with a neutral
+// value: an unknown key gets the nearest one. A key that is one letter away from a known one is
+// refused, wherever it stands.
+[[nodiscard]] bool CheckOther(const Leaf& leaf, std::span<const OtherKey> others,
+                              const std::vector<std::string>& known, MayBeUnknown may_be_unknown);
 
 // Do the words differ by one letter that is added, dropped or changed, or by two that are swapped?
 [[nodiscard]] bool IsMisspelt(std::string_view a, std::string_view b);
@@ -59,6 +63,7 @@ template <class S>
 struct ReadResult {
   S settings;
   std::vector<std::string> left_out;  // keys that change nothing here
+  std::vector<std::string> unknown;   // keys that nobody here knows
   std::vector<std::string> autos;     // keys that say "auto"
 };
 
@@ -67,7 +72,8 @@ struct ReadResult {
 template <class S>
 [[nodiscard]] ReadResult<S> ReadSettings(const JsonValue& root, std::span<const SettingRow<S>> rows,
                                          std::span<const OtherKey> others,
-                                         std::span<const std::string_view> skipped = {}) {
+                                         std::span<const std::string_view> skipped = {},
+                                         MayBeUnknown may_be_unknown = nullptr) {
   std::vector<std::string> known;
   for (const SettingRow<S>& row : rows) {
     known.emplace_back(row.key);
@@ -96,8 +102,8 @@ template <class S>
           row.member);
     }
     if (!is_known) {
-      CheckOther(leaf, others, known);
-      result.left_out.push_back(leaf.key);
+      const bool is_other = CheckOther(leaf, others, known, may_be_unknown);
+      (is_other ? result.left_out : result.unknown).push_back(leaf.key);
     } else if (!is_read) {
       throw leaf.value.Error(expected);
     }

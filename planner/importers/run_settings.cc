@@ -12,25 +12,36 @@
 #include "planner/importers/other_keys.h"
 #include "planner/importers/read_deepspeed.h"
 #include "planner/importers/read_settings.h"
+#include "planner/importers/read_trainer.h"
 
 namespace shardwright {
 namespace {
 
-enum class Kind { kTorchtitan, kFairseq, kFairseqFlags, kAccelerate, kTrainer, kDeepSpeed };
+enum class Kind {
+  kTorchtitan,
+  kFairseq,
+  kFairseqFlags,
+  kAccelerate,
+  kAxolotl,
+  kTrainer,
+  kDeepSpeed
+};
 
 // Keys at the top that only one framework's files have.
 struct Mark {
   std::string_view key;
   Kind kind;
 };
-constexpr std::array<Mark, 19> kMarks = {{
+constexpr std::array<Mark, 21> kMarks = {{
+    {"per_device_train_batch_size", Kind::kTrainer},  // beside flags of `accelerate launch`, too
+    {"model_name_or_path", Kind::kTrainer},
     {"compute_environment", Kind::kAccelerate},
     {"distributed_type", Kind::kAccelerate},
     {"num_machines", Kind::kAccelerate},
     {"zero_optimization", Kind::kDeepSpeed},
     {"train_micro_batch_size_per_gpu", Kind::kDeepSpeed},
     {"train_batch_size", Kind::kDeepSpeed},
-    {"per_device_train_batch_size", Kind::kTrainer},
+    {"base_model", Kind::kAxolotl},
     {"output_dir", Kind::kTrainer},
     {"fsdp", Kind::kTrainer},
     {"num_train_epochs", Kind::kTrainer},
@@ -53,8 +64,10 @@ Kind KindOf(const JsonValue& root, const std::string& file) {
   }
   throw InputError(
       file, "no key that tells the framework",
-      "settings of torchtitan (TOML), Accelerate (YAML or JSON), DeepSpeed (JSON), the "
-      "Trainer (TrainingArguments as JSON) or fairseq (YAML or command line)");
+      "settings of torchtitan (TOML), Accelerate (YAML or JSON), DeepSpeed (JSON), the Trainer or "
+      "a "
+      "script around it (TrainingArguments as JSON or YAML), axolotl (YAML) or fairseq (YAML or "
+      "command line)");
 }
 
 template <class S>
@@ -67,6 +80,14 @@ void Put(ReadResult<S> result, const std::string& file, std::optional<S>& slot, 
   for (const std::string& key : result.left_out) {
     run.left_out.push_back(file + ": " + key);
   }
+  for (const std::string& key : result.unknown) {
+    run.unknown.push_back(file + ": " + key);
+  }
+}
+
+void PutTrainer(TrainerFile trainer, const std::string& file, RunSettings& run) {
+  Put(std::move(trainer.result), file, run.trainer, run);
+  run.script = std::move(trainer.script);
 }
 
 // --- Accelerate
@@ -116,6 +137,9 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
   if (s.mixed_precision == "yes") {
     throw root.At("mixed_precision").Error("no, bf16 or fp16");
   }
+  if (s.mixed_precision) {
+    s.mixed_precision = LowerCase(*s.mixed_precision);  // as `accelerate launch` does
+  }
   if (const auto fsdp = root.Find("fsdp_config")) {
     ReadAccelerateFsdp(*fsdp, s, result.left_out);
   }
@@ -134,78 +158,36 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
   Put(std::move(result), file, run.accelerate, run);
 }
 
-// --- Trainer
+// --- torchtitan
 
-// Version 4 of Transformers: fsdp is a list of words, and FSDP is PyTorch's first one.
-void ReadFsdpWords(const JsonValue& fsdp, TrainerSettings& s) {
-  std::string words;
-  for (std::size_t i = 0; fsdp.IsArray() && i < fsdp.size(); ++i) {
-    words += fsdp[i].AsString() + " ";
-  }
-  words += fsdp.IsArray() ? std::string() : fsdp.AsString() + " ";
-  if (words.find_first_not_of(' ') == std::string::npos) {
-    s.fsdp = false;
-    return;
-  }
-  s.fsdp = true;
-  s.version = s.version.value_or(1);
-  bool wraps = false;
-  for (std::size_t at = 0; at < words.size();) {
-    const std::size_t end = words.find(' ', at);
-    const std::string word = words.substr(at, end - at);
-    at = end + 1;
-    if (word == "auto_wrap") {
-      wraps = true;
-    } else if (word == "offload") {
-      s.cpu_offload = true;
-    } else if (word == "full_shard" || word == "shard_grad_op" || word == "hybrid_shard" ||
-               word == "hybrid_shard_zero2") {
-      if (*s.version == 1) {
-        s.sharding_strategy = word;
-      } else {
-        s.reshard_after_forward = word == "full_shard" || word == "hybrid_shard";
-      }
-    } else if (!word.empty()) {
-      throw fsdp.Error(
-          "words out of full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, "
-          "auto_wrap and offload");
+// Names that its settings had until 2025. What they say is the same.
+void ReadTorchtitan(const JsonValue& root, const std::string& file, RunSettings& run) {
+  using S = TorchtitanSettings;
+  std::vector<SettingRow<S>> rows(TorchtitanRows().begin(), TorchtitanRows().end());
+  const std::array<SettingRow<S>, 8> old = {{
+      {"training.batch_size", &S::local_batch_size},
+      {"training.compile", &S::compile},
+      {"training.data_parallel_degree", &S::data_parallel_shard_degree},
+      {"training.data_parallel_shard_degree", &S::data_parallel_shard_degree},
+      {"training.data_parallel_replicate_degree", &S::data_parallel_replicate_degree},
+      {"float8.recipe_name", &S::float8_recipe},
+      {"float8.filter_fqns", &S::float8_leaves_out},
+      {"float8.enable_fsdp_float8_all_gather", &S::float8_gathers},
+  }};
+  rows.insert(rows.end(), old.begin(), old.end());
+  constexpr std::array<std::string_view, 1> kSpecial = {"optimizer.fused"};
+  auto result = ReadSettings<S>(root, rows, TorchtitanOthers(), kSpecial);
+  S& s = result.settings;
+  if (const auto optimizer = root.Find("optimizer"); optimizer && !s.implementation) {
+    if (const auto fused = optimizer->Find("fused")) {
+      s.implementation = fused->AsBool() ? "fused" : "foreach";
     }
   }
-  if (!s.auto_wrap_policy) {
-    s.auto_wrap_policy = !wraps                             ? "NO_WRAP"
-                         : s.min_num_params.value_or(0) > 0 ? "SIZE_BASED_WRAP"
-                                                            : "TRANSFORMER_BASED_WRAP";
+  if (s.converters) {
+    std::replace(s.converters->begin(), s.converters->end(), std::string("float8"),
+                 std::string("quantize.linear.float8"));
   }
-}
-
-// Version 4 also takes keys of fsdp_config with the prefix "fsdp_", as Accelerate names them.
-void ReadTrainer(const JsonValue& root, const std::string& file, RunSettings& run) {
-  constexpr std::array<std::string_view, 2> kSpecial = {"fsdp", "fsdp_config.fsdp_version"};
-  auto result = ReadSettings<TrainerSettings>(root, TrainerRows(), TrainerOthers(), kSpecial);
-  TrainerSettings& s = result.settings;
-  if (const auto config = root.Find("fsdp_config")) {
-    if (const auto version = config->Find("fsdp_version")) {
-      s.version = version->AsInt(1, 2);
-    }
-  }
-  if (const auto fsdp = root.Find("fsdp")) {
-    if (fsdp->IsBool()) {
-      s.fsdp = fsdp->AsBool();
-    } else {
-      ReadFsdpWords(*fsdp, s);
-    }
-  }
-  if (s.bf16.value_or(false) && s.fp16.value_or(false)) {
-    throw root.At("fp16").Error("false beside bf16");
-  }
-  if (s.use_liger_kernel.value_or(false) && s.torch_compile.value_or(false)) {
-    result.left_out.emplace_back("torch_compile");  // see StackOf
-  }
-  if (s.gradient_checkpointing.value_or(false) && s.activation_checkpointing.value_or(false)) {
-    throw root.At("gradient_checkpointing")
-        .Error("false beside fsdp_config.activation_checkpointing, as the Trainer demands");
-  }
-  Put(std::move(result), file, run.trainer, run);
+  Put(std::move(result), file, run.torchtitan, run);
 }
 
 // --- fairseq
@@ -276,8 +258,7 @@ void ReadOne(const std::string& file, RunSettings& run) {
   run.files.push_back(file);
   switch (KindOf(root, file)) {
     case Kind::kTorchtitan:
-      return Put(ReadSettings<TorchtitanSettings>(root, TorchtitanRows(), TorchtitanOthers()), file,
-                 run.torchtitan, run);
+      return ReadTorchtitan(root, file, run);
     case Kind::kFairseq:
       return ReadFairseq(root, file, run);
     case Kind::kFairseqFlags:
@@ -285,31 +266,48 @@ void ReadOne(const std::string& file, RunSettings& run) {
     case Kind::kAccelerate:
       return ReadAccelerate(root, file, run);
     case Kind::kTrainer:
-      return ReadTrainer(root, file, run);
+      return PutTrainer(ReadTrainer(root), file, run);
+    case Kind::kAxolotl:
+      return PutTrainer(ReadAxolotl(root), file, run);
     case Kind::kDeepSpeed:
       return Put(ReadDeepSpeed(root), file, run.deepspeed, run);
   }
 }
 
-// The DeepSpeed file that Accelerate's or the Trainer's names, beside it.
-void ReadNamedDeepSpeed(RunSettings& run) {
-  const std::optional<std::string> name = run.accelerate && run.accelerate->deepspeed_config_file
-                                              ? run.accelerate->deepspeed_config_file
-                                          : run.trainer ? run.trainer->deepspeed
-                                                        : std::nullopt;
-  if (!name || run.deepspeed) {
-    return;
-  }
+// A file that another one names, there or beside that one.
+void ReadNamed(const std::string& name, const char* kind, RunSettings& run) {
   std::error_code error;
-  std::filesystem::path path(*name);
+  std::filesystem::path path(name);
   if (!std::filesystem::exists(path, error)) {
     path = std::filesystem::path(run.files.front()).parent_path() / path.filename();
   }
   if (!std::filesystem::exists(path, error)) {
-    throw InputError(run.files.front(), "a DeepSpeed file \"" + *name + "\" that is not there",
+    throw InputError(run.files.front(),
+                     std::string(kind) + " file \"" + name + "\" that is not there",
                      "that file as a further argument");
   }
   ReadOne(path.string(), run);
+}
+
+void ReadNamedFiles(RunSettings& run) {
+  if (!run.script.accelerate_file.empty() && !run.accelerate) {
+    ReadNamed(run.script.accelerate_file, "an Accelerate", run);
+  }
+  if (run.accelerate && run.script.gpus_per_node > 0) {  // flags count more than the file
+    const std::int64_t nodes =
+        run.script.nodes > 0 ? run.script.nodes : run.accelerate->num_machines.value_or(1);
+    run.accelerate->num_machines = nodes;
+    run.accelerate->num_processes =
+        run.script.gpus_per_node * std::max<std::int64_t>(1, run.script.nodes);
+  }
+  const std::optional<std::string> deepspeed =
+      run.accelerate && run.accelerate->deepspeed_config_file
+          ? run.accelerate->deepspeed_config_file
+      : run.trainer ? run.trainer->deepspeed
+                    : std::nullopt;
+  if (deepspeed && !run.deepspeed) {
+    ReadNamed(*deepspeed, "a DeepSpeed", run);
+  }
 }
 
 void CheckTogether(const RunSettings& run) {
@@ -321,6 +319,12 @@ void CheckTogether(const RunSettings& run) {
   }
   if (run.deepspeed && run.deepspeed->bf16.value_or(false) && run.deepspeed->fp16.value_or(false)) {
     throw InputError(run.files.back(), "bf16 and fp16", "one of them");
+  }
+  if (run.trainer && run.trainer->gradient_checkpointing.value_or(false) && run.accelerate &&
+      run.accelerate->fsdp_activation_checkpointing.value_or(false) &&
+      !run.script.recomputes_by_itself) {
+    throw InputError(run.files.back() + ": gradient_checkpointing", "true",
+                     "false beside fsdp_activation_checkpointing, as the Trainer demands");
   }
   if (!run.trainer || !run.deepspeed) {
     return;
@@ -387,7 +391,7 @@ RunSettings ReadRun(std::span<const std::string> files) {
   for (const std::string& file : files) {
     ReadOne(file, run);
   }
-  ReadNamedDeepSpeed(run);
+  ReadNamedFiles(run);
   CheckTogether(run);
   run.framework = NameOfFrameworks(run);
   return run;
@@ -412,6 +416,11 @@ RunFacts FactsOf(const RunSettings& run) {
     return facts;
   }
   facts.kernel_set = StackOf(run);
+  facts.model = run.script.model;
+  facts.sequence_length = run.script.sequence_length;
+  facts.attention = run.script.attention;
+  facts.nodes = run.script.nodes;
+  facts.gpus_per_node = run.script.gpus_per_node;
   facts.has_micro_batch =
       run.trainer || (run.deepspeed && run.deepspeed->train_micro_batch_size_per_gpu);
   facts.has_accumulation = run.trainer || run.deepspeed;

@@ -18,6 +18,26 @@
 
 namespace shardwright {
 
+// A setting that no file has, and the value that the framework takes for it.
+struct Assumption {
+  std::string key;
+  std::string value;
+};
+
+// What the file of a script around the Trainer says beside the Trainer's arguments; 0 and empty:
+// not said.
+struct ScriptFacts {
+  std::string model;                  // a folder, or a name of the Hugging Face hub
+  std::int64_t sequence_length = 0;   // the longest; samples are padded or packed to it
+  std::string attention;              // as --attention; empty: the kernel set's own
+  bool has_bf16_weights = false;      // before anybody makes others of them
+  bool recomputes_by_itself = false;  // the Trainer does not know of it
+  std::string accelerate_file;        // that `accelerate launch` is told to read
+  std::int64_t nodes = 0;
+  std::int64_t gpus_per_node = 0;
+  std::vector<Assumption> assumed;  // the script's own defaults
+};
+
 // One file of each kind at most; a run is torchtitan's, fairseq's, or some of the other three.
 struct RunSettings {
   std::optional<TorchtitanSettings> torchtitan;
@@ -25,9 +45,11 @@ struct RunSettings {
   std::optional<AccelerateSettings> accelerate;
   std::optional<TrainerSettings> trainer;
   std::optional<DeepSpeedSettings> deepspeed;
+  ScriptFacts script;
   std::string framework;              // "torchtitan", "accelerate + deepspeed", ...
   std::vector<std::string> files;     // those read
   std::vector<std::string> left_out;  // "<file>: <key>" of known keys that change nothing here
+  std::vector<std::string> unknown;   // the same of keys that nobody here knows
 };
 
 // What a plan must be made with before the settings can be applied to it; 0 and empty: not said.
@@ -35,20 +57,21 @@ struct RunFacts {
   std::int64_t sequence_length = 0;
   std::int64_t nodes = 0;
   std::int64_t gpus_per_node = 0;
-  std::string model;              // of the zoo, for torchtitan's own models
-  std::string kernel_set;         // the stack that the framework runs on
-  bool has_micro_batch = false;   // otherwise the user's script decides
+  std::string model;             // of the zoo, for torchtitan's own models, or as a script names it
+  std::string kernel_set;        // the stack that the framework runs on
+  std::string attention;         // as --attention
+  bool has_micro_batch = false;  // otherwise the user's script decides
   bool has_accumulation = false;  // the same
   bool has_optimizer = false;     // the same
   bool has_recompute = false;     // the same
   bool has_precision = false;     // otherwise DeepSpeed's file says "auto" and no other file does
 };
 
-// Reads torchtitan's TOML, Accelerate's YAML or JSON, DeepSpeed's JSON, TrainingArguments as JSON,
-// fairseq's YAML or command line; which of them a file is, its keys tell. A DeepSpeed file that
-// another one names is looked for beside it. Throws InputError for keys that the framework does not
-// have, values that it refuses, features that cannot be predicted, and files that contradict each
-// other.
+// Reads torchtitan's TOML, Accelerate's YAML or JSON, DeepSpeed's JSON, TrainingArguments as JSON
+// or YAML, also among those of TRL's or LLaMA-Factory's scripts, axolotl's YAML, and fairseq's YAML
+// or command line; which of them a file is, its keys tell. A DeepSpeed file that another one names
+// is looked for beside it. Throws InputError for keys that the framework does not have, values that
+// it refuses, features that cannot be predicted, and files that contradict each other.
 [[nodiscard]] RunSettings ReadRun(std::span<const std::string> files);
 
 [[nodiscard]] RunFacts FactsOf(const RunSettings& run);
@@ -56,12 +79,6 @@ struct RunFacts {
 // Changes job and plan of `file` to what the framework makes of the settings on its cluster. Throws
 // InputError for settings that do not fit the cluster.
 void ApplyRun(const RunSettings& run, PlanFile& file);
-
-// A setting that no file has, and the value that the framework takes for it.
-struct Assumption {
-  std::string key;
-  std::string value;
-};
 
 // After ApplyRun.
 [[nodiscard]] std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& file);

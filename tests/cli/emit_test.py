@@ -171,6 +171,15 @@ class Emit(ShardwrightTestCase):
                 self.assertEqual(*(json.loads((self.folder / name).read_text())["job"]
                                    for name in ("plan.json", "emitted.json")))
 
+    def test_what_no_setting_says_is_a_loss(self):
+        for target, flags, field, expected in (
+                ("trainer", "--dialect ddp --offload activations", "plan.offload.activations", ("true", "false")),
+                ("vissl", "--dialect fairscale --precision fp32 --optimizer adadelta", "job.optimizer.kind", ("adadelta", "sgd"))):
+            with self.subTest(target=target):
+                self.plan("--model gpt2 --cluster dgx-a100 --seq 128 " + flags)
+                losses = {loss["field"]: (loss["planned"], loss["emitted"]) for loss in self.emit(target)["losses"]}
+                self.assertEqual(losses.get(field), expected)
+
     def test_a_leaf_of_zero3_holds_no_other_unit(self):
         # Blocks as units, and of the rest each module with parameters: the embeddings hold some and have a unit inside.
         self.plan("--model vit-b-16 --cluster dgx-a100 --dialect zero3 --wrap module --micro-batch 2")

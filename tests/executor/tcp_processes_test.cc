@@ -290,6 +290,28 @@ TEST_CASE("TcpProcesses.OneFailureReachesAll") {
   }
 }
 
+// A device withdraws when it goes: its watcher would report to what is no more.
+TEST_CASE("TcpProcesses.WhoHasWithdrawnHearsOfNoFailure") {
+  RunTogether(2, [](MessagePassing& all) {
+    if (all.rank() == 0) {
+      int ready = 0;
+      Await(all.Receive(MessagePassing::kAll, 1, &ready, sizeof ready));
+      all.Fail("rank 0, op x: no");
+      return;
+    }
+    bool is_told = false;
+    std::promise<std::string> heard;
+    all.OnFailure(&is_told, [&](const std::string&) { is_told = true; });
+    all.OnFailure(&heard, [&](const std::string& cause) { heard.set_value(cause); });
+    all.OnFailure(&is_told, {});
+    const int ready = 1;
+    (void)all.Send(MessagePassing::kAll, 0, &ready, sizeof ready);
+    CHECK(heard.get_future().get() == "rank 0, op x: no");
+    all.OnFailure(&heard, {});  // waits until all have been told
+    CHECK_FALSE(is_told);
+  });
+}
+
 std::string MeetingProblem(Launch launch) {
   try {
     (void)MeetByTcp(launch, std::chrono::milliseconds(100));
@@ -335,7 +357,7 @@ TEST_CASE("TcpProcesses.WhoIsMissingIsNamedOnce") {
 // Whatever a process does, it does not wait for another one without end, and the other one hears
 // why.
 TEST_CASE("TcpProcesses.EveryWaitEnds") {
-  constexpr std::chrono::milliseconds kTimeout{3000};
+  static constexpr std::chrono::milliseconds kTimeout{3000};
   constexpr MessagePassing::Channel kAll = MessagePassing::kAll;
   struct Way {
     std::string what;

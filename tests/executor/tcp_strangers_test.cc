@@ -10,8 +10,11 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -34,6 +37,7 @@
 #include "executor/host/tcp_socket.h"
 #include "executor/host/together.h"
 #include "tests/executor/wire_peer.h"
+#include "tests/sanitizers.h"
 
 namespace shardwright::testing {
 namespace {
@@ -231,6 +235,36 @@ TEST_CASE("TcpStrangers.SilentConnectionsKeepNobodyOut") {
     CHECK((socket.fd() < 0 || Closes(socket)));
   }
   CHECK(Knock(first.port).fd() < 0);
+}
+
+std::ptrdiff_t OpenFiles() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                       std::filesystem::directory_iterator());
+}
+
+std::chrono::nanoseconds ProcessorTime() {
+  timespec used{};
+  REQUIRE(::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used) == 0);
+  return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
+}
+
+// So many that the last ones wait at the door for ten times as long as a stranger keeps its place.
+TEST_CASE("TcpStrangers.ACrowdAtTheDoorCostsNoTimeAndNoSockets") {
+  First first(2);
+  const tcp::Relay relay(first.launch, kPatience);
+  constexpr std::size_t kMost = tcp::Switchboard::kMostStrangers;
+  std::vector<tcp::Socket> silent;
+  const auto before = OpenFiles();
+  for (std::size_t i = 0; i < 10 * kMost; ++i) {
+    silent.push_back(Knock(first.port));
+    CHECK(OpenFiles() <= before + std::ssize(silent) + std::ptrdiff_t{kMost});
+  }
+  constexpr auto kWindow = 3 * tcp::Switchboard::kTimeWhenCrowded;
+  const auto busy = ProcessorTime();
+  std::this_thread::sleep_for(kWindow);
+  if (!kHasSanitizer) {
+    CHECK(ProcessorTime() - busy < kWindow / 6);
+  }
 }
 
 TEST_CASE("TcpStrangers.ASilentConnectionIsClosedInTime") {

@@ -1,4 +1,4 @@
-// Accelerate's and fairseq's YAML.
+// YAML of Accelerate, fairseq, axolotl and scripts around the Trainer.
 
 #include <vector>
 

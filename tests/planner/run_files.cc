@@ -2,14 +2,20 @@
 
 #include <fstream>
 
+#include <unistd.h>
+
 #include "core/error.h"
 #include "schedule/wrap.h"
 
 namespace shardwright::testing {
 namespace {
 
+// Another one for each folder of each process.
 std::filesystem::path FolderPath() {
-  return std::filesystem::temp_directory_path() / "shardwright_import_run_test";
+  static int count = 0;
+  return std::filesystem::temp_directory_path() /
+         ("shardwright_import_run_test." + std::to_string(::getpid()) + "." +
+          std::to_string(++count));
 }
 
 }  // namespace
@@ -65,7 +71,7 @@ std::string ErrorOf(const Files& files, std::int64_t nodes) {
     ApplyRun(Read(folder, files), file);
   } catch (const InputError& error) {
     std::string text = error.what();
-    const std::string prefix = (FolderPath() / "").string();
+    const std::string prefix = (folder.path() / "").string();
     for (std::size_t at = text.find(prefix); at != std::string::npos; at = text.find(prefix)) {
       text.erase(at, prefix.size());
     }

@@ -21,6 +21,7 @@ class Folder {
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
 
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   // Writes a file and returns its path.
   [[nodiscard]] std::string Write(const std::string& name, const std::string& text) const;
 

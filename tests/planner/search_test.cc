@@ -19,6 +19,7 @@
 #include "schedule/lower.h"
 #include "schedule/place.h"
 #include "schedule/plan_file.h"
+#include "schedule/wrap.h"
 #include "simulator/simulate.h"
 #include "tests/planner/random_jobs.h"
 #include "tests/schedule/chain_model.h"
@@ -45,6 +46,51 @@ TEST_CASE("The result does not depend on the number of threads") {
   CHECK(one.best.index == four.best.index);
   CHECK(one.lower_bound == four.lower_bound);
   CHECK(one.pareto == four.pareto);
+}
+
+// Of all units at once; where nothing is said, units of blocks are freed as they were cut: at once.
+TEST_CASE("The label of a candidate says when its units are freed") {
+  std::mt19937 random(5);
+  int said = 0;
+  for (int trial = 0; trial < 4; ++trial) {
+    const Case c = DrawCase(random, 4);
+    for (const Candidate& candidate : Search(c.Input(), NativeSearch(c)).candidates) {
+      const std::string& label = candidate.label;
+      const auto says = [&](const char* what) { return label.find(what) != std::string::npos; };
+      if (candidate.plan.units.size() < 2 || says("reshard never in the last") ||
+          !says(" blocks,")) {
+        continue;
+      }
+      CAPTURE(label);
+      const Reshard::Kind kind = candidate.plan.units.front().reshard.kind;
+      CHECK(says(", reshard never") == (kind == Reshard::Kind::kNever));
+      CHECK(says(", reshard to groups of") == (kind == Reshard::Kind::kToGroup));
+      said += says(", reshard ") ? 1 : 0;
+    }
+  }
+  CHECK(said > 0);  // not vacuous
+}
+
+TEST_CASE("What is faster and not chosen is said to offload more only where it does") {
+  const auto count = [](const Offload& o) {
+    return int{o.parameters} + int{o.optimizer} + int{o.activations} + int{o.moments};
+  };
+  std::mt19937 random(6);
+  int told = 0;
+  for (int trial = 0; trial < 12; ++trial) {
+    const Case c = DrawCase(random, 4);
+    CAPTURE(trial);
+    const SearchResult result = Search(c.Input(), NativeSearch(c));
+    for (const Candidate& candidate : result.candidates) {
+      if (!candidate.why_not.empty()) {
+        CAPTURE(candidate.why_not);
+        CHECK(candidate.why_not.ends_with("but offloads more") ==
+              (count(candidate.plan.offload) > count(result.best.plan.offload)));
+        ++told;
+      }
+    }
+  }
+  CHECK(told > 0);  // not vacuous
 }
 
 PlanFile ZooProblem(const std::string& model, const std::string& cluster, std::int64_t nodes,
@@ -122,6 +168,57 @@ bool CheckAgainstBaselines(const PlanFile& problem, Dialect dialect) {
 // All plans that the bound did not prune fit by what they allocate, and the allocator takes none.
 TEST_CASE("Plans that are slower than what the allocator refuses are looked at after all") {
   CHECK(CheckAgainstBaselines(ZooProblem("gemma-2-2b", "pcie-8x4090", 1, 2), Dialect::kFsdp2));
+}
+
+// gpt2 on four GPUs of so many bytes, and a plan by hand: blocks as units, all recomputed, with
+// parameters on the host.
+PlanFile TightProblem(double bytes) {
+  PlanFile file = ZooProblem("gpt2", "h100-80 x4, nvlink 450 GB/s", 1, 2);
+  file.job.memory_margin =
+      1 - bytes / static_cast<double>(file.cluster.gpu.usable_memory.value.value);
+  file.plan.shard_size = 4;
+  file.plan.accumulation = 2;
+  file.plan.offload.parameters = true;
+  file.plan.units = Wrap(file.model.model, ParseWrap("block", "test"),
+                         {true, {Reshard::Kind::kAlways, 0}}, Dialect::kFsdp2, "test");
+  for (int b = 0; b < 12; ++b) {
+    file.plan.recompute.push_back({"transformer.h." + std::to_string(b), RecomputeKind::kFull, 1});
+  }
+  return file;
+}
+
+SearchResult SearchTight(const PlanFile& file) {
+  SearchOptions options = NativeSearch();
+  options.base.dialect = Dialect::kFsdp2;
+  return Search({file.model.model, file.kernels, file.cluster, file.profile, file.job}, options);
+}
+
+// None of the plans that the first round finds; the one by hand it takes.
+TEST_CASE("Where the allocator refuses all plans, others are fitted to less memory") {
+  for (const double bytes : {3.06e9, 3.3e9, 3.38e9}) {
+    CAPTURE(bytes);
+    PlanFile file = TightProblem(bytes);
+    REQUIRE(Evaluate(file).Fits());
+    const SearchResult result = SearchTight(file);
+    REQUIRE(result.is_feasible);
+    file.plan = result.best.plan;
+    CHECK(Evaluate(file).Fits());
+  }
+}
+
+// A plan that retries, chosen for want of a better one, is no reason to end: by hand there is one
+// without.
+TEST_CASE("A plan that retries is chosen only where plans with less memory are no faster") {
+  for (const double bytes : {3.26e9, 3.28e9}) {
+    CAPTURE(bytes);
+    const PlanFile file = TightProblem(bytes);
+    const PlanOutcome by_hand = Evaluate(file);
+    REQUIRE(by_hand.Fits());
+    REQUIRE(by_hand.retries_per_step == 0);
+    const SearchResult result = SearchTight(file);
+    CHECK(result.best.retries == 0);
+    CHECK(result.best.step_time <= ToSeconds(by_hand.step_time));
+  }
 }
 
 TEST_CASE("The plan is at least as fast as what users would have done") {

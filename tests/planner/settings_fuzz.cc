@@ -31,6 +31,22 @@ constexpr const char* kDeepSpeed =
 constexpr const char* kTrainer =
     R"({"output_dir": "o", "fsdp": "full_shard auto_wrap", "bf16": true, "per_device_train_batch_size": 4,)"
     R"("fsdp_config": {"transformer_layer_cls_to_wrap": ["GPT2Block"]}})";
+constexpr const char* kRecipe =
+    "model_name_or_path: gpt2\ntorch_dtype: bfloat16\nattn_implementation: eager\nbf16: true\n"
+    "max_length: 512\npacking: true\noptim: adamw_torch\nper_device_train_batch_size: 2\n"
+    "gradient_checkpointing: true\nfsdp: [full_shard, auto_wrap]\nfsdp_config:\n"
+    "  fsdp_version: 2\n  fsdp_transformer_layer_cls_to_wrap: GPT2Block\nmine: {a: [1, x]}\n";
+constexpr const char* kLlamaFactory =
+    "model_name_or_path: gpt2\nstage: sft\nfinetuning_type: full\ncutoff_len: 256\n"
+    "flash_attn: disabled\nenable_liger_kernel: true\ndisable_gradient_checkpointing: true\n"
+    "per_device_train_batch_size: 8\nlearning_rate: 1.0e-5\nbf16: true\n";
+constexpr const char* kAxolotl =
+    "base_model: gpt2\nsequence_len: 512\nmicro_batch_size: 2\nbf16: auto\nadapter:\n"
+    "plugins: [axolotl.integrations.liger.LigerPlugin]\noptimizer: adamw_torch_fused\n"
+    "fsdp: [shard_grad_op, auto_wrap]\nfsdp_config:\n  fsdp_offload_params: true\n";
+constexpr const char* kTorchrun =
+    "# --no 1\ntorchrun --nproc_per_node=4 --nnodes 2 train.py --bf16 True --optim sgd "
+    "--per_device_train_batch_size 2 --fsdp \"full_shard auto_wrap\" --model_max_length 64";
 constexpr const char* kFairseq =
     "fairseq-train data/bin --arch transformer_lm_gpt --ddp-backend fully_sharded --fp16 "
     "--update-freq 2 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0";
@@ -69,6 +85,10 @@ std::vector<FuzzTarget> Targets() {
       Settings("Accelerate, YAML", kAccelerate, ".yaml"),
       Settings("DeepSpeed, JSON", kDeepSpeed, ".json"),
       Settings("Trainer, JSON", kTrainer, ".json"),
+      Settings("recipe, YAML", kRecipe, ".yaml"),
+      Settings("LLaMA-Factory, YAML", kLlamaFactory, ".yaml"),
+      Settings("axolotl, YAML", kAxolotl, ".yml"),
+      Settings("torchrun, command line", kTorchrun, ".sh"),
       Settings("fairseq, command line", kFairseq, ".sh"),
       Settings("fairseq, YAML", kFairseqYaml, ".yaml"),
       {"CSV", "a,\"b\"\"c\",d\n1,\"x,\ny\",2.5\n\n3,,4\n",

@@ -10,6 +10,7 @@
 
 #include <doctest/doctest.h>
 
+#include "planner/bounds.h"
 #include "planner/dual.h"
 #include "planner/measure.h"
 #include "planner/occupancy.h"
@@ -20,6 +21,7 @@
 #include "simulator/costs/collectives.h"
 #include "simulator/costs/kernels.h"
 #include "tests/planner/random_jobs.h"
+#include "topologies/routing.h"
 
 namespace shardwright {
 namespace {
@@ -147,6 +149,30 @@ TEST_CASE("Over fast links fsdp2's copies are all that it takes longer than fsdp
   const double expected = bytes / FindKernelRates(c.cluster.gpu, c.profile.compute).copies.value;
   const double longer = BoundOf(c, Dialect::kFsdp2) - BoundOf(c, Dialect::kFsdp1);
   CHECK(longer / expected == doctest::Approx(1).epsilon(0.01));
+}
+
+TEST_CASE("Moments on the host travel both ways in each step") {
+  // AdamW's two fp32 numbers of each parameter, half of the parameters per rank; the copies take a
+  // thousand times as long as on a real machine, and nothing else takes as long.
+  std::mt19937 random(1);
+  Case c = DrawCase(random, 2);
+  c.cluster = LoadCluster("h100-80 x2, nvlink 450 GB/s, host 1 TiB", 1);
+  c.job.global_batch = 2;
+  c.job.clip_gradients = false;  // updates wait for no norm
+  c.profile.copy.to_host.value *= 1e-3;
+  c.profile.copy.to_device.value *= 1e-3;
+  const SearchOptions options = NativeSearch(c);
+  const SearchInput input = c.Input();
+  const Measured measured = Measure(input, options, MakeSpace(input, options), 1);
+  const Bounds bounds(input, options, {Bytes(80'000'000'000), Bytes(1'000'000'000'000)});
+  OuterChoice outer;
+  outer.shard_size = 2;
+  outer.offload.moments = true;
+  const Occupancy occupancy = bounds.OccupancyOf(outer);
+  const double bytes = 2 * 4 * static_cast<double>(CountParameters(c.model)) / 2;
+  const double rate =
+      c.profile.copy.to_host.value * FindHostCopyRates(c.cluster).to_host_alone.value;
+  CHECK(bounds.Of(outer, measured, occupancy).time.value >= 0.999 * bytes / rate);
 }
 
 TEST_CASE("Blocks that do less than others say nothing about patterns") {

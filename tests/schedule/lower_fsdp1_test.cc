@@ -105,6 +105,16 @@ TEST_CASE("FSDP1: units inside of what is recomputed selectively") {
   Plan unlimited = plan;
   unlimited.limit_all_gathers = false;
   (void)LowerChain(spec, unlimited, kMixed);
+  unlimited.forward_prefetch = true;  // block 1's own hooks gather block 2
+  (void)LowerChain(spec, unlimited, kMixed);
+  unlimited.recompute[0].module = "block3";  // gathered from outside, and behind it is nothing
+  unlimited.units[3].name = unlimited.units[3].modules[0] = "block3.lin0";
+  CHECK_THROWS_WITH_AS(
+      (void)LowerChain(spec, unlimited, kMixed),
+      "plan.recompute[0].kind: got \"selective\", expected \"full\", or no unit inside of "
+      "\"block3\"; unit \"block3.lin0\" is inside, and torch's selective checkpoint fails on its "
+      "hooks: c10d._allgather_base_ encountered during backward but not found in storage",
+      InputError);
   Plan replicas = plan;  // NO_SHARD frees nothing that could be waited for
   replicas.shard_size = 1;
   replicas.replicate_size = 2;

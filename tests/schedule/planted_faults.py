@@ -47,6 +47,7 @@ FAULTS = [
             "(plan_.sync != SyncMode::kReplicateLast || {})"),
     instead("fsdp2: units without a hook reduce in the order of the list", HOOKS,
             "spans.first_module[x.value] < spans.first_module[y.value]", "x.value < y.value", "return {};"),
+    dropped("fsdp2: each call of a unit gathers another one ahead", HOOKS, "c.state = State::kPreBackward;"),
     instead("fsdp2: what was gathered goes before the next gather", GATHERS, "phase != Phase::kBackward", "false",
             "if ({}) {{\n    parked_ = c.gather_out;"),
     instead("fsdp1: three frees may be outstanding", FSDP1, "kLimit", "kLimit + 1", "free_events_.size() >= {}"),
@@ -55,6 +56,7 @@ FAULTS = [
     instead("fsdp1: without a reduction all units are freed", FSDP1, "Syncs()", "true", "return {} || IsFullShard(u)"),
     instead("fsdp1: a unit stays gathered after forward", FLAT, "Reshards(u)", "false",
             "if ({}) {{\n    FreeUnsharded(u);\n  }}\n}}\n\nvoid FlatRules::EndForward"),
+    dropped("fsdp1: a selective checkpoint sees no gathers", FSDP1, "hooks_.See(u, HookCall::kAllGather);"),
     dropped("fsdp1: frozen units end with the whole backward", FSDP1, "frozen_ends_[first].push_back(u);"),
     instead("recomputation: before the hooks of the units inside", "schedule/lower/walker_backward.cc",
             "StopsEarly()", "false", "const bool hooks_first = {};"),
@@ -63,6 +65,8 @@ FAULTS = [
     dropped("ddp: buckets in the order of forward", "schedule/lower/ddp_buckets.cc", "std::reverse(order.begin(), order.end());"),
     instead("zero: a bucket is sent before it is full", "schedule/lower/zero12.cc", "plan_.zero.reduce_bucket",
             "plan_.zero.reduce_bucket / 2", "elements_ + elements > {}"),
+    dropped("zero: what runs again beneath a module is not kept for it", "schedule/lower/zero3_calls.cc",
+            "backward_.push_back({module, {}});"),
 ]
 SWITCH = """#pragma once
 

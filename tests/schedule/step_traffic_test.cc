@@ -8,6 +8,7 @@
 #include "models/kernel_set.h"
 #include "models/loader.h"
 #include "schedule/lower.h"
+#include "schedule/lower/optimizer.h"
 #include "schedule/wrap.h"
 
 namespace shardwright {
@@ -74,6 +75,28 @@ TEST_CASE("A step of 8B moves at most a tenth more than it must") {
   MESSAGE("moved " << moved / 1e12 << " TB, at least " << LeastBytes() / 1e12);
   CHECK(moved <= 1.1 * LeastBytes());
   CHECK(moved >= 0.97 * LeastBytes());  // else something is left out of one of them
+}
+
+// Weight, gradient and states in, weight and states out; what torch has no fused kernel for, ours
+// do.
+TEST_CASE("A fused update reads and writes each tensor once") {
+  constexpr std::int64_t kElements = 4096;
+  struct Row {
+    OptimizerKind kind;
+    std::int64_t states;
+  };
+  for (const Row& row :
+       {Row{OptimizerKind::kSgd, 0}, Row{OptimizerKind::kMomentum, 1}, Row{OptimizerKind::kAdam, 2},
+        Row{OptimizerKind::kAdamW, 2}, Row{OptimizerKind::kAdadelta, 2}}) {
+    CAPTURE(static_cast<int>(row.kind));
+    const OptimizerStep step = LowerOptimizer({row.kind, OptimizerImpl::kFused, true}, kElements, 1,
+                                              kElements, DType::kFp32);
+    REQUIRE(step.kernels.size() == 1);
+    CHECK(step.kernels[0].read == Bytes((2 + row.states) * kElements * 4));
+    CHECK(step.kernels[0].written == Bytes((1 + row.states) * kElements * 4));
+    CHECK(step.temporaries == Bytes(0));
+    CHECK(StateCount(row.kind) == row.states);
+  }
 }
 
 }  // namespace

@@ -102,6 +102,9 @@ FIXED = {
         [f"{name}.c1.fc1" for name in LAYERS], backward_prefetch="none", limit_all_gathers=False, recompute=selectively(*LAYERS)),
     "units in the middle of what is recomputed selectively, prefetched": fixed([f"{name}.c1.fc1" for name in LAYERS],
                                                                                recompute=selectively(*LAYERS)),
+    "a unit in the middle of what is recomputed selectively, gathered ahead from outside": fixed(
+        [f"{name}.c1.fc1" for name in LAYERS], backward_prefetch="none", limit_all_gathers=False, forward_prefetch=True,
+        recompute=selectively(LAYERS[2])),
     "a part that reaches no loss at the end of what is recomputed": {
         **fixed(LAYERS[1:], backward_prefetch="none", recompute=[{"module": "body", "kind": "full"}]),
         "network": {**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [1, "chain"], [2, "dead"]]}}},

@@ -148,6 +148,8 @@ FIXED = {
     "a layer called three times in a row, in bf16": fixed(*LAYERS, network=calling([0, 0, 0, 1, 2]), precision=("fp32", "bf16", "fp32")),
     "a layer called twice in a row, recomputed": fixed(*LAYERS, network=calling([0, 1, 1, 2]),
                                                        recompute=[{"module": name, "kind": "full"} for name in LAYERS]),
+    "a layer called twice in a row, of which the last call hands no gradient on": fixed(*LAYERS[:2], frozen=["embed.weight"], network={
+        **layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [1, "chain"], [1, "tower"]]}}),
     "a unit inside a layer called twice in a row": fixed("body.layers.1.c1", LAYERS[1], network=calling([0, 1, 1, 2]), accumulation=2),
     "a module under two names": fixed("body.c0", "body.c1", network=under_two_names()),
     "a module under two names, the outer unit listed first": fixed("body.c1", "body.c0", network=under_two_names()),

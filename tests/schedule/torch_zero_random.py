@@ -89,6 +89,11 @@ FIXED = {
                                                         max_reuse_distance=2000, recompute=[{"module": "body.layers.0"}]),
     "frozen weights of a part that reaches no loss, recomputed": fixed(
         BLOCK, frozen=["body.layers.0.c2.weight", "body.layers.0.c3.weight"], persistence_threshold=100, recompute=[{"module": "body.layers.0"}]),
+    "frozen weights recomputed for a module that hands no gradient on": fixed(
+        {**FLAT, "body": {**FLAT["body"], "calls": [[0, "chain"], [1, "chain"]], "children": [
+            {"kind": "seq", "list": False, "calls": [[0, "chain"], [1, "chain"], [2, "tower"]], "children": [{"kind": "linear"}] * 3},
+            {"kind": "linear"}]}},
+        frozen=["embed.weight", "body.layers.0.c1.weight"], recompute=[{"module": "body.layers.0"}]),
     "a part that reaches no loss at the end of what is recomputed": fixed(
         {**BLOCK, "body": {**BLOCK["body"], "children": [
             {**BLOCK["body"]["children"][0], "calls": [[0, "chain"], [1, "chain"], [2, "dead"]]}, BLOCK["body"]["children"][1]]}},

@@ -227,6 +227,21 @@ TEST_CASE("AccountForPlan: a few micro-batches tell all that simulate says of ma
   CHECK(other <= trials / 100);
 }
 
+// With five reductions in flight, one per micro-batch, the peak is first reached in the fifth or
+// sixth one: of programs with few micro-batches that is among the last, of all of them it is not.
+TEST_CASE("AccountForPlan: names the micro-batch of a peak that some have to pass before") {
+  RandomCase c;
+  c.model = LoadModel("gpt2", {.sequence_length = 1024});
+  c.kernel_set = "shardwright-cuda";
+  c.job.sequence_length = 1024;
+  c.plan.dialect = Dialect::kNative;
+  c.plan.shard_size = 2;
+  c.plan.accumulation = 24;
+  c.plan.in_flight = 5;
+  c.plan.units = {{"root", {""}, {Reshard::Kind::kNever, 0}, Gap::kHold, false, {}, {}}};
+  (void)CheckAccount(c, LoadCluster("h100-80 x2, nvlink 450 GB/s", 1));
+}
+
 // Draws capacities between what is allocated and what a caching allocator reserves where memory
 // does not end: most of them make it retry in every micro-batch. Where retries come to an end
 // behind the 16th one, nothing before tells it: 1 of 100 plans, 54 % too slow.

@@ -188,6 +188,14 @@ TEST_CASE("Cluster: one cluster in the ways in which people write it") {
                          Way{"8xH100-SXM", "h100-80", 8, 1},
                          Way{"4xRTX5090", "rtx-5090", 4, 1},
                          Way{"2xRTXA6000", "rtx-a6000", 2, 1},
+                         Way{"8xH100PCIe", "h100-pcie-80", 8, 1},
+                         Way{"8x H100 PCIe", "h100-pcie-80", 8, 1},
+                         Way{"4xH100NVL", "h100-nvl-94", 4, 1},
+                         Way{"8xRTX 4090", "rtx-4090", 8, 1},
+                         Way{"RTX PRO 6000 x8", "rtx-pro-6000", 8, 1},
+                         Way{"2xRTX6000Ada", "rtx-6000-ada", 2, 1},
+                         Way{"8xH100 SXM", "h100-80", 8, 1},
+                         Way{"144xGB300, nic 4x800 Gbit/s", "gb300-288", 72, 2},
                          Way{"p5.48xlarge", "h100-80", 8, 1},
                          Way{"g5.12xlarge", "a10g", 4, 1},
                          Way{"3x g6e.48xlarge", "l40s", 8, 3},
@@ -286,6 +294,10 @@ TEST_CASE("Cluster: the GPUs that people ask for are there") {
                                                             {"mi355x", 288, 2500},
                                                             {"rtx-5090", 32, 209.5},
                                                             {"l40s", 48, 362},
+                                                            {"l40", 48, 181.05},
+                                                            {"h100-nvl-94", 94, 835},
+                                                            {"h200-nvl-141", 141, 835},
+                                                            {"gb300-288", 288, 2500},
                                                             {"a10g", 24, 70},
                                                             {"a30", 24, 165},
                                                             {"a40", 48, 149.7},
@@ -319,6 +331,10 @@ TEST_CASE("Cluster: GPUs by what tools call them") {
            {"NVIDIA A10G", "a10g"},
            {"NVIDIA L4", "l4"},
            {"NVIDIA L40S", "l40s"},
+           {"NVIDIA L40", "l40"},
+           {"NVIDIA H100 NVL", "h100-nvl-94"},
+           {"NVIDIA H200 NVL", "h200-nvl-141"},
+           {"NVIDIA GB300", "gb300-288"},
            {"NVIDIA GeForce RTX 3090", "rtx-3090"},
            {"NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"},
            {"NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"}}) {
@@ -328,7 +344,7 @@ TEST_CASE("Cluster: GPUs by what tools call them") {
     CHECK(FindGpu(GpuOfProduct(product), "test").name == row.second);
   }
   for (const char* other :
-       {"NVIDIA GeForce GTX 1080", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H100 NVL",
+       {"NVIDIA GeForce GTX 1080", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA L40 NVL",
         "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "dgx-a10", "my h200", "NVIDIA", ""}) {
     CAPTURE(std::string(other));
     CHECK(GpuOfProduct(other) == "");

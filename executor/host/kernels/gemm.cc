@@ -376,14 +376,6 @@ void LoadHostProducts() {
 #endif
 }
 
-std::string HostProductsCore() {
-#if SHARDWRIGHT_OPENBLAS
-  return Blas().core_name();
-#else
-  return "none";
-#endif
-}
-
 // Threads share rows or columns of the result, whichever are more, in groups that OpenBLAS's inner
 // loops take whole. Its kernels for AVX2 add up the last few rows or columns in another order, so
 // the number of threads may change last bits.

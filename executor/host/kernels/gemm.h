@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 
 #include "core/parallel.h"
 #include "core/units.h"
@@ -55,8 +54,6 @@ struct GemmSize {
 // Loads OpenBLAS; the first product does that, too. Throws EnvironmentError where there is none, so
 // whoever is going to multiply asks before his threads start.
 void LoadHostProducts();
-// The processor that its loops are for, as OpenBLAS calls it: "SkylakeX".
-[[nodiscard]] std::string HostProductsCore();
 
 // c = a (m, k) * b (k, n), and the n numbers of `bias` added to every row (null: none), all summed
 // in fp32. `workspace`: HostGemmWorkspace (models/kernels/host.h) bytes, 64-byte aligned. `team`

@@ -1,0 +1,440 @@
+#include "planner/importers/read_trainer.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "planner/importers/other_keys.h"
+
+namespace shardwright {
+namespace {
+
+using Keys = std::initializer_list<std::string_view>;
+
+// Version 4 of Transformers: fsdp is a list of words, and FSDP is PyTorch's first one.
+void ReadFsdpWords(const JsonValue& fsdp, TrainerSettings& s) {
+  std::string words;
+  for (std::size_t i = 0; fsdp.IsArray() && i < fsdp.size(); ++i) {
+    words += fsdp[i].AsString() + " ";
+  }
+  words += fsdp.IsArray() ? std::string() : fsdp.AsString() + " ";
+  if (words.find_first_not_of(' ') == std::string::npos) {
+    s.fsdp = false;
+    return;
+  }
+  s.fsdp = true;
+  s.version = s.version.value_or(1);
+  bool wraps = false;
+  for (std::size_t at = 0; at < words.size();) {
+    const std::size_t end = words.find(' ', at);
+    const std::string word = words.substr(at, end - at);
+    at = end + 1;
+    if (word == "auto_wrap") {
+      wraps = true;
+    } else if (word == "offload") {
+      s.cpu_offload = true;
+    } else if (word == "full_shard" || word == "shard_grad_op" || word == "hybrid_shard" ||
+               word == "hybrid_shard_zero2") {
+      if (*s.version == 1) {
+        s.sharding_strategy = word;
+      } else {
+        s.reshard_after_forward = word == "full_shard" || word == "hybrid_shard";
+      }
+    } else if (!word.empty()) {
+      throw fsdp.Error(
+          "words out of full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, "
+          "auto_wrap and offload");
+    }
+  }
+  if (!s.auto_wrap_policy) {
+    s.auto_wrap_policy = !wraps                             ? "NO_WRAP"
+                         : s.min_num_params.value_or(0) > 0 ? "SIZE_BASED_WRAP"
+                                                            : "TRANSFORMER_BASED_WRAP";
+  }
+}
+
+void ReadFsdp(const JsonValue& root, TrainerSettings& s) {
+  if (const auto config = root.Find("fsdp_config"); config && config->IsObject()) {
+    if (const auto version = config->Find("fsdp_version")) {
+      s.version = version->AsInt(1, 2);
+    }
+  }
+  if (const auto fsdp = root.Find("fsdp")) {
+    if (fsdp->IsBool()) {
+      s.fsdp = fsdp->AsBool();
+    } else {
+      ReadFsdpWords(*fsdp, s);
+    }
+  }
+}
+
+// Keys of fsdp_config may have Accelerate's prefix, which the Trainer takes away.
+struct FsdpRow {
+  std::string key;
+  SettingRow<TrainerSettings> row;
+};
+const std::vector<FsdpRow>& PrefixedRows() {
+  static const std::vector<FsdpRow> kRows = [] {
+    constexpr std::string_view kTable = "fsdp_config.";
+    std::vector<FsdpRow> rows;
+    for (const SettingRow<TrainerSettings>& row : TrainerRows()) {
+      if (row.key.starts_with(kTable) && row.key != "fsdp_config.version") {
+        rows.push_back({"fsdp_config.fsdp_" + std::string(row.key.substr(kTable.size())), row});
+      }
+    }
+    return rows;
+  }();
+  return kRows;
+}
+void AppendPrefixed(std::vector<SettingRow<TrainerSettings>>& rows) {
+  for (const FsdpRow& prefixed : PrefixedRows()) {
+    rows.push_back({prefixed.key, prefixed.row.member});
+  }
+}
+
+// "adamw_hf" is the loop over parameters that Transformers had until version 4.
+void CheckOptimizer(const JsonValue& root, std::string_view key, const TrainerSettings& s) {
+  constexpr std::array<std::string_view, 5> kKnown = {"adamw_torch", "adamw_torch_fused",
+                                                      "adamw_apex_fused", "adamw_hf", "sgd"};
+  if (s.optim && std::find(kKnown.begin(), kKnown.end(), *s.optim) == kKnown.end()) {
+    throw root.At(key).Error(
+        "adamw_torch, adamw_torch_fused, adamw_apex_fused, adamw_hf or sgd, since the states and "
+        "updates of others cannot be predicted");
+  }
+}
+
+// The first of these keys that the file has.
+std::optional<JsonValue> FindOne(const JsonValue& root, Keys keys) {
+  for (const std::string_view key : keys) {
+    if (auto value = root.Find(key)) {
+      return value;
+    }
+  }
+  return std::nullopt;
+}
+
+bool IsOn(const JsonValue& root, std::string_view key) {
+  const auto value = root.Find(key);
+  return value && value->AsBool();
+}
+
+std::int64_t LengthOf(const JsonValue& root, Keys keys) {
+  constexpr std::int64_t kLongest = std::int64_t{1} << 30;
+  const auto length = FindOne(root, keys);
+  return length ? length->AsInt(1, kLongest) : 0;
+}
+
+// Transformers' names, and LLaMA-Factory's; empty: as the kernel set has it.
+std::string AttentionOf(const JsonValue& root, Keys keys) {
+  const auto name = FindOne(root, keys);
+  const std::string text = name ? name->AsString() : "";
+  return text == "eager" || text == "disabled"          ? "materialized"
+         : text == "flash_attention_3" || text == "fa3" ? "flash3"
+                                                        : "";
+}
+
+// A model that learns from preferences or rewards is trained beside another one.
+void RefuseSecondModel(const JsonValue& root) {
+  const auto key =
+      FindOne(root, {"max_prompt_length", "num_generations", "reward_funcs", "reward_model_path",
+                     "reward_model", "ref_model", "ref_model_init_kwargs",
+                     "precompute_ref_log_probs", "rl", "rl_beta"});
+  if (key && !(key->IsBool() && !key->AsBool())) {
+    throw key->Error(
+        "no such key: training on preferences or rewards runs a second model, which cannot be "
+        "predicted");
+  }
+}
+
+// What is neither said nor TrainingArguments' default.
+void TakeDefault(std::optional<bool>& slot, bool value, const char* key, TrainerFile& file) {
+  if (!slot) {
+    slot = value;
+    file.script.assumed.push_back({key, value ? "true" : "false"});
+  }
+}
+
+// --- Scripts around the Trainer
+
+constexpr std::string_view kLlamaFactoryRecompute = "disable_gradient_checkpointing";
+constexpr std::array<std::string_view, 25> kTrainerSpecial = {"model_name_or_path",
+                                                              "attn_implementation",
+                                                              "flash_attn",
+                                                              "torch_dtype",
+                                                              "dtype",
+                                                              "max_seq_length",
+                                                              "max_length",
+                                                              "cutoff_len",
+                                                              "block_size",
+                                                              "model_max_length",
+                                                              "enable_liger_kernel",
+                                                              kLlamaFactoryRecompute,
+                                                              "finetuning_type",
+                                                              "use_peft",
+                                                              "lora_enable",
+                                                              "use_lora",
+                                                              "stage",
+                                                              "fsdp",
+                                                              "fsdp_config.fsdp_version",
+                                                              "config_file",
+                                                              "nnodes",
+                                                              "nproc_per_node",
+                                                              "num_gpus",
+                                                              "num_machines",
+                                                              "num_processes"};
+
+// How scripts wrap adapters is not read; what the flags of `plan` make of them is.
+constexpr std::string_view kNoAdapter =
+    "training of all weights, since a run with adapters is not read: plan --lora-rank N makes such "
+    "a plan";
+void RefuseAdapters(const JsonValue& root) {
+  for (const char* key : {"use_peft", "lora_enable", "use_lora"}) {
+    if (IsOn(root, key)) {
+      throw root.At(key).Error(kNoAdapter);
+    }
+  }
+}
+
+void Demand(const JsonValue& value, Keys values, std::string_view expected) {
+  if (std::find(values.begin(), values.end(), value.AsString()) == values.end()) {
+    throw value.Error(std::string(expected) + ", since anything else cannot be predicted");
+  }
+}
+
+// LLaMA-Factory recomputes every layer unless it is told not to, and trains an adapter unless it is
+// told to train all.
+void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
+  TrainerSettings& s = file.result.settings;
+  const auto type = root.Find("finetuning_type");
+  if (!type) {
+    throw InputError(root.path().str() + ": finetuning_type", "no value, which means lora",
+                     kNoAdapter);
+  }
+  if (type->AsString() == "lora" || type->AsString() == "oft") {
+    throw type->Error(kNoAdapter);
+  }
+  Demand(*type, {"full"}, "full");
+  if (const auto stage = root.Find("stage")) {
+    Demand(*stage, {"pt", "sft"}, "pt or sft");
+  }
+  if (IsOn(root, "enable_liger_kernel")) {
+    s.use_liger_kernel = true;
+  }
+  if (root.Find(kLlamaFactoryRecompute)) {
+    s.gradient_checkpointing = !IsOn(root, kLlamaFactoryRecompute);
+  }
+  TakeDefault(s.gradient_checkpointing, true, "gradient_checkpointing", file);
+  file.script.recomputes_by_itself = true;
+  constexpr std::int64_t kCutoff = 2048;
+  if (file.script.sequence_length == 0) {
+    file.script.sequence_length = kCutoff;
+    file.script.assumed.push_back({"cutoff_len", std::to_string(kCutoff)});
+  }
+}
+
+// SFTConfig and its siblings have other defaults than TrainingArguments.
+void ReadTrl(TrainerFile& file) {
+  TrainerSettings& s = file.result.settings;
+  TakeDefault(s.gradient_checkpointing, true, "gradient_checkpointing", file);
+  if (!s.fp16.value_or(false)) {
+    TakeDefault(s.bf16, true, "bf16", file);
+  }
+  constexpr std::int64_t kMaxLength = 1024;
+  if (file.script.sequence_length == 0) {
+    file.script.sequence_length = kMaxLength;
+    file.script.assumed.push_back({"max_length", std::to_string(kMaxLength)});
+  }
+}
+
+// On a command line: what torchrun, `accelerate launch` and `deepspeed` are told.
+void ReadLauncher(const JsonValue& root, ScriptFacts& script) {
+  if (const auto file = root.Find("config_file")) {
+    script.accelerate_file = file->AsString();
+  }
+  constexpr std::int64_t kMost = std::int64_t{1} << 20;
+  if (const auto nodes = root.Find("nnodes")) {
+    script.nodes = nodes->AsInt(1, kMost);
+  }
+  if (const auto gpus = FindOne(root, {"nproc_per_node", "num_gpus"})) {
+    script.gpus_per_node = gpus->AsInt(1, kMost);
+  }
+  // Of `accelerate launch`: all processes, in place of what its file says.
+  if (const auto machines = root.Find("num_machines")) {
+    script.nodes = machines->AsInt(1, kMost);
+  }
+  if (const auto processes = root.Find("num_processes")) {
+    const std::int64_t nodes = std::max<std::int64_t>(1, script.nodes);
+    const std::int64_t count = processes->AsInt(1, kMost);
+    if (count % nodes != 0) {
+      throw processes->Error("a multiple of num_machines, " + std::to_string(nodes));
+    }
+    script.gpus_per_node = count / nodes;
+  }
+}
+
+void ReadScript(const JsonValue& root, TrainerFile& file) {
+  ReadLauncher(root, file.script);
+  if (const auto name = root.Find("model_name_or_path")) {
+    file.script.model = name->AsString();
+  }
+  file.script.attention = AttentionOf(root, {"attn_implementation", "flash_attn"});
+  file.script.sequence_length = LengthOf(
+      root, {"max_length", "max_seq_length", "cutoff_len", "block_size", "model_max_length"});
+  RefuseSecondModel(root);
+  RefuseAdapters(root);
+  const auto dtype = FindOne(root, {"torch_dtype", "dtype"});
+  file.script.has_bf16_weights = dtype && dtype->AsString() == "bfloat16";
+  if (FindOne(root, {"cutoff_len", "finetuning_type", "stage"})) {
+    ReadLlamaFactory(root, file);
+  } else if (FindOne(root, {"max_length", "packing", "dataset_mixture", "dataset_text_field",
+                            "assistant_only_loss", "completion_only_loss"})) {
+    ReadTrl(file);
+  }
+}
+
+void CheckTrainer(const JsonValue& root, ReadResult<TrainerSettings>& result) {
+  TrainerSettings& s = result.settings;
+  if (s.bf16.value_or(false) && s.fp16.value_or(false)) {
+    throw root.At("fp16").Error("false beside bf16");
+  }
+  if (s.use_liger_kernel.value_or(false) && s.torch_compile.value_or(false)) {
+    result.left_out.emplace_back("torch_compile");  // see StackOf
+  }
+  if (s.gradient_checkpointing.value_or(false) && s.activation_checkpointing.value_or(false)) {
+    throw InputError(root.path().str() + ": gradient_checkpointing", "true",
+                     "false beside fsdp_config.activation_checkpointing, as the Trainer demands");
+  }
+}
+
+// Scripts add arguments of their own at will, but not to the Trainer's tables; and what
+// `accelerate launch` is told on a command line is in no script's arguments.
+bool IsOpen(std::string_view key) {
+  constexpr std::array<std::string_view, 4> kTables = {"fsdp_", "accelerator_config", "deepspeed",
+                                                       "parallelism_config"};
+  constexpr std::array<std::string_view, 5> kLauncher = {
+      "mixed_precision", "use_fsdp", "use_deepspeed", "zero_stage", "dynamo_backend"};
+  return std::none_of(kTables.begin(), kTables.end(),
+                      [&](std::string_view table) { return key.starts_with(table); }) &&
+         std::find(kLauncher.begin(), kLauncher.end(), key) == kLauncher.end();
+}
+
+// --- axolotl
+
+std::vector<SettingRow<TrainerSettings>> AxolotlRows() {
+  std::vector<SettingRow<TrainerSettings>> rows = {
+      {"output_dir", &TrainerSettings::output_dir},
+      {"micro_batch_size", &TrainerSettings::per_device_train_batch_size},
+      {"gradient_accumulation_steps", &TrainerSettings::gradient_accumulation_steps},
+      {"fp16", &TrainerSettings::fp16},
+      {"optimizer", &TrainerSettings::optim},
+      {"weight_decay", &TrainerSettings::weight_decay},
+      {"max_grad_norm", &TrainerSettings::max_grad_norm},
+      {"gradient_checkpointing", &TrainerSettings::gradient_checkpointing},
+      {"torch_compile", &TrainerSettings::torch_compile},
+      {"deepspeed", &TrainerSettings::deepspeed},
+      {"fsdp_version", &TrainerSettings::version},
+      {"fsdp_config.offload_params", &TrainerSettings::cpu_offload},
+      {"fsdp_config.fsdp_offload_params", &TrainerSettings::cpu_offload},
+      {"fsdp_config.sharding_strategy", &TrainerSettings::sharding_strategy},
+      {"fsdp_config.fsdp_sharding_strategy", &TrainerSettings::sharding_strategy},
+  };
+  for (const SettingRow<TrainerSettings>& row : TrainerRows()) {
+    if (row.key.starts_with("fsdp_config.")) {
+      rows.push_back(row);
+    }
+  }
+  AppendPrefixed(rows);
+  return rows;
+}
+
+constexpr std::array<std::string_view, 11> kAxolotlSpecial = {"base_model",
+                                                              "sequence_len",
+                                                              "bf16",
+                                                              "bfloat16",
+                                                              "plugins",
+                                                              "fsdp",
+                                                              "fsdp_config.fsdp_version",
+                                                              "attn_implementation",
+                                                              "eager_attention",
+                                                              "adapter",
+                                                              "xformers_attention"};
+
+// "auto" is bf16 on every GPU that has it.
+bool HasBf16(const JsonValue& root) {
+  const auto bf16 = root.Find("bf16");
+  if (!bf16 || bf16->IsBool()) {
+    return bf16 && bf16->AsBool();
+  }
+  if (bf16->AsString() != "auto") {
+    throw bf16->Error("true, false or auto, since weights in bf16 alone cannot be predicted");
+  }
+  return true;
+}
+
+bool HasLiger(const JsonValue& root) {
+  const auto plugins = root.Find("plugins");
+  for (std::size_t i = 0; plugins && plugins->IsArray() && i < plugins->size(); ++i) {
+    if ((*plugins)[i].AsString().find("liger") != std::string::npos) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+TrainerFile ReadTrainer(const JsonValue& root) {
+  std::vector<SettingRow<TrainerSettings>> rows(TrainerRows().begin(), TrainerRows().end());
+  AppendPrefixed(rows);
+  // Arguments of version 4.
+  rows.push_back(
+      {"fsdp_transformer_layer_cls_to_wrap", &TrainerSettings::transformer_layer_cls_to_wrap});
+  rows.push_back({"fsdp_min_num_params", &TrainerSettings::min_num_params});
+  TrainerFile file;
+  file.result = ReadSettings<TrainerSettings>(root, rows, TrainerOthers(), kTrainerSpecial, IsOpen);
+  ReadFsdp(root, file.result.settings);
+  ReadScript(root, file);
+  CheckTrainer(root, file.result);
+  CheckOptimizer(root, "optim", file.result.settings);
+  return file;
+}
+
+TrainerFile ReadAxolotl(const JsonValue& root) {
+  TrainerFile file;
+  file.result =
+      ReadSettings<TrainerSettings>(root, AxolotlRows(), AxolotlOthers(), kAxolotlSpecial, IsOpen);
+  TrainerSettings& s = file.result.settings;
+  ReadFsdp(root, s);
+  if (const auto config = root.Find("fsdp_config"); config && !root.Find("fsdp")) {
+    s.fsdp = !config->Keys().empty();
+  }
+  RefuseSecondModel(root);
+  if (const auto adapter = root.Find("adapter"); adapter && !adapter->AsString().empty()) {
+    throw adapter->Error(kNoAdapter);
+  }
+  s.bf16 = HasBf16(root);
+  if (HasLiger(root)) {
+    s.use_liger_kernel = true;
+  }
+  if (!s.per_device_train_batch_size) {
+    s.per_device_train_batch_size = 1;
+    file.script.assumed.push_back({"micro_batch_size", "1"});
+  }
+  file.script.model = root.At("base_model").AsString();
+  file.script.sequence_length = LengthOf(root, {"sequence_len"});
+  file.script.attention =
+      IsOn(root, "eager_attention") ? "materialized" : AttentionOf(root, {"attn_implementation"});
+  CheckTrainer(root, file.result);
+  CheckOptimizer(root, "optimizer", s);
+  return file;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,23 @@
+#pragma once
+
+// TrainingArguments, alone or among the keys of a script around the Trainer: TRL's and the
+// alignment handbook's recipes, LLaMA-Factory's, and axolotl's, which has names of its own.
+
+#include "core/json.h"
+#include "planner/emitters/trainer.h"
+#include "planner/importers/read_settings.h"
+#include "planner/importers/run_settings.h"
+
+namespace shardwright {
+
+struct TrainerFile {
+  ReadResult<TrainerSettings> result;
+  ScriptFacts script;
+};
+
+// Throws InputError for what the Trainer refuses, and for what cannot be predicted: adapters,
+// quantized weights, training against a second model, optimizers other than AdamW and SGD.
+[[nodiscard]] TrainerFile ReadTrainer(const JsonValue& root);
+[[nodiscard]] TrainerFile ReadAxolotl(const JsonValue& root);
+
+}  // namespace shardwright

@@ -1,0 +1,363 @@
+// Files of scripts around the Trainer, as their repositories have them, with GPT-2 in the place of
+// the model.
+
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "planner/importers/run_settings.h"
+#include "tests/planner/run_files.h"
+
+namespace shardwright {
+namespace {
+
+using testing::Base;
+using testing::ErrorOf;
+using testing::Files;
+using testing::Folder;
+using testing::Imported;
+using testing::Read;
+
+// As `accelerate config` writes it, and as the alignment handbook ships it.
+constexpr const char* kAccelerate = R"(compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_backward_prefetch: BACKWARD_PRE
+  fsdp_forward_prefetch: true
+  fsdp_offload_params: false
+  fsdp_sharding_strategy: FULL_SHARD
+  fsdp_use_orig_params: true
+mixed_precision: bf16
+num_machines: 2
+num_processes: 8
+)";
+
+// The alignment handbook's and TRL's.
+constexpr const char* kRecipe = R"(model_name_or_path: openai-community/gpt2
+model_revision: main
+torch_dtype: bfloat16
+attn_implementation: flash_attention_2
+chat_template: "{% for message in messages %}\n{{ message['content'] }}\n{% endfor %}"
+dataset_mixture:
+  datasets:
+    - id: HuggingFaceH4/ultrachat_200k
+      columns:
+        - messages
+bf16: true
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+gradient_checkpointing_kwargs:
+  use_reentrant: False
+learning_rate: 2.0e-05
+max_seq_length: 512
+per_device_train_batch_size: 16
+report_to:
+- wandb
+my_own_switch: 3
+)";
+
+std::string Assumed(const RunSettings& run, const PlanFile& file) {
+  std::string text;
+  for (const Assumption& assumption : AssumptionsOf(run, file)) {
+    text += assumption.key + "=" + assumption.value + " ";
+  }
+  return text;
+}
+
+TEST_CASE("Scripts: a recipe of the alignment handbook beside Accelerate's file") {
+  const Files files = {{"fsdp.yaml", kAccelerate}, {"sft.yaml", kRecipe}};
+  const PlanFile file = Imported(files);
+  CHECK(file.plan.dialect == Dialect::kFsdp1);
+  CHECK(file.plan.shard_size == 8);
+  CHECK(file.plan.micro_batch == 16);
+  CHECK(file.plan.accumulation == 2);
+  CHECK(file.plan.recompute.size() == 12);
+  // Accelerate makes fp32 of what the script loads as bf16.
+  CHECK(file.job.precision.master == DType::kFp32);
+  CHECK(file.job.precision.param == DType::kBf16);
+  const Folder folder;
+  const RunSettings run = Read(folder, files);
+  const RunFacts facts = FactsOf(run);
+  CHECK(facts.sequence_length == 512);
+  CHECK(facts.model == "openai-community/gpt2");
+  CHECK(facts.attention.empty());
+  REQUIRE(run.unknown.size() == 1);
+  CHECK(run.unknown[0].ends_with("sft.yaml: my_own_switch"));
+}
+
+TEST_CASE("Scripts: TRL's defaults are not the Trainer's") {
+  const std::string recipe =
+      "model_name_or_path: gpt2\nmax_length: 256\nper_device_train_batch_size: 1\n";
+  const Folder folder;
+  const RunSettings run = Read(folder, {{"sft.yaml", recipe}});
+  PlanFile file = Base(2);
+  ApplyRun(run, file);
+  CHECK(file.plan.recompute.size() == 12);
+  CHECK(file.job.precision.param == DType::kBf16);
+  const std::string assumed = Assumed(run, file);
+  CHECK(assumed.find("gradient_checkpointing=true bf16=true ") == 0);
+  // Transformers' own run_clm.py has no such words.
+  const PlanFile plain =
+      Imported({{"clm.yaml",
+                 "model_name_or_path: gpt2\nblock_size: 256\nper_device_train_batch_size: 1\n"}});
+  CHECK(plain.plan.recompute.empty());
+  CHECK(plain.job.precision.param == DType::kFp32);
+}
+
+TEST_CASE("Scripts: weights that are loaded as bf16 stay so without FSDP and DeepSpeed") {
+  const std::string recipe = "per_device_train_batch_size: 1\nbf16: true\ntorch_dtype: bfloat16\n";
+  const PlanFile file = Imported({{"ddp.yaml", recipe}});
+  CHECK(file.plan.dialect == Dialect::kDdp);
+  CHECK(file.job.precision.master == DType::kBf16);
+  CHECK(file.job.precision.reduce == DType::kBf16);
+}
+
+TEST_CASE("Scripts: LLaMA-Factory recomputes by default") {
+  const std::string common =
+      "model_name_or_path: gpt2\nstage: sft\nfinetuning_type: full\ntemplate: default\n"
+      "per_device_train_batch_size: 8\nbf16: true\n";
+  const PlanFile told = Imported({{"fsdp.yaml", kAccelerate},
+                                  {"sft.yaml", common + "disable_gradient_checkpointing: true\n"}});
+  CHECK(told.plan.recompute.empty());
+  const Folder folder;
+  const RunSettings run = Read(folder, {{"fsdp.yaml", kAccelerate}, {"sft.yaml", common}});
+  PlanFile file = Base(2);
+  ApplyRun(run, file);
+  CHECK(file.plan.recompute.size() == 12);
+  CHECK(FactsOf(run).sequence_length == 2048);
+  CHECK(Assumed(run, file).find("gradient_checkpointing=true cutoff_len=2048 ") !=
+        std::string::npos);
+  const RunSettings liger = Read(folder, {{"sft.yaml", common + "enable_liger_kernel: true\n"}});
+  CHECK(FactsOf(liger).kernel_set == "hf-liger");
+}
+
+constexpr const char* kAxolotl = R"(base_model: openai-community/gpt2
+model_type: GPT2LMHeadModel
+load_in_8bit: false
+datasets:
+  - path: mhenrichsen/alpaca_2k_test
+    type: alpaca
+sequence_len: 1024
+sample_packing: true
+adapter:
+gradient_accumulation_steps: 4
+micro_batch_size: 3
+optimizer: adamw_torch_fused
+bf16: auto
+fp16:
+gradient_checkpointing: true
+weight_decay: 0.1
+fsdp:
+  - shard_grad_op
+  - auto_wrap
+fsdp_config:
+  fsdp_limit_all_gathers: true
+  fsdp_offload_params: true
+  fsdp_transformer_layer_cls_to_wrap: GPT2Block
+special_tokens:
+  bos_token: "<s>"
+)";
+
+TEST_CASE("Scripts: axolotl's words are the Trainer's settings") {
+  const Folder folder;
+  const RunSettings run = Read(folder, {{"lora.yml", kAxolotl}});
+  PlanFile file = Base(2);
+  ApplyRun(run, file);
+  CHECK(file.plan.dialect == Dialect::kFsdp1);
+  CHECK(file.plan.micro_batch == 3);
+  CHECK(file.plan.accumulation == 4);
+  CHECK(file.plan.offload.parameters);
+  CHECK(file.plan.units[1].reshard.kind == Reshard::Kind::kNever);
+  CHECK(file.plan.recompute.size() == 12);
+  CHECK(file.job.precision.param == DType::kBf16);
+  CHECK(file.job.optimizer.impl == OptimizerImpl::kFused);
+  CHECK(file.job.optimizer.weight_decay);
+  CHECK(FactsOf(run).model == "openai-community/gpt2");
+  CHECK(FactsOf(run).sequence_length == 1024);
+  CHECK(run.unknown.empty());
+  const PlanFile newer = Imported({{"fft.yml",
+                                    "base_model: gpt2\nfsdp_version: 2\nbf16: true\n"
+                                    "fsdp_config:\n  reshard_after_forward: false\n"
+                                    "  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"}});
+  CHECK(newer.plan.dialect == Dialect::kFsdp2);
+  CHECK(newer.plan.micro_batch == 1);
+  CHECK(newer.plan.units[1].reshard.kind == Reshard::Kind::kNever);
+}
+
+TEST_CASE("Scripts: a command line of torchrun") {
+  const std::string script = R"(#!/bin/bash
+export CUDA_VISIBLE_DEVICES=2,3
+# --load_in_4bit True
+torchrun --nproc_per_node=4 --nnodes 2 --master_port=37462 train.py \
+    --model_name_or_path gpt2 --bf16 True \
+    --per_device_train_batch_size 2 --gradient_accumulation_steps 32 \
+    --evaluation_strategy "no" --model_max_length 640 \
+    --fsdp "full_shard auto_wrap" --fsdp_transformer_layer_cls_to_wrap 'GPT2Block'
+)";
+  const Folder folder;
+  const RunSettings run = Read(folder, {{"train.sh", script}});
+  const RunFacts facts = FactsOf(run);
+  CHECK(facts.nodes == 2);
+  CHECK(facts.gpus_per_node == 4);
+  CHECK(facts.sequence_length == 640);
+  PlanFile file = Base(2);
+  ApplyRun(run, file);
+  CHECK(file.plan.dialect == Dialect::kFsdp1);
+  CHECK(file.plan.micro_batch == 2);
+  CHECK(file.plan.accumulation == 32);
+  CHECK(file.job.precision.param == DType::kBf16);
+}
+
+TEST_CASE("Scripts: the file that accelerate launch is told to read") {
+  const std::string line =
+      "accelerate launch --config_file elsewhere/fsdp.yaml train.py --per_device_train_batch_size "
+      "2";
+  CHECK(ErrorOf({{"train.sh", line}}) ==
+        "train.sh: got an Accelerate file \"elsewhere/fsdp.yaml\" that is not there, expected that "
+        "file as a further argument");
+  const Folder folder;
+  (void)folder.Write("fsdp.yaml", kAccelerate);
+  const RunSettings run = Read(folder, {{"train.sh", line}});
+  CHECK(run.framework == "Accelerate + Trainer");
+  CHECK(FactsOf(run).nodes == 2);
+  // What the launcher is told counts more than its file.
+  const RunSettings told =
+      Read(folder, {{"train.sh", line + " --num_processes 12 --num_machines 3"}});
+  CHECK(FactsOf(told).nodes == 3);
+  CHECK(FactsOf(told).gpus_per_node == 4);
+}
+
+TEST_CASE("Scripts: flags of accelerate launch that stand for its file are not passed over") {
+  for (const char* flag : {"--mixed_precision bf16", "--use_fsdp", "--zero_stage 3",
+                           "--fsdp_sharding_strategy FULL_SHARD"}) {
+    CAPTURE(std::string(flag));
+    const std::string error =
+        ErrorOf({{"train.sh", "accelerate launch " + std::string(flag) +
+                                  " train.py --per_device_train_batch_size 2"}});
+    CHECK(error.find("expected a key of this file to be known") != std::string::npos);
+  }
+}
+
+TEST_CASE("Scripts: recomputation that both would do is refused as the Trainer refuses it") {
+  std::string accelerate = kAccelerate;
+  accelerate.insert(accelerate.find("  fsdp_offload"), "  fsdp_activation_checkpointing: true\n");
+  CHECK(ErrorOf({{"fsdp.yaml", accelerate}, {"sft.yaml", kRecipe}}) ==
+        "sft.yaml: gradient_checkpointing: got true, expected false beside "
+        "fsdp_activation_checkpointing, as the Trainer demands");
+  // LLaMA-Factory does it behind the Trainer's back, to the same layers.
+  const PlanFile file = Imported({{"fsdp.yaml", accelerate},
+                                  {"sft.yaml",
+                                   "model_name_or_path: gpt2\nfinetuning_type: full\n"
+                                   "per_device_train_batch_size: 1\nbf16: true\n"}});
+  CHECK(file.plan.recompute.size() == 12);
+}
+
+// What would be planned as something else than it is.
+TEST_CASE("Scripts: what cannot be predicted is refused") {
+  const auto error = [](const std::string& line) {
+    return ErrorOf({{"a.yaml", "per_device_train_batch_size: 1\n" + line + "\n"}});
+  };
+  const std::string not_predicted = ", since anything else cannot be predicted";
+  const std::string no_adapter =
+      "expected training of all weights, since a run with adapters is not read: plan --lora-rank N "
+      "makes such a plan";
+  for (const char* key : {"use_peft", "lora_enable", "use_lora"}) {
+    CHECK(error(std::string(key) + ": true") ==
+          "a.yaml: " + std::string(key) + ": got true, " + no_adapter);
+  }
+  CHECK(error("use_peft: false") == "no error");
+  CHECK(error("load_in_4bit: true") ==
+        "a.yaml: load_in_4bit: got true, expected false" + not_predicted);
+  CHECK(error("parallelism_config:\n  tp_size: 2")
+            .starts_with("a.yaml: parallelism_config.tp_size: got 2"));
+  CHECK(error("finetuning_type: lora") == "a.yaml: finetuning_type: got \"lora\", " + no_adapter);
+  CHECK(error("cutoff_len: 2048") ==
+        "a.yaml: finetuning_type: got no value, which means lora, " + no_adapter);
+  CHECK(error("finetuning_type: full\nstage: dpo") ==
+        "a.yaml: stage: got \"dpo\", expected pt or sft" + not_predicted);
+  CHECK(error("max_prompt_length: 512") ==
+        "a.yaml: max_prompt_length: got 512, expected no such key: training on preferences or "
+        "rewards runs a second model, which cannot be predicted");
+  for (const char* optim : {"adafactor", "adamw_8bit", "paged_adamw_8bit", "lion_32bit"}) {
+    CHECK(
+        error("optim: " + std::string(optim)) ==
+        "a.yaml: optim: got \"" + std::string(optim) +
+            "\", expected adamw_torch, adamw_torch_fused, adamw_apex_fused, adamw_hf or sgd, since "
+            "the states and updates of others cannot be predicted");
+  }
+  CHECK(error("fsdp_config: fsdp.json").starts_with("a.yaml: fsdp_config: got \"fsdp.json\""));
+  CHECK(error("deepspeed:\n  zero_optimization:\n    stage: 3")
+            .starts_with("a.yaml: deepspeed.zero_optimization.stage: got 3"));
+  // One letter off is no key of somebody's own.
+  CHECK(error("gradient_checkpointin: true") ==
+        "a.yaml: gradient_checkpointin: got true, expected a key of this file to be known; did you "
+        "mean \"gradient_checkpointing\"?");
+  CHECK(ErrorOf({{"a.yml", "base_model: gpt2\nadapter: lora\n"}}) ==
+        "a.yml: adapter: got \"lora\", " + no_adapter);
+  CHECK(
+      ErrorOf({{"a.yml", "base_model: gpt2\nbf16: full\n"}}) ==
+      "a.yml: bf16: got \"full\", expected true, false or auto, since weights in bf16 alone cannot "
+      "be predicted");
+  CHECK(ErrorOf({{"a.yml", "base_model: gpt2\noptimizer: adamw_bnb_8bit\n"}})
+            .starts_with("a.yml: optimizer: got \"adamw_bnb_8bit\", expected adamw_torch, "));
+}
+
+TEST_CASE("torchtitan: names and degrees of its first versions") {
+  const std::string old =
+      "[model]\nname = \"llama3\"\nflavor = \"8B\"\nnorm_type = \"rmsnorm\"\n"
+      "[optimizer]\nname = \"AdamW\"\nfused = true\n[training]\n"
+      "batch_size = 2\nseq_len = 128\ncompile = true\ndata_parallel_shard_degree = 4\n"
+      "data_parallel_replicate_degree = 2\n[float8]\nfilter_fqns = \"output\"\n"
+      "[activation_checkpoint]\nmode = \"full\"\n";
+  const PlanFile file = Imported({{"a.toml", old}});
+  CHECK(file.plan.micro_batch == 2);
+  CHECK(file.plan.shard_size == 4);
+  CHECK(file.plan.replicate_size == 2);
+  CHECK(file.job.optimizer.impl == OptimizerImpl::kFused);
+  // On other GPUs than GPT-2's A100 the converter's old name plans fp8.
+  CHECK(ErrorOf({{"a.toml",
+                  "[training]\nseq_len = 128\n[experimental]\n"
+                  "pipeline_parallel_degree = 2\n"}}) ==
+        "a.toml: experimental.pipeline_parallel_degree: got 2, expected 1, since anything else "
+        "cannot be predicted");
+  const Folder folder;
+  PlanFile fp8 = Base(2);
+  ApplyRun(Read(folder, {{"a.toml", "[model]\nconverters = \"float8\"\n" +
+                                        old.substr(old.find("[optimizer]"))}}),
+           fp8);
+  CHECK(fp8.kernels.fp8 == Fp8Products::kPerTensor);
+  CHECK(FactsOf(Read(folder, {{"a.toml", old}})).kernel_set == "torch-compile");
+}
+
+TEST_CASE("Accelerate: letters of any case, and no compiler without a word") {
+  const std::string text = "distributed_type: MULTI_GPU\nnum_processes: 8\nnum_machines: 2\n";
+  CHECK(Imported({{"a.yaml", text + "mixed_precision: BF16\n"}}).job.precision.param ==
+        DType::kBf16);
+  CHECK(ErrorOf({{"a.yaml", text + "dynamo_config:\n  dynamo_backend: INDUCTOR\n"}}) ==
+        "a.yaml: dynamo_config.dynamo_backend: got \"INDUCTOR\", expected \"no\" or \"NO\" or "
+        "false, since anything else cannot be predicted");
+}
+
+TEST_CASE("DeepSpeed: optimizers by any case, and none by the name of another") {
+  const auto text = [](const std::string& type) {
+    return R"({"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}, "comms_config": {"a": 1},
+      "optimizer": {"type": ")" +
+           type + R"("}, "zero_optimization": {"stage": 3}})";
+  };
+  CHECK(Imported({{"ds.json", text("adamw")}}).job.optimizer.impl == OptimizerImpl::kFused);
+  CHECK(Imported({{"ds.json", text("Adam")}}).job.optimizer.kind == OptimizerKind::kAdam);
+  for (const char* type : {"Lamb", "OneBitAdam", "Lion", "Muon", "Adagrad"}) {
+    CHECK(ErrorOf({{"ds.json", text(type)}}) ==
+          "ds.json: optimizer.type: got \"" + std::string(type) +
+              "\", expected AdamW, Adam, SGD or Adadelta, since the states and updates of others "
+              "cannot be predicted");
+  }
+  const Folder folder;
+  const RunSettings run = Read(folder, {{"ds.json", text("AdamW")}});
+  REQUIRE(run.unknown.size() == 1);
+  CHECK(run.unknown[0].ends_with("ds.json: comms_config.a"));
+}
+
+}  // namespace
+}  // namespace shardwright

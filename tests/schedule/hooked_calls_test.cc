@@ -1,0 +1,111 @@
+// Calls of modules whose inputs need no gradient: no hook ends their backward. The frameworks do
+// the same with such networks (the cases of that kind in torch_fsdp2_random.py and
+// torch_zero_random.py).
+
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/json.h"
+#include "models/kernel_set.h"
+#include "models/loader.h"
+#include "schedule/lower.h"
+#include "schedule/verify.h"
+
+namespace shardwright {
+namespace {
+
+// Linear layers of one matrix each, "a" first, that run as `ops` say.
+Model LayersModel(const std::vector<std::string>& layers, const std::string& ops) {
+  std::string modules;
+  for (const std::string& name : layers) {
+    modules += R"({"name": ")" + name +
+               R"(", "class": "Linear", "params": [{"name": "weight", "shape": [4, 4]}]},)";
+  }
+  modules.pop_back();
+  const std::string text =
+      R"({"format": "shardwright-model", "version": 1, "class": "Net",
+    "inputs": {"x": {"shape": [4]}, "label": {"ids": 1}},
+    "modules": [{"name": "block", "class": "Block", "modules": [)" +
+      modules + R"(]}], "ops": [)" + ops +
+      R"({"op": "cross_entropy", "inputs": ["y", "label"], "output": "loss"}]})";
+  return ModelFromJson(JsonValue::Parse(text, "net.json"), "net");
+}
+
+Program LowerLayers(const Model& model, Plan plan, const std::vector<std::string>& layers) {
+  plan.shard_size = 2;
+  for (const std::string& name : layers) {
+    UnitPlan unit;
+    unit.name = "block." + name;
+    unit.modules = {unit.name};
+    plan.units.push_back(unit);
+  }
+  UnitPlan root;
+  root.name = "root";
+  root.modules = {""};
+  plan.units.push_back(root);
+  Job job;
+  job.sequence_length = 1;
+  job.precision = {DType::kFp32, DType::kFp32, DType::kFp32};
+  job.clip_gradients = false;
+  Program program = Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
+  CHECK(Verify(program).empty());
+  return program;
+}
+
+// Gathers and reductions of a step from its first backward op on.
+std::string SentInBackward(const Program& p) {
+  std::string names;
+  for (const Op& op : p.step.ops) {
+    const OpCode code = p.ShapeOf(op).code;
+    if (op.phase != Phase::kForward &&
+        (code == OpCode::kAllGather || code == OpCode::kReduceScatter)) {
+      names += OpName(p, op) + ' ';
+    }
+  }
+  return names;
+}
+
+// Backward meets the second call of b first, whose input needs no gradient, and asks for what ran
+// before it: b. Nothing has ended b's backward when it meets the first call, which then asks for
+// nothing: a is gathered behind b's reduction.
+TEST_CASE("FSDP2: a call whose unit is in backward already gathers nothing ahead") {
+  const std::vector<std::string> layers = {"a", "b"};
+  const Model model = LayersModel(layers, R"(
+      {"op": "linear", "module": "block.a", "inputs": ["x"], "output": "x1"},
+      {"op": "linear", "module": "block.b", "inputs": ["x1"], "output": "x2"},
+      {"op": "linear", "module": "block.b", "inputs": ["x"], "output": "x3",
+       "called_again": "block.b"},
+      {"op": "add", "module": "block", "inputs": ["x2", "x3"], "output": "y"},)");
+  Plan plan;
+  plan.dialect = Dialect::kFsdp2;
+  CHECK(SentInBackward(LowerLayers(model, plan, layers)) ==
+        "mb0.block.b.bwd.all_gather mb0.block.b.bwd.reduce_scatter mb0.block.a.bwd.all_gather "
+        "mb0.block.a.bwd.reduce_scatter ");
+}
+
+// The frozen b runs again while the backward of c has begun, which keeps b until that is released:
+// with what is left at the end, since c's input needs no gradient. So b is not gathered for its own
+// backward, as a is, which trains.
+TEST_CASE("ZeRO-3: what runs again stays for a module that nothing releases") {
+  const std::vector<std::string> layers = {"a", "b", "c"};
+  Model model = LayersModel(layers, R"(
+      {"op": "linear", "module": "block.a", "inputs": ["x"], "output": "x1"},
+      {"op": "linear", "module": "block.b", "inputs": ["x1"], "output": "x2"},
+      {"op": "linear", "module": "block.c", "inputs": ["x"], "output": "x3"},
+      {"op": "add", "module": "block", "inputs": ["x2", "x3"], "output": "y"},)");
+  model.params[1].trainable = false;
+  Plan plan;
+  plan.dialect = Dialect::kZero3;
+  plan.zero.prefetch_bucket = 0;
+  plan.zero.max_reuse_distance = 0;
+  plan.zero.persistence_threshold = 0;
+  plan.recompute = {{"block", RecomputeKind::kFull, 1}};
+  CHECK(SentInBackward(LowerLayers(model, plan, layers)) ==
+        "mb0.block.c.bwd.all_gather mb0.block.a.rec.all_gather mb0.block.b.rec.all_gather "
+        "mb0.block.a.bwd.all_gather mb0.block.c.bwd.reduce_scatter ");
+}
+
+}  // namespace
+}  // namespace shardwright
