@@ -1,9 +1,7 @@
 #include "analysis/calibrate.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <span>
 #include <string>

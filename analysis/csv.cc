@@ -1,7 +1,6 @@
 #include "analysis/csv.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "core/error.h"
 

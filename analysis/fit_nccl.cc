@@ -3,12 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstddef>
 #include <set>
-#include <span>
 #include <string_view>
-#include <type_traits>
-#include <utility>
 
 #include "analysis/internal/network_numbers.h"
 #include "analysis/validate_nccl.h"

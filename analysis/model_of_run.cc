@@ -1,6 +1,5 @@
 #include "analysis/model_of_run.h"
 
-#include <array>
 #include <cctype>
 #include <cmath>
 #include <string_view>

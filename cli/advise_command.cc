@@ -22,7 +22,6 @@
 #include "cli/traced_run.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "core/printable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
 #include "planner/search.h"

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/calibrate_calls.h"
-#include "cli/comparison_print.h"
 #include "cli/flow.h"
 #include "cli/table.h"
 #include "core/error.h"

@@ -17,7 +17,6 @@
 #include "cli/flow.h"
 #include "cli/recordings.h"
 #include "core/error.h"
-#include "core/json.h"
 #include "planner/evaluate.h"
 #include "schedule/plan_file.h"
 #include "simulator/costs/pricer.h"

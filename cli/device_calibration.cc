@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "cli/collect_trace.h"
-#include "cli/flow.h"
 #include "cli/run_processes.h"
 #include "cli/run_session.h"
 #include "core/json.h"

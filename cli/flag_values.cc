@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 #include <system_error>
-#include <utility>
 
 #include "cli/exit_codes.h"
 #include "core/date.h"

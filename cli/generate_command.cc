@@ -2,8 +2,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>

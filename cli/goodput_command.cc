@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstdio>
 #include <string>
-#include <system_error>
 
 #include <nlohmann/json.hpp>
 

@@ -1,8 +1,6 @@
 #include "cli/nccl_print.h"
 
-#include <array>
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <set>
 #include <utility>

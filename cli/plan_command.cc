@@ -22,7 +22,6 @@
 #include "planner/evaluate.h"
 #include "planner/warnings.h"
 #include "schedule/dialect_facts.h"
-#include "schedule/plan_names.h"
 #include "simulator/plan_programs.h"
 
 namespace shardwright {

@@ -18,7 +18,6 @@
 #include "cli/search_progress.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "core/printable.h"
 #include "planner/evaluate.h"
 #include "simulator/plan_programs.h"
 #include "simulator/simulate.h"

@@ -1,7 +1,5 @@
 #include "cli/sweep_axes.h"
 
-#include <charconv>
-#include <string_view>
 #include <system_error>
 
 #include "cli/exit_codes.h"

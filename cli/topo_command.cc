@@ -1,14 +1,11 @@
 #include <array>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/probe.h"
-#include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"

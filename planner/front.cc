@@ -4,7 +4,6 @@
 #include <cmath>
 #include <set>
 #include <string>
-#include <utility>
 
 #include "core/error.h"
 #include "planner/choose.h"

@@ -1,5 +1,7 @@
 #include "schedule/program.h"
 
+#include <array>
+
 #include "core/error.h"
 
 namespace shardwright {

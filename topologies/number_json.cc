@@ -1,7 +1,6 @@
 #include "topologies/internal/number_json.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <string>
 

@@ -2,9 +2,6 @@
 // reads document types nor expands entities of their own, so entity bombs stay what they are: text.
 
 #include <algorithm>
-#include <array>
-#include <charconv>
-#include <cmath>
 #include <string>
 #include <string_view>
 #include <unordered_map>

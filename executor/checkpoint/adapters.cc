@@ -1,7 +1,6 @@
 #include "executor/checkpoint/adapters.h"
 
 #include <charconv>
-#include <optional>
 
 #include "core/error.h"
 #include "executor/checkpoint/elements.h"

@@ -1,14 +1,10 @@
 #include "executor/checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <set>
 #include <utility>
 
 #include <unistd.h>

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <set>
 #include <system_error>
-#include <utility>
 
 #include "core/error.h"
 #include "core/json.h"

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <new>
 
 #include "core/error.h"
 #include "executor/host/arithmetic.h"

@@ -1,7 +1,6 @@
 #include "executor/internal/rank_runner.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "core/error.h"

@@ -2,7 +2,6 @@
 // BertForSequenceClassification (pooler and classifier).
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "models/internal/builder.h"

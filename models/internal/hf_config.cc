@@ -5,7 +5,6 @@
 #include <functional>
 #include <limits>
 #include <set>
-#include <span>
 #include <utility>
 #include <vector>
 

@@ -1,9 +1,7 @@
 #include "models/internal/model_file_ops.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
-#include <optional>
 
 #include "core/error.h"
 #include "models/internal/decoder_sizes.h"

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
 
 #include "core/error.h"
 #include "core/json.h"

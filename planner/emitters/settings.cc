@@ -1,7 +1,6 @@
 #include "planner/emitters/settings.h"
 
 #include <cstddef>
-#include <type_traits>
 
 #include <nlohmann/json.hpp>
 

@@ -1,8 +1,5 @@
 // Reductions of the native dialect, and the updates behind them.
 
-#include <algorithm>
-#include <string>
-
 #include "schedule/lower/native_rules.h"
 
 namespace shardwright {

@@ -1,7 +1,6 @@
 #include "traces/internal/raw_recording.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <optional>
 #include <string_view>

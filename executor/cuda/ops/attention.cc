@@ -1,6 +1,5 @@
 // Attention, rotary embeddings, T5's position bias.
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <span>

@@ -1,6 +1,5 @@
 // Linear layers, embeddings, norms, losses.
 
-#include <cmath>
 #include <cstdint>
 #include <span>
 

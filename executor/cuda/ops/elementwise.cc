@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "executor/cuda/kernels/sums.h"
 #include "executor/cuda/ops/launch.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <span>
 
 #include "executor/cuda/kernels/experts.h"
 #include "executor/cuda/kernels/router.h"
