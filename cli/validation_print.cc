@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/table.h"
+#include "core/name_at.h"
 
 namespace shardwright {
 namespace {
@@ -142,19 +143,8 @@ std::string TwinsText(const ValidationReport& report) {
 }
 
 const char* OutcomeName(RunOutcome outcome) {
-  switch (outcome) {
-    case RunOutcome::kUnknown:
-      return "";
-    case RunOutcome::kFits:
-      return "fits";
-    case RunOutcome::kFitsMax:
-      return "fits_max";
-    case RunOutcome::kOom:
-      return "oom";
-    case RunOutcome::kPresumedOom:
-      return "failed_presumed_oom";
-  }
-  return "";
+  return NameAt<RunOutcome::kPresumedOom>(outcome, "", "fits", "fits_max", "oom",
+                                          "failed_presumed_oom");
 }
 
 double MarginGibi(const ValidatedRow& row) {
