@@ -9,6 +9,7 @@
 #include "analysis/internal/network_numbers.h"
 #include "analysis/validate_nccl.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "topologies/profile.h"
 
 namespace shardwright {
@@ -188,9 +189,7 @@ LeftOutFabric LeaveOut(const std::string& name, const std::vector<SweepRow>& row
       from.insert(number.fabric);
     }
   }
-  for (const std::string& other : from) {
-    result.from += (result.from.empty() ? "" : ", ") + other;
-  }
+  result.from = Listed(from);
   std::vector<double> errors;
   std::vector<double> large;
   for (const Entry* entry : out) {

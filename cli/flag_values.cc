@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/portable.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -121,9 +122,7 @@ double ReadFraction(const Flag& flag) {
 double ReadPositive(const Flag& flag, double max) {
   const std::optional<double> value = NumberIn(flag.text);
   if (!value || !(*value > 0.0 && *value <= max)) {
-    char limit[32];
-    std::snprintf(limit, sizeof limit, "%g", max);
-    throw FlagError(flag, std::string("a number above 0, at most ") + limit);
+    throw FlagError(flag, "a number above 0, at most " + Fixed(max, "%g"));
   }
   return *value;
 }

@@ -255,9 +255,7 @@ int RunGenerate(const Arguments& arguments) {
     arguments.Print(Shown(request.tokens, request.is_text ? 0 : prompt, request.is_text) + '\n');
     return kExitOk;
   }
-  nlohmann::ordered_json json;
-  json["schema"] = "shardwright-generation";
-  json["schema_version"] = 1;
+  nlohmann::ordered_json json = ReportHead("shardwright-generation");
   json["tokens"] = std::vector(request.tokens.begin() + static_cast<std::ptrdiff_t>(prompt),
                                request.tokens.end());
   if (request.is_text) {

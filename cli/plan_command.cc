@@ -59,9 +59,7 @@ std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::str
 
 // `output` empty: the plan is in the summary itself, as in SearchJson.
 std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std::string& output) {
-  Json json;
-  json["schema"] = "shardwright-plan-summary";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-plan-summary");
   json["file"] = output;
   json["model"] = file.model.model.name;
   json["parameters"] = CountParameters(file.model.model);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
 #include <map>
 #include <string>
 #include <string_view>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/internal/plan_fields.h"
 #include "schedule/plan_names.h"
@@ -179,9 +179,7 @@ std::string AllocatorConf(const AllocatorSettings& settings) {
     add("max_split_size_mb:" + std::to_string(settings.max_split_size.value / kMiB.value));
   }
   if (settings.garbage_collection_threshold > 0) {
-    char number[32];
-    std::snprintf(number, sizeof number, "%.6g", settings.garbage_collection_threshold);
-    add("garbage_collection_threshold:" + std::string(number));
+    add("garbage_collection_threshold:" + Fixed(settings.garbage_collection_threshold, "%.6g"));
   }
   return text;
 }

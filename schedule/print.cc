@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <span>
 #include <string_view>
@@ -10,6 +9,7 @@
 
 #include "core/name_at.h"
 #include "core/printable.h"
+#include "core/text.h"
 #include "schedule/happens_before.h"
 #include "schedule/repetition.h"
 
@@ -56,9 +56,7 @@ std::string InBytes(Bytes bytes) {
 
 // Shortest text that reads back as the same number up to 17 digits; the same on all machines.
 std::string InDigits(double number) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.17g", number);
-  return text.data();
+  return Fixed(number, "%.17g");
 }
 
 // Appends lines to one text.

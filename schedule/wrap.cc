@@ -141,17 +141,6 @@ std::vector<ModuleId> TiedGroup(const Model& model, ModuleId module) {
   return group;
 }
 
-// Without those inside others: a unit takes what lies below its modules (_get_root_modules of
-// fully_shard, torch 2.13).
-std::vector<ModuleId> OuterOnes(const Model& model, const std::vector<ModuleId>& modules) {
-  std::vector<ModuleId> outer = modules;
-  std::erase_if(outer, [&](ModuleId id) {
-    return std::any_of(modules.begin(), modules.end(),
-                       [&](ModuleId other) { return other != id && IsInside(model, id, other); });
-  });
-  return outer;
-}
-
 // Modules with a parameter that ops of modules beside them read, which DeepSpeed gathers for each
 // of those (register_external_parameter). One that the model around it reads is held.
 std::vector<bool> LendParameters(const Model& model) {

@@ -1,9 +1,7 @@
 #include "topologies/cluster.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
-#include <cstdio>
 #include <regex>
 #include <string>
 #include <string_view>
@@ -12,8 +10,8 @@
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "core/letters.h"
 #include "core/name_at.h"
+#include "core/text.h"
 #include "topologies/cluster_catalog.h"
 #include "topologies/gpu_catalog.h"
 #include "topologies/gpu_names.h"
@@ -314,9 +312,7 @@ std::vector<std::string> ListClusterNames() {
 }
 
 std::string CoresText(double cores) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%g", cores);
-  return std::string(text.data()) + (cores == 1 ? " core" : " cores");
+  return Fixed(cores, cores == 1 ? "%g core" : "%g cores");
 }
 
 const std::vector<GpuSpec>& GpuCatalog() {

@@ -91,7 +91,7 @@ class Writer {
         layout_(internal::BuildLayout(program, trace, options.profile)),
         out_(sink, is_hta_) {
     for (std::size_t kind = 0; kind < op_names_.size(); ++kind) {
-      for (const Op& op : internal::BodyOf(program, static_cast<BodyKind>(kind)).ops) {
+      for (const Op& op : BodyOf(program, static_cast<BodyKind>(kind)).ops) {
         op_names_[kind].push_back(Quote(OpName(program, op)));
       }
     }
@@ -122,7 +122,7 @@ class Writer {
                    const std::array<bool, kCategoryCount>& used, Bytes reserved);
 
   [[nodiscard]] const Op& OpOf(const Span& span) const {
-    return internal::BodyOf(program_, span.body).ops[span.op.value];
+    return BodyOf(program_, span.body).ops[span.op.value];
   }
   [[nodiscard]] const std::string& OpNameOf(const Span& span) const {
     return op_names_[static_cast<std::size_t>(span.body)][span.op.value];

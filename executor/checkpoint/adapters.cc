@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "executor/checkpoint/elements.h"
 
 namespace shardwright {

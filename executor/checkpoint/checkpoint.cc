@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "executor/checkpoint/adapters.h"
 #include "executor/checkpoint/elements.h"
 #include "executor/checkpoint/output_file.h"

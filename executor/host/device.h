@@ -69,7 +69,6 @@ class HostWorld {
     bool of_host_threads = false;
     auto operator<=>(const Key&) const = default;
   };
-  [[nodiscard]] std::unique_ptr<Communicator> NewCommunicator(const GroupRanks& ranks);
 
   std::map<Key, std::unique_ptr<Communicator>> communicators_;  // complete after construction
 };

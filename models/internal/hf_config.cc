@@ -170,14 +170,7 @@ bool HfConfig::Flag(std::string_view key) const {
 
 double HfConfig::Probability(std::string_view key) const {
   const std::optional<JsonValue> value = Find(key);
-  if (!value) {
-    return 0.0;
-  }
-  const double p = value->AsDouble();
-  if (!(p >= 0.0 && p < 1.0)) {
-    throw value->Error("a probability from 0 up to, but not including, 1");
-  }
-  return p;
+  return value ? value->AsProbability() : 0.0;
 }
 
 double HfConfig::Positive(std::string_view key, double fallback) const {

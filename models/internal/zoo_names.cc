@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include "core/letters.h"
+#include "core/text.h"
 
 namespace shardwright::internal {
 namespace {

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/error.h"
 #include "core/printable.h"
 
 namespace shardwright {
@@ -103,6 +104,11 @@ std::string SettingsAsToml(const std::vector<Setting>& list, std::string_view co
   std::string text = CommentLines(comment);
   AppendToml(AsTree(list), "", text);
   return text;
+}
+
+void RefuseSetting(const std::string& where, std::string_view key, const std::string& value,
+                   std::string_view expected) {
+  throw InputError(where + ": " + std::string(key), '"' + value + '"', expected);
 }
 
 }  // namespace shardwright

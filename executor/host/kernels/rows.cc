@@ -101,6 +101,10 @@ void FinishFloats(const float* values, std::int64_t n, const View& to, std::int6
   }
 }
 
+void ZeroFill(const View& view) {
+  std::fill_n(static_cast<std::byte*>(view.data), view.elements * SizeOf(view.dtype), std::byte{0});
+}
+
 void StoreParamGrad(const float* values, std::int64_t n, const ParamGrad& to, std::int64_t offset) {
   if (to.accumulate) {
     AddFloats(values, n, to.view, offset);

@@ -1,6 +1,8 @@
-#include "core/letters.h"
+#include "core/text.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 
 namespace shardwright {
 
@@ -10,6 +12,12 @@ std::string LowerCase(std::string_view text) {
     return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   });
   return lower;
+}
+
+std::string Fixed(double value, const char* format) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), format, value);
+  return text.data();
 }
 
 }  // namespace shardwright
