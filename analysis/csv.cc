@@ -107,6 +107,14 @@ std::size_t CsvTable::Find(std::string_view column) const {
   return found == columns.end() ? kNoColumn : static_cast<std::size_t>(found - columns.begin());
 }
 
+void CsvTable::Require(std::span<const std::string_view> names, std::string_view table) const {
+  for (const std::string_view name : names) {
+    if (Find(name) == kNoColumn) {
+      throw InputError(file + ": line 1", "no column " + std::string(name), table);
+    }
+  }
+}
+
 std::string CsvTable::Where(const CsvRow& row, std::string_view column) const {
   return file + ": line " + std::to_string(row.line) + ": " + std::string(column);
 }

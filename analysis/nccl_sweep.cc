@@ -158,12 +158,7 @@ std::optional<std::string> InlineSpec(const SweepRow& row, std::string& reason) 
 
 std::vector<SweepRow> ParseSweep(std::string_view text, const std::string& file) {
   const CsvTable table = ParseCsv(text, file);
-  for (const std::string_view column : kColumns) {
-    if (table.Find(column) == CsvTable::kNoColumn) {
-      throw InputError(file + ": line 1", "no column " + std::string(column),
-                       "a table of collective measurements");
-    }
-  }
+  table.Require(kColumns, "a table of collective measurements");
   std::vector<SweepRow> rows;
   for (const CsvRow& record : table.rows) {
     const CsvFields read{table, record};

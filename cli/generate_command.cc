@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <mutex>
 #include <optional>
@@ -15,6 +14,7 @@
 #include "cli/forward_plan.h"
 #include "cli/run_processes.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
 #include "executor/data/batch.h"
@@ -63,9 +63,8 @@ struct Request {
 std::vector<std::int64_t> ReadTokens(const Flag& flag) {
   std::vector<std::int64_t> tokens;
   for (const std::string& word : ReadList(flag)) {
-    std::int64_t token = 0;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), token);
-    if (error != std::errc() || end != word.data() + word.size() || token < 0) {
+    const std::int64_t token = IntegerIn(word).value_or(-1);
+    if (token < 0) {
       throw UsageError("--prompt-tokens: got \"" + word + "\", expected numbers from 0");
     }
     tokens.push_back(token);

@@ -184,10 +184,6 @@ class Builder : public nlohmann::json_sax<Json> {
   Json* member_ = nullptr;  // where the value of the last key goes
 };
 
-std::string Quoted(std::string_view word) {
-  return '"' + std::string(word) + '"';
-}
-
 std::string OneOf(std::span<const std::string> words) {
   return (words.size() == 1 ? "" : "one of ") + Listed(words, Quoted);
 }

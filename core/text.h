@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,14 @@ namespace shardwright {
 [[nodiscard]] inline bool Contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
+
+[[nodiscard]] inline std::string Quoted(std::string_view text) {
+  return '"' + std::string(text) + '"';
+}
+
+// The number that `text` is, without a blank or a plus; nothing where it is none or too large.
+[[nodiscard]] std::optional<std::int64_t> IntegerIn(std::string_view text);
+[[nodiscard]] std::optional<double> NumberIn(std::string_view text);
 
 // By a format of printf for one double.
 [[nodiscard]] std::string Fixed(double value, const char* format);

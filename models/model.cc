@@ -24,10 +24,6 @@ double TrainingFlopsPerParameter(const Parameter& param) {
   return param.trainable ? 6.0 : 4.0;
 }
 
-std::string Quoted(std::string_view text) {
-  return '"' + std::string(text) + '"';
-}
-
 // Rows in which the parameters of one op are used per sample, as published formulas count them: a
 // norm counts once per token even where it runs once per head.
 double ParameterUses(const Model& model, const OpSpec& spec) {

@@ -20,7 +20,6 @@ namespace {
 constexpr std::size_t kNoUnit = static_cast<std::size_t>(-1);
 
 using internal::FieldOf;
-using internal::Quoted;
 using internal::UnitField;
 
 // Module FQN -> module.

@@ -11,9 +11,9 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/internal/model_ends.h"
-#include "schedule/internal/plan_fields.h"
 #include "schedule/internal/plan_json.h"
 
 namespace shardwright {
@@ -21,7 +21,6 @@ namespace {
 
 using internal::Ends;
 using internal::FindEnds;
-using internal::Quoted;
 using internal::StorageOf;
 
 constexpr std::string_view kRootName = "root";

@@ -27,10 +27,6 @@ std::string PathIn(const std::string& folder, const std::string& name) {
   return (std::filesystem::path(folder) / name).string();
 }
 
-std::string Quoted(const std::string& text) {
-  return '"' + text + '"';
-}
-
 // Where a stretch's elements lie.
 struct StretchPlace {
   std::int64_t begin = 0;

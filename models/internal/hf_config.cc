@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -202,11 +203,7 @@ WrittenActivation HfConfig::ActivationOf(std::string_view key) const {
     }
     names.emplace_back(known.name);
   }
-  std::string expected = "one of ";
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    expected += (i == 0 ? "\"" : ", \"") + names[i] + "\"";
-  }
-  throw value->Error(expected, DidYouMean(name, names));
+  throw value->Error("one of " + Listed(names, Quoted), DidYouMean(name, names));
 }
 
 std::string HfConfig::Text(std::string_view key) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/wrap.h"
@@ -249,11 +250,8 @@ void CheckFloat8(const S& s, const std::string& where) {
   const std::vector<std::string> left_out =
       s.float8_leaves_out.value_or(std::vector<std::string>());
   if (left_out.size() != 1 || left_out.front() != kVocabulary) {
-    std::string found;
-    for (const std::string& name : left_out) {
-      found += (found.empty() ? "\"" : ", \"") + name + '"';
-    }
-    throw InputError(where + ": quantize.linear.float8.filter_fqns", '[' + found + ']',
+    throw InputError(where + ": quantize.linear.float8.filter_fqns",
+                     '[' + Listed(left_out, Quoted) + ']',
                      "[\"output\"]: all linear layers but the vocabulary's");
   }
   if (s.float8_gathers.value_or(false)) {

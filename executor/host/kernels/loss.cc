@@ -1,7 +1,6 @@
 // Log-softmax, negative log-likelihood, and both in one as cross-entropy. A loss reads the logits
 // row by row and never writes an fp32 copy of them.
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
