@@ -1,7 +1,6 @@
 #include "analysis/compare_recording.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <span>
 #include <string>

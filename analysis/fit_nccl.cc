@@ -10,7 +10,6 @@
 #include "analysis/validate_nccl.h"
 #include "core/error.h"
 #include "core/text.h"
-#include "topologies/profile.h"
 
 namespace shardwright {
 namespace {

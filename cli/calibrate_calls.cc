@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/calibrate_calls.h"
-#include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/table.h"
 #include "core/error.h"

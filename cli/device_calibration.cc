@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <fstream>
 #include <memory>
 #include <span>
-#include <string>
 #include <thread>
 #include <utility>
 

@@ -6,7 +6,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/table.h"
 #include "core/json.h"

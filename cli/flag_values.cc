@@ -1,12 +1,10 @@
 #include "cli/flag_values.h"
 
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <optional>
-#include <string>
 #include <system_error>
 
 #include "cli/exit_codes.h"

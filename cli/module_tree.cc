@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "cli/planned_units.h"
 #include "cli/table.h"

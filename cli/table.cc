@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/printable.h"
-#include "core/text.h"
 
 namespace shardwright {
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <set>
-#include <string_view>
 #include <system_error>
 #include <utility>
 

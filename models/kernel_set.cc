@@ -1,12 +1,7 @@
 #include "models/kernel_set.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
 #include "core/text.h"

@@ -4,9 +4,6 @@
 #include <functional>
 #include <numeric>
 #include <set>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/strong_components.hpp>

@@ -4,11 +4,7 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <set>
-#include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "core/json.h"
 #include "core/text.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <string>
 
 #include "core/error.h"
 #include "planner/choose.h"

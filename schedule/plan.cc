@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
 #include "core/text.h"

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
-#include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
 #include "models/loader.h"
@@ -18,7 +16,6 @@
 
 namespace shardwright {
 namespace {
-
 
 // The newest version of the format, and the only one so far.
 constexpr std::int64_t kVersion = 1;

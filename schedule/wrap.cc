@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdlib>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "core/error.h"

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <optional>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
 #include "schedule/dialect_facts.h"

@@ -1,11 +1,7 @@
 #include "topologies/cluster.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <regex>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "core/embedded.h"
 #include "core/error.h"

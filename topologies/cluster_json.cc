@@ -7,16 +7,13 @@
 #include <cstddef>
 #include <optional>
 #include <set>
-#include <string>
 #include <string_view>
 
 #include <nlohmann/json.hpp>
 
 #include "core/cores.h"
 #include "core/error.h"
-#include "core/json.h"
 #include "core/name_at.h"
-#include "topologies/cluster.h"
 #include "topologies/internal/node_builder.h"
 #include "topologies/internal/number_json.h"
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
 
 #include "core/text.h"
 #include "topologies/internal/node_graph.h"

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "analysis/optimize.h"
-#include "simulator/simulate.h"
 
 namespace shardwright {
 namespace {

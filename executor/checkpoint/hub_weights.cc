@@ -10,7 +10,6 @@
 #include "core/text.h"
 #include "executor/checkpoint/adapters.h"
 #include "executor/checkpoint/elements.h"
-#include "executor/checkpoint/hub_names.h"
 #include "executor/checkpoint/safetensors.h"
 #include "executor/checkpoint/state.h"
 #include "models/checkpoint_folder.h"

@@ -1,8 +1,6 @@
 #include "executor/cuda/device.h"
 
-#include <algorithm>
 #include <thread>
-#include <utility>
 
 #include "core/error.h"
 #include "executor/cuda/loopback.h"

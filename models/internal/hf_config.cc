@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <limits>
-#include <set>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
 #include "core/text.h"

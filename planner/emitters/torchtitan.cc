@@ -6,7 +6,6 @@
 #include <charconv>
 #include <cstddef>
 #include <string_view>
-#include <vector>
 
 #include "core/error.h"
 #include "core/text.h"

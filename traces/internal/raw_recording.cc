@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
-#include <string_view>
 #include <tuple>
 #include <utility>
 

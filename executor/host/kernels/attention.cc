@@ -4,8 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <span>
 
 #include "executor/host/kernels/dropout.h"
 #include "executor/host/kernels/kernels.h"

@@ -1,9 +1,5 @@
 #include "executor/host/kernels/rows.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
 #include <string>
 
 #include "core/error.h"
