@@ -2,26 +2,21 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstdio>
 #include <utility>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
 
 std::string Count(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.0f", value);
-  return text.data();
+  return Fixed(value, "%.0f");
 }
 
 std::string Part(double part, double whole) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.0f %%", whole > 0 ? 100 * part / whole : 0);
-  return text.data();
+  return Fixed(whole > 0 ? 100 * part / whole : 0, "%.0f %%");
 }
 
 // Lines that say a choice. Dialects without a row have a setting of their own, which the patch

@@ -1,12 +1,9 @@
 #include "analysis/calibrate.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <span>
-#include <string>
 #include <utility>
 
 #include "analysis/piecewise_fit.h"

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <functional>
 #include <numeric>
 #include <queue>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "analysis/piecewise_fit.h"
 #include "analysis/step_breakdown.h"

@@ -1,10 +1,8 @@
 #include "analysis/compare.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <span>
-#include <utility>
 
 #include "analysis/internal/comparison_parts.h"
 #include "core/error.h"

@@ -1,8 +1,6 @@
 #include "analysis/compare_recording.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <map>
 #include <span>
 #include <string>

@@ -1,14 +1,13 @@
 #include "analysis/confidence.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <optional>
 #include <vector>
 
 #include "analysis/predict_run.h"
 #include "core/printable.h"
+#include "core/text.h"
 #include "topologies/profile_fit.h"
 
 namespace shardwright {
@@ -27,9 +26,7 @@ bool IsShipped(const Profile& profile) {
 }
 
 std::string Percentage(double fraction) {
-  std::array<char, 16> text{};
-  std::snprintf(text.data(), text.size(), "%.0f %%", 100 * fraction);
-  return text.data();
+  return Fixed(100 * fraction, "%.0f %%");
 }
 
 // Published ones.

@@ -1,7 +1,6 @@
 #include "analysis/csv.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "core/error.h"
 
@@ -106,6 +105,14 @@ class Reader {
 std::size_t CsvTable::Find(std::string_view column) const {
   const auto found = std::find(columns.begin(), columns.end(), column);
   return found == columns.end() ? kNoColumn : static_cast<std::size_t>(found - columns.begin());
+}
+
+void CsvTable::Require(std::span<const std::string_view> names, std::string_view table) const {
+  for (const std::string_view name : names) {
+    if (Find(name) == kNoColumn) {
+      throw InputError(file + ": line 1", "no column " + std::string(name), table);
+    }
+  }
 }
 
 std::string CsvTable::Where(const CsvRow& row, std::string_view column) const {

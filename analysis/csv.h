@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,8 @@ struct CsvTable {
   static constexpr std::size_t kNoColumn = static_cast<std::size_t>(-1);
   // Index of the column with this name, or kNoColumn. O(columns).
   [[nodiscard]] std::size_t Find(std::string_view column) const;
+  // Throws InputError for a column that is not there; `table` is what the file should be.
+  void Require(std::span<const std::string_view> names, std::string_view table) const;
   // "<file>: line 7: <column>", the place of a field in errors.
   [[nodiscard]] std::string Where(const CsvRow& row, std::string_view column) const;
 };

@@ -1,10 +1,9 @@
 #include "analysis/csv_fields.h"
 
-#include <charconv>
 #include <cmath>
-#include <system_error>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace shardwright {
 
@@ -17,13 +16,11 @@ double CsvFields::Positive(std::string_view column) const {
   if (text.empty()) {
     return 0;
   }
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value > 0) ||
-      !std::isfinite(value)) {
-    throw InputError(table.Where(row, column), '"' + text + '"', "a positive number or nothing");
+  const std::optional<double> value = NumberIn(text);
+  if (!value || !(*value > 0) || !std::isfinite(*value)) {
+    throw InputError(table.Where(row, column), Quoted(text), "a positive number or nothing");
   }
-  return value;
+  return *value;
 }
 
 std::int64_t CsvFields::Count(std::string_view column) const {

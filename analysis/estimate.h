@@ -4,7 +4,6 @@
 // each micro-batch, without the proof and the refinement of `shardwright plan`.
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -3,17 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstddef>
 #include <set>
-#include <span>
 #include <string_view>
-#include <type_traits>
-#include <utility>
 
 #include "analysis/internal/network_numbers.h"
 #include "analysis/validate_nccl.h"
 #include "core/error.h"
-#include "topologies/profile.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -192,9 +188,7 @@ LeftOutFabric LeaveOut(const std::string& name, const std::vector<SweepRow>& row
       from.insert(number.fabric);
     }
   }
-  for (const std::string& other : from) {
-    result.from += (result.from.empty() ? "" : ", ") + other;
-  }
+  result.from = Listed(from);
   std::vector<double> errors;
   std::vector<double> large;
   for (const Entry* entry : out) {

@@ -3,12 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstddef>
-#include <map>
 #include <mutex>
 #include <optional>
-#include <set>
-#include <string>
 #include <utility>
 
 #include "analysis/internal/fit_group.h"

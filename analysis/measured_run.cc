@@ -1,17 +1,15 @@
 #include "analysis/measured_run.h"
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <set>
 #include <string_view>
-#include <system_error>
 
 #include "analysis/csv.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "core/portable.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -72,22 +70,18 @@ class RowReader {
   // 0 when the field is empty.
   [[nodiscard]] std::int64_t Count(std::string_view column) const {
     const std::string text = Text(column);
-    std::int64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (!text.empty() && (error != std::errc() || end != text.data() + text.size() || value < 0 ||
-                          value > JsonValue::kMaxCount)) {
-      throw InputError(table_.Where(row_, column), '"' + text + '"', "a count or nothing");
+    const std::int64_t value = text.empty() ? 0 : IntegerIn(text).value_or(-1);
+    if (value < 0 || value > JsonValue::kMaxCount) {
+      throw InputError(table_.Where(row_, column), Quoted(text), "a count or nothing");
     }
     return value;
   }
 
   [[nodiscard]] double Number(std::string_view column) const {
     const std::string text = Text(column);
-    double value = 0;
-    const auto [end, error] = FromChars(text.data(), text.data() + text.size(), value);
-    if (!text.empty() && (error != std::errc() || end != text.data() + text.size() ||
-                          !std::isfinite(value) || value < 0)) {
-      throw InputError(table_.Where(row_, column), '"' + text + '"', "a number or nothing");
+    const double value = text.empty() ? 0 : NumberIn(text).value_or(-1);
+    if (!std::isfinite(value) || value < 0) {
+      throw InputError(table_.Where(row_, column), Quoted(text), "a number or nothing");
     }
     return value;
   }
@@ -113,9 +107,7 @@ class RowReader {
 // Kinds are sentences in the tables; their first words tell them apart. "active" counts blocks in
 // use like "allocated" does; "32 - gb_free" is fairseq's name for 32 GB less max_memory_allocated.
 MeasuredMemory MemoryKindOf(std::string_view text) {
-  const auto has = [text](std::string_view part) {
-    return text.find(part) != std::string_view::npos;
-  };
+  const auto has = [text](std::string_view part) { return Contains(text, part); };
   if (text.empty()) {
     return MeasuredMemory::kNone;
   }

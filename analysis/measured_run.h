@@ -4,7 +4,6 @@
 // bench/published/measured_runs.csv (columns: bench/published/README.md).
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -1,15 +1,13 @@
 #include "analysis/model_of_run.h"
 
-#include <array>
 #include <cctype>
 #include <cmath>
-#include <string_view>
 
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/json.h"
-#include "core/letters.h"
+#include "core/text.h"
 #include "models/loader.h"
 #include "models/model.h"
 
@@ -18,15 +16,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-bool Has(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
-
 // Decoders with gated MLPs and rotary positions.
 Json LlamaConfig(const MeasuredRun& run) {
   const std::string name = LowerCase(run.model_name);
   Json json;
-  json["model_type"] = Has(name, "qwen3") ? "qwen3" : Has(name, "qwen2") ? "qwen2" : "llama";
+  json["model_type"] = Contains(name, "qwen3")   ? "qwen3"
+                       : Contains(name, "qwen2") ? "qwen2"
+                                                 : "llama";
   json["vocab_size"] = run.vocabulary;
   json["hidden_size"] = run.hidden;
   json["intermediate_size"] = run.ffn_hidden;
@@ -89,7 +85,7 @@ Json ConfigOf(const MeasuredRun& run, const Stack& stack, std::vector<std::strin
     return LlamaConfig(run);
   }
   if (run.ffn_kind == "gelu") {
-    return Has(run.framework, "llm-foundry") ? MptConfig(run) : Gpt2Config(run, "gelu", stack);
+    return Contains(run.framework, "llm-foundry") ? MptConfig(run) : Gpt2Config(run, "gelu", stack);
   }
   if (run.ffn_kind == "relu" || run.ffn_kind == "relu^2") {
     if (run.ffn_kind != "relu") {

@@ -1,13 +1,14 @@
 #include "analysis/nccl_scale.h"
 
 #include <algorithm>
-#include <charconv>
+#include <array>
 #include <cmath>
 #include <tuple>
 
 #include "analysis/csv.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "simulator/costs/collectives.h"
 #include "topologies/cluster.h"
 #include "topologies/profile.h"
@@ -21,22 +22,17 @@ constexpr std::string_view kScope = "nodes_";
 
 // A positive number that takes up all of `text`, or an error at its place.
 double Positive(std::string_view text, const std::string& where) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value > 0) ||
-      !std::isfinite(value) || value > 1e15) {
-    throw InputError(where, '"' + std::string(text) + '"', "a positive number");
+  const std::optional<double> value = NumberIn(text);
+  if (!value || !(*value > 0) || !std::isfinite(*value) || *value > 1e15) {
+    throw InputError(where, Quoted(text), "a positive number");
   }
-  return value;
+  return *value;
 }
 
 std::vector<ScalePoint> ReadPoints(const CsvTable& table) {
-  for (const char* column : {"table", "bytes", "scope", "fraction_of_link_rate"}) {
-    if (table.Find(column) == CsvTable::kNoColumn) {
-      throw InputError(table.file + ": line 1", std::string("no column ") + column,
-                       "a table of efficiencies by size and nodes");
-    }
-  }
+  constexpr std::array<std::string_view, 4> kColumns = {"table", "bytes", "scope",
+                                                        "fraction_of_link_rate"};
+  table.Require(kColumns, "a table of efficiencies by size and nodes");
   std::vector<ScalePoint> points;
   for (const CsvRow& row : table.rows) {
     const auto text = [&](const char* column) -> const std::string& {

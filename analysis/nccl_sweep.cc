@@ -10,6 +10,7 @@
 #include "analysis/csv_fields.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -17,10 +18,6 @@ namespace {
 constexpr std::array<std::string_view, 10> kColumns = {"source", "system",        "gpu",     "gpus",
                                                        "nodes",  "gpus_per_node", "network", "op",
                                                        "bytes",  "time_us"};
-
-bool Contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
 
 // GPUs as sources write them. The first row whose part occurs counts, so longer names come first.
 struct GpuName {
@@ -161,12 +158,7 @@ std::optional<std::string> InlineSpec(const SweepRow& row, std::string& reason) 
 
 std::vector<SweepRow> ParseSweep(std::string_view text, const std::string& file) {
   const CsvTable table = ParseCsv(text, file);
-  for (const std::string_view column : kColumns) {
-    if (table.Find(column) == CsvTable::kNoColumn) {
-      throw InputError(file + ": line 1", "no column " + std::string(column),
-                       "a table of collective measurements");
-    }
-  }
+  table.Require(kColumns, "a table of collective measurements");
   std::vector<SweepRow> rows;
   for (const CsvRow& record : table.rows) {
     const CsvFields read{table, record};

@@ -1,7 +1,6 @@
 #include "analysis/optimize.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <exception>
 #include <memory>
 #include <utility>

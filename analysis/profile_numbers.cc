@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <map>
-#include <vector>
 
 #include "core/error.h"
 #include "core/units.h"

@@ -12,16 +12,13 @@
 #include "analysis/stack.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "models/kernel_set.h"
 #include "schedule/wrap.h"
 #include "topologies/profile.h"
 
 namespace shardwright {
 namespace {
-
-bool Contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
 
 // The column param_dtype is a sentence; the first key that it contains decides.
 Precision PrecisionOf(const MeasuredRun& run, const Stack& stack, std::vector<std::string>& notes) {

@@ -3,7 +3,6 @@
 // Which software a published run used: what the rows of bench/published call "framework" becomes a
 // kernel set and the rules of a dialect. A table row per stack, no code per stack.
 
-#include <string>
 #include <string_view>
 
 #include "analysis/measured_run.h"

@@ -1,8 +1,6 @@
 #include "analysis/sweep.h"
 
-#include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <mutex>
 

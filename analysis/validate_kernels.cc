@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <map>
-#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -277,12 +275,7 @@ std::vector<Kernel> KernelsOfRow(const KernelRow& row) {
 
 std::vector<KernelRow> ParseKernelRows(std::string_view text, const std::string& file) {
   const CsvTable table = ParseCsv(text, file);
-  for (const std::string_view column : kKernelColumns) {
-    if (table.Find(column) == CsvTable::kNoColumn) {
-      throw InputError(file + ": line 1", "no column " + std::string(column),
-                       "a table of kernel times");
-    }
-  }
+  table.Require(kKernelColumns, "a table of kernel times");
   std::vector<KernelRow> rows;
   for (const CsvRow& record : table.rows) {
     const CsvFields read{table, record};

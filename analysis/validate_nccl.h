@@ -3,7 +3,6 @@
 // Predicted against published times of collectives.
 
 #include <cstddef>
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>

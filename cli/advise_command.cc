@@ -22,7 +22,7 @@
 #include "cli/traced_run.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "core/printable.h"
+#include "core/text.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
 #include "planner/search.h"
@@ -275,7 +275,7 @@ void AdviseWithPlan(const Arguments& arguments, const Traced& traced, AdviseRepo
 }
 
 int SayNoRun(const Arguments& arguments, const RunMatch& match) {
-  nlohmann::ordered_json json = {{"schema", "shardwright-advice"}, {"schema_version", 1}};
+  nlohmann::ordered_json json = ReportHead("shardwright-advice");
   json["match"] = nlohmann::ordered_json::parse(MatchJson(match));
   json["notes"] = {match.Verdict()};
   arguments.Print(arguments.IsJson() ? json.dump(2) + "\n" : MatchText(match));

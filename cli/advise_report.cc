@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstddef>
 #include <numeric>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "cli/command.h"
 #include "cli/comparison_print.h"
 #include "cli/table.h"
 #include "core/json.h"
@@ -271,13 +271,7 @@ Json BetterJson(const BetterPlan& better) {
                {"band", better.band},
                {"memory_before_bytes", better.memory_before.value},
                {"memory_after_bytes", better.memory_after.value}};
-  json["changes"] = Json::array();
-  for (const PlanChange& change : better.changes) {
-    json["changes"].push_back({{"field", change.field},
-                               {"before", change.before},
-                               {"after", change.after},
-                               {"alike", change.alike}});
-  }
+  json["changes"] = ChangesJson(better.changes);
   json["target"] = better.target;
   json["patch"] = better.patch;
   json["plan_file"] = Json::parse(PlanFileJson(better.file));
@@ -302,7 +296,7 @@ std::string AdviseText(const AdviseReport& report) {
 }
 
 std::string AdviseJson(const AdviseReport& report) {
-  Json json = {{"schema", "shardwright-advice"}, {"schema_version", 1}};
+  Json json = ReportHead("shardwright-advice");
   json["title"] = report.title;
   json["match"] = report.match ? Json::parse(MatchJson(*report.match)) : Json(nullptr);
   json["costs"] = CostsJson(report.costs);

@@ -70,9 +70,7 @@ std::string Text(const std::vector<BaselineResult>& results) {
 }
 
 std::string ToJson(const PlanFile& problem, const std::vector<BaselineResult>& results) {
-  Json json;
-  json["schema"] = "shardwright-baselines";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-baselines");
   json["model"] = problem.model.model.name;
   json["cluster"] = problem.cluster.name;
   json["ranks"] = problem.cluster.RankCount();

@@ -1,18 +1,16 @@
 #include "cli/calibrate_calls.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 
 #include <nlohmann/json.hpp>
 
 #include "analysis/calibrate_calls.h"
-#include "cli/comparison_print.h"
 #include "cli/flow.h"
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/text.h"
 #include "topologies/gpu_names.h"
 #include "traces/measured_file.h"
 
@@ -82,10 +80,7 @@ std::string NumbersText(const CallCalibration& result) {
                Align::kRight, Align::kLeft});
   table.Row({"number of the profile", "before", "after", "shapes", "error before", "after", ""});
   for (const CallNumber& row : result.numbers) {
-    std::array<char, 32> before{}, after{};
-    std::snprintf(before.data(), before.size(), "%.4g", row.before);
-    std::snprintf(after.data(), after.size(), "%.4g", row.after);
-    table.Row({row.field, before.data(), after.data(),
+    table.Row({row.field, Fixed(row.before, "%.4g"), Fixed(row.after, "%.4g"),
                std::to_string(row.fitted) + " + " + std::to_string(row.held),
                Percent(row.error_before), Percent(row.error_after),
                row.is_kept ? "" : "not kept: no better for the other half"});
@@ -118,7 +113,7 @@ std::string CoverageText(const CallCalibration& result) {
 }
 
 std::string ReportJson(const CallCalibration& result) {
-  Json json = {{"schema", "shardwright-calibration"}, {"schema_version", 1}};
+  Json json = ReportHead("shardwright-calibration");
   json["profile"] = result.profile.name;
   json["numbers"] = Json::array();
   for (const CallNumber& row : result.numbers) {
@@ -162,11 +157,10 @@ int CalibrateByCalls(const Arguments& arguments, const std::vector<std::string>&
                      const std::string& date) {
   CheckFlags(arguments);
   std::vector<TimedCalls> traces;
-  std::string source = "shardwright calibrate over kernels of ";
   for (const std::string& file : files) {
     traces.push_back(ReadTimedCalls(file));
-    source += (traces.size() == 1 ? "" : ", ") + file;
   }
+  const std::string source = "shardwright calibrate over kernels of " + Listed(files);
   const GpuSpec gpu = GpuOf(arguments, traces);
   Profile start = DefaultProfile(gpu, UsualKernelSet(gpu));
   arguments.Set("--profile", start, [](const Flag& flag) { return LoadProfile(flag.text); });

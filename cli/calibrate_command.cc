@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <utility>
@@ -28,6 +27,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/text.h"
 #include "executor/host/device.h"
 #include "executor/host/launch.h"
 #include "planner/evaluate.h"
@@ -194,12 +194,7 @@ std::optional<std::vector<MeasuredRun>> ReadStepTimes(const std::vector<std::str
 }
 
 std::string Value(const CalibratedNumber& number, double value) {
-  if (number.is_time) {
-    return Format(Seconds(value));
-  }
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.4g", value);
-  return text.data();
+  return number.is_time ? Format(Seconds(value)) : Fixed(value, "%.4g");
 }
 
 // Op by op the numbers may be right all the same.
@@ -248,9 +243,7 @@ std::string ReportText(const CalibrationResult& result) {
 }
 
 std::string ReportJson(const CalibrationResult& result) {
-  Json json;
-  json["schema"] = "shardwright-calibration";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-calibration");
   json["profile"] = result.profile.name;
   json["numbers"] = Json::array();
   for (const CalibratedNumber& number : result.numbers) {
@@ -321,17 +314,13 @@ CudaRuns RunOnCuda(const Arguments& arguments) {
 
 // Where the numbers come from.
 std::string SourceOf(const std::vector<TracedRun>& runs, Measured measured) {
-  std::string source = "shardwright calibrate over ";
-  for (const TracedRun& run : runs) {
-    source += (&run == runs.data() ? "" : ", ") + run.name;
-  }
-  return source + "; " +
+  return "shardwright calibrate over " + Listed(runs, &TracedRun::name) + "; " +
          (measured == Measured::kHost ? MachineName() : runs.front().file.cluster.gpu.full_name);
 }
 
 int SayNoRun(const Arguments& arguments, const TracedRun& run, const RunMatch& match) {
   if (arguments.IsJson()) {
-    Json json = {{"schema", "shardwright-calibration"}, {"schema_version", 1}};
+    Json json = ReportHead("shardwright-calibration");
     json.update({{"written", false},
                  {"reason", match.Verdict()},
                  {"match", Json::parse(MatchJson(match))}});
@@ -361,7 +350,7 @@ int WriteResult(const Arguments& arguments, CalibrationResult& result, const Pro
   result.profile.description = "Fitted by shardwright calibrate, from " + start.name;
   if (result.IsWorse() && !arguments.Has("--even-if-worse")) {
     const std::string reason = "it would predict the runs that it was fitted to worse than before";
-    Json json = {{"schema", "shardwright-calibration"}, {"schema_version", 1}};
+    Json json = ReportHead("shardwright-calibration");
     json.update({{"written", false}, {"reason", reason}, {"runs", RunsJson(result)}});
     arguments.Print(arguments.IsJson() ? json.dump(2) + "\n"
                                        : "No profile was written: " + reason + ".\n\n" +
@@ -383,10 +372,8 @@ int CalibrateByStepTimes(const Arguments& arguments, const std::vector<MeasuredR
   }
   Profile start = DefaultProfile(first.plan.cluster.gpu, first.plan.kernels.name);
   arguments.Set("--profile", start, [](const Flag& flag) { return LoadProfile(flag.text); });
-  std::string source = "shardwright calibrate over the step times of ";
-  for (const MeasuredRun& run : runs) {
-    source += (&run == runs.data() ? "" : ", ") + run.id;
-  }
+  const std::string source =
+      "shardwright calibrate over the step times of " + Listed(runs, &MeasuredRun::id);
   CalibrationResult result = CalibrateSteps(runs, start, {NumberKind::kFitted, source, date});
   return WriteResult(arguments, result, start);
 }

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/plan_options.h"
 #include "core/error.h"
@@ -157,9 +158,7 @@ std::vector<RecordedJob> ReadRecord(const std::string& file) {
 }
 
 std::string RecordJson(std::span<const RecordedJob> jobs) {
-  Json json;
-  json["schema"] = "shardwright-check-record";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-check-record");
   json["jobs"] = Json::object();
   for (const RecordedJob& job : jobs) {
     Json& row = json["jobs"][job.name];

@@ -191,9 +191,7 @@ std::string CheckText(const std::vector<RecordedJob>& now, const std::vector<Bre
 }
 
 std::string CheckJson(const std::vector<RecordedJob>& now, const std::vector<Breach>& breaches) {
-  Json json;
-  json["schema"] = "shardwright-check";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-check");
   json["ok"] = breaches.empty();
   json["jobs"] = Json::array();
   for (const RecordedJob& job : now) {

@@ -1,5 +1,4 @@
 #include <array>
-#include <cstdio>
 #include <optional>
 #include <string>
 
@@ -59,9 +58,7 @@ constexpr std::array<FlagRow, 5> kCheckpointFlags = {{
 
 Json InspectionJson(const Checkpoint& checkpoint) {
   const Manifest& m = checkpoint.manifest();
-  Json json;
-  json["schema"] = "shardwright-checkpoint-inspection";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-checkpoint-inspection");
   json["folder"] = checkpoint.folder();
   json["model"] = m.model;
   json["dialect"] = m.dialect;

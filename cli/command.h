@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "cli/exit_codes.h"
 #include "cli/flag_values.h"
 
@@ -131,5 +133,8 @@ inline constexpr std::int64_t kMaxSequence = std::int64_t{1} << 24;  // ModelLim
 
 // "warning: <text>" on standard error.
 void Warn(const std::string& text);
+
+// How a report in JSON begins: with the name and the version of its keys.
+[[nodiscard]] nlohmann::ordered_json ReportHead(const std::string& schema);
 
 }  // namespace shardwright

@@ -11,7 +11,6 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/budget_flag.h"
-#include "cli/command.h"
 #include "cli/configuration.h"
 #include "cli/help_json.h"
 #include "cli/named_files.h"

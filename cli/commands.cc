@@ -44,8 +44,8 @@ void Arguments::PrintText(const std::string& kind, const std::string& result) co
     Print(result);
     return;
   }
-  const nlohmann::ordered_json json = {
-      {"schema", "shardwright-" + kind}, {"schema_version", 1}, {"text", result}};
+  nlohmann::ordered_json json = ReportHead("shardwright-" + kind);
+  json["text"] = result;
   Print(json.dump(2) + "\n");
 }
 
@@ -91,6 +91,10 @@ void Arguments::SetCount(const std::string& name, std::int64_t max, std::int64_t
 
 void Warn(const std::string& text) {
   Say("warning: " + text);
+}
+
+nlohmann::ordered_json ReportHead(const std::string& schema) {
+  return {{"schema", schema}, {"schema_version", 1}};
 }
 
 }  // namespace shardwright

@@ -17,7 +17,6 @@
 #include "cli/flow.h"
 #include "cli/recordings.h"
 #include "core/error.h"
-#include "core/json.h"
 #include "planner/evaluate.h"
 #include "schedule/plan_file.h"
 #include "simulator/costs/pricer.h"
@@ -145,9 +144,7 @@ int SayNoRun(const Arguments& arguments, const PlanFile& file, const RunMatch& m
     arguments.Print(MatchText(match));
     return kExitNo;
   }
-  nlohmann::ordered_json json;
-  json["schema"] = "shardwright-comparison";
-  json["schema_version"] = 1;
+  nlohmann::ordered_json json = ReportHead("shardwright-comparison");
   json["model"] = file.model.model.name;
   json["cluster"] = file.cluster.name;
   json["match"] = nlohmann::ordered_json::parse(MatchJson(match));

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdio>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/table.h"
 #include "core/json.h"
@@ -36,9 +36,7 @@ std::string ChangeText(double simulated, double measured) {
   }
   const double change = measured / simulated - 1;
   if (change > 2) {
-    char factor[32];
-    std::snprintf(factor, sizeof(factor), "x%.3g", change + 1);
-    return factor;
+    return Fixed(change + 1, "x%.3g");
   }
   return (change < 0 ? "" : "+") + Percent(change);
 }
@@ -111,11 +109,10 @@ std::string CalibrationsText(const Comparison& c) {
   Table table({kLeft, kRight, kRight, kRight, kLeft});
   table.Row({"calibrated", "factor", "step", "left", "profile"});
   const auto left = [&](Seconds step) { return ChangeText(step.value, c.measured_step.value); };
-  char factor[32];
   for (std::size_t i = 0; i < std::min(c.calibrations.size(), kMostParts); ++i) {
     const Calibration& row = c.calibrations[i];
-    std::snprintf(factor, sizeof(factor), "x%.3g", row.factor);
-    table.Row({row.name, factor, Format(row.step_time), left(row.step_time), row.fields});
+    table.Row({row.name, Fixed(row.factor, "x%.3g"), Format(row.step_time), left(row.step_time),
+               row.fields});
   }
   table.Row({"all of them", "", Format(c.calibrated_step), left(c.calibrated_step), ""});
   return c.calibrations.empty() ? "" : "\nWhat calibrating would change\n" + table.Text(2);
@@ -233,9 +230,7 @@ std::string ComparisonText(const PlanFile& file, const Program& program, const C
 }
 
 std::string ComparisonJson(const PlanFile& file, const Program& program, const Comparison& c) {
-  Json json;
-  json["schema"] = "shardwright-comparison";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-comparison");
   json["model"] = file.model.model.name;
   json["cluster"] = file.cluster.name;
   json["match"] = c.match.groups.empty() ? Json() : Json::parse(MatchJson(c.match));

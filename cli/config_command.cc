@@ -26,7 +26,7 @@ The files hold {"plan": {"cluster": "dgx-h100", "nodes": 2}}: flags without thei
 int RunConfig(const Arguments& arguments) {
   const std::vector<ConfiguredFlag> flags = ReadConfiguration();
   if (arguments.IsJson()) {
-    Json json = {{"schema", "shardwright-config"}, {"schema_version", 1}};
+    Json json = ReportHead("shardwright-config");
     json["files"] = ConfigurationFiles();
     json["flags"] = Json::array();
     for (const ConfiguredFlag& flag : flags) {

@@ -2,16 +2,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <fstream>
 #include <memory>
 #include <span>
-#include <string>
 #include <thread>
 #include <utility>
 
 #include "cli/collect_trace.h"
-#include "cli/flow.h"
 #include "cli/run_processes.h"
 #include "cli/run_session.h"
 #include "core/json.h"

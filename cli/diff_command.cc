@@ -4,7 +4,6 @@
 #include <array>
 #include <cctype>
 #include <cmath>
-#include <cstdint>
 #include <map>
 #include <set>
 #include <string>
@@ -187,35 +186,19 @@ std::string DiffText(const std::vector<PlanChange>& changes, const Prediction& a
   return text + figures.Text() + WhyText(a, b);
 }
 
-Json CategoriesJson(const MemoryPeak& peak) {
-  Json json = Json::object();
-  for (std::size_t c = 0; c < kCategoryCount; ++c) {
-    json[std::string(NameOf(static_cast<Category>(c)))] = peak.by_category[c].value;
-  }
-  return json;
-}
-
 Json FiguresJson(const Prediction& p) {
   return {{"step_time_s", p.step_time.value},
           {"exposed_comm_s", p.exposed_comm.value},
           {"peak_allocated_bytes", p.device_peak.total.value},
           {"peak_reserved_bytes", p.reserved.value},
-          {"peak_by_category", CategoriesJson(p.device_peak)},
+          {"peak_by_category", BytesByCategory(p.device_peak)},
           {"fits", p.misfits.empty()}};
 }
 
 std::string DiffJson(const std::vector<PlanChange>& changes, const Prediction& a,
                      const Prediction& b) {
-  Json json;
-  json["schema"] = "shardwright-diff";
-  json["schema_version"] = 1;
-  json["changes"] = Json::array();
-  for (const PlanChange& change : changes) {
-    json["changes"].push_back({{"field", change.field},
-                               {"before", change.before},
-                               {"after", change.after},
-                               {"alike", change.alike}});
-  }
+  Json json = ReportHead("shardwright-diff");
+  json["changes"] = ChangesJson(changes);
   json["before"] = FiguresJson(a);
   json["after"] = FiguresJson(b);
   json["why"] = Json::array();
@@ -274,6 +257,17 @@ std::vector<PlanChange> PlanChanges(const PlanFile& before, const PlanFile& afte
     }
   }
   return changes;
+}
+
+Json ChangesJson(const std::vector<PlanChange>& changes) {
+  Json json = Json::array();
+  for (const PlanChange& change : changes) {
+    json.push_back({{"field", change.field},
+                    {"before", change.before},
+                    {"after", change.after},
+                    {"alike", change.alike}});
+  }
+  return json;
 }
 
 std::string PlanDiffText(const PlanFile& before, const PlanFile& after) {

@@ -1,9 +1,6 @@
 // What works on this machine.
 
-#include <array>
 #include <cstdint>
-#include <cstdlib>
-#include <fstream>
 #include <string>
 #include <vector>
 

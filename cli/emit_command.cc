@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <string>
@@ -104,12 +103,7 @@ void WriteFiles(const Emission& emission, const std::vector<std::string>& paths,
 }
 
 std::string ChangeByEmission(double before, double after) {
-  if (before <= 0.0 || before == after) {
-    return "";
-  }
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%+.1f %%", 100.0 * (after / before - 1.0));
-  return text.data();
+  return before <= 0.0 || before == after ? "" : SignedPercent(after / before - 1.0);
 }
 
 std::string OutcomeTable(const PlanOutcome& a, const PlanOutcome& b) {
@@ -183,9 +177,7 @@ Json OutcomeJson(const PlanOutcome& outcome) {
 std::string ReportJson(const Emitter& emitter, const Emission& emission,
                        const std::vector<std::string>& paths, const PlanOutcome& planned,
                        const PlanOutcome& emitted) {
-  Json json;
-  json["schema"] = "shardwright-emission";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-emission");
   json["target"] = emitter.name;
   json["files"] = Json::array();
   for (std::size_t i = 0; i < emission.files.size(); ++i) {

@@ -157,9 +157,7 @@ int AnswerLate(const Arguments& arguments, const Question& question, Seconds dea
   }
   const std::int64_t nodes = fastest == nullptr ? 0 : fastest->estimate.file.cluster.node_count;
   if (arguments.IsJson()) {
-    nlohmann::ordered_json json;
-    json["schema"] = "shardwright-estimate";
-    json["schema_version"] = 1;
+    nlohmann::ordered_json json = ReportHead("shardwright-estimate");
     json["fits"] = fastest != nullptr;
     json["deadline_s"] = deadline.value;
     json["nodes"] = nodes;

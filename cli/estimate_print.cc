@@ -1,8 +1,6 @@
 #include "cli/estimate_print.h"
 
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <utility>
 #include <vector>
 
@@ -210,7 +208,6 @@ Json FixesJson(const std::vector<Fix>& fixes) {
 
 std::string Duration(double seconds) {
   constexpr double kHour = 3600;
-  std::array<char, 64> text{};
   if (seconds < 2 * kHour) {
     return Format(Seconds(seconds));
   }
@@ -218,14 +215,11 @@ std::string Duration(double seconds) {
   const std::pair<double, const char*> unit = seconds >= 2 * kYear  ? std::pair(kYear, "years")
                                               : seconds >= 2 * kDay ? std::pair(kDay, "days")
                                                                     : std::pair(kHour, "h");
-  std::snprintf(text.data(), text.size(), "%.3g %s", seconds / unit.first, unit.second);
-  return text.data();
+  return Fixed(seconds / unit.first, "%.3g ") + unit.second;
 }
 
 std::string Tokens(double count) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.3g", count);
-  std::string short_form = text.data();
+  std::string short_form = Fixed(count, "%.3g");
   const std::size_t exponent = short_form.find("e+");
   if (exponent != std::string::npos) {  // 1e+09 -> 1e9, as people write it
     const std::size_t digits = short_form.find_first_not_of('0', exponent + 2);
@@ -249,9 +243,7 @@ std::string EstimateText(const Arguments& arguments, const Question& question, c
 
 std::string EstimateJson(const Arguments& arguments, const Question& question, const Estimate& e) {
   const PlanFile& file = e.file;
-  Json json;
-  json["schema"] = "shardwright-estimate";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-estimate");
   json["model"] = file.model.model.name;
   json["cluster"] = file.cluster.name;
   json["gpu"] = file.cluster.gpu.name;

@@ -2,7 +2,6 @@
 
 // The answer of `shardwright estimate`, for people and as JSON (docs/cli.md names the keys).
 
-#include <cstdint>
 #include <string>
 
 #include "analysis/estimate.h"

@@ -1,7 +1,6 @@
 #include "cli/estimate_question.h"
 
 #include <array>
-#include <optional>
 
 #include "analysis/estimate.h"
 #include "cli/flow.h"

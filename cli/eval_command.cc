@@ -49,9 +49,7 @@ constexpr std::array<FlagRow, 6> kEvalFlags = {{
 constexpr std::array<SwitchRow, 1> kEvalSwitches = {{kInsecureNetworkSwitch}};
 
 std::string EvaluationJson(const Evaluation& result, std::int64_t step) {
-  nlohmann::ordered_json json;
-  json["schema"] = "shardwright-evaluation";
-  json["schema_version"] = 1;
+  nlohmann::ordered_json json = ReportHead("shardwright-evaluation");
   json["step"] = step;
   json["mean_loss"] = result.MeanLoss();
   json["correct"] = result.correct;

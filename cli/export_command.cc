@@ -22,6 +22,7 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "models/loader.h"
 
 namespace shardwright {
@@ -202,14 +203,10 @@ void ReportExport(const Arguments& arguments, const Model& model, const std::str
     arguments.Print(json.dump(2) + "\n");
     return;
   }
-  std::string names;
-  for (const std::string& name : others) {
-    names += (names.empty() ? "" : ", ") + name;
-  }
   Table table({kLeft, kLeft});
   table.Row({"parameters", WithCommas(CountParameters(model))});
   table.Row({"ops", WithCommas(static_cast<std::int64_t>(model.ops.size()))});
-  table.Row({"planned, not run", others.empty() ? "none" : names});
+  table.Row({"planned, not run", others.empty() ? "none" : Listed(others)});
   arguments.Print(file + "\n" + table.Text(2));
 }
 

@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "core/printable.h"
+#include "core/text.h"
 #include "models/checkpoint_folder.h"
 
 namespace shardwright {
@@ -12,10 +13,7 @@ namespace shardwright {
 void WarnOfUnused(const std::string& path, const HubWeights& weights) {
   constexpr std::size_t kShown = 3;
   const std::vector<std::string>& unused = weights.unused();
-  std::string names;
-  for (std::size_t i = 0; i < std::min(kShown, unused.size()); ++i) {
-    names += (i == 0 ? "" : ", ") + unused[i];
-  }
+  std::string names = Listed(std::span(unused).first(std::min(kShown, unused.size())));
   if (unused.size() > kShown) {
     names += " and " + std::to_string(unused.size() - kShown) + " more";
   }

@@ -1,7 +1,5 @@
 #include "cli/fit_print.h"
 
-#include <array>
-#include <cstdio>
 #include <map>
 #include <utility>
 #include <vector>
@@ -9,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/measured_run.h"
+#include "cli/command.h"
 #include "cli/table.h"
 #include "core/json.h"
 
@@ -19,12 +18,7 @@ using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
 std::string NumberText(double value, bool is_time) {
-  if (is_time) {
-    return Format(Seconds(value));
-  }
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.3g", value);
-  return text.data();
+  return is_time ? Format(Seconds(value)) : Fixed(value, "%.3g");
 }
 
 std::vector<std::string> Cells(const ErrorStatistics& s) {
@@ -93,9 +87,7 @@ std::string RunFitText(const RunFit& fit) {
 }
 
 std::string RunFitJson(const RunFit& fit) {
-  Json json;
-  json["schema"] = "shardwright-fit";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-fit");
   json["stacks"] = Json::array();
   for (const FittedStack& stack : fit.stacks) {
     Json numbers = Json::array();

@@ -1,21 +1,18 @@
 #include "cli/flag_values.h"
 
 #include <array>
-#include <charconv>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <optional>
-#include <string>
 #include <system_error>
-#include <utility>
 
 #include "cli/exit_codes.h"
 #include "core/date.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/portable.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -77,39 +74,23 @@ void RefuseFlag(const Flag& flag, const std::string& expected) {
 }
 
 std::int64_t ReadCount(const Flag& flag, std::int64_t min, std::int64_t max) {
-  std::int64_t value = 0;
-  const char* const end = flag.text.data() + flag.text.size();
-  const auto [stop, error] = std::from_chars(flag.text.data(), end, value);
-  if (error != std::errc() || stop != end || value < min || value > max) {
+  const std::optional<std::int64_t> value = IntegerIn(flag.text);
+  if (!value || *value < min || *value > max) {
     throw FlagError(flag,
                     "an integer in [" + std::to_string(min) + ", " + std::to_string(max) + "]");
   }
-  return value;
+  return *value;
 }
 
 std::int64_t ReadWholeNumber(const Flag& flag, std::int64_t min) {
   constexpr double kMost = 1e15;
-  double value = 0.0;
-  const char* const end = flag.text.data() + flag.text.size();
-  const auto [stop, error] = FromChars(flag.text.data(), end, value);
-  if (error != std::errc() || stop != end || std::floor(value) != value ||
-      !(value >= static_cast<double>(min) && value <= kMost)) {
+  const std::optional<double> value = NumberIn(flag.text);
+  if (!value || std::floor(*value) != *value ||
+      !(*value >= static_cast<double>(min) && *value <= kMost)) {
     throw FlagError(flag, "a whole number from " + std::to_string(min) + " to 1e15, such as 5e8");
   }
-  return static_cast<std::int64_t>(value);
+  return static_cast<std::int64_t>(*value);
 }
-
-namespace {
-
-// None where the text is not a number.
-std::optional<double> NumberIn(const std::string& text) {
-  double value = 0.0;
-  const auto [stop, error] = FromChars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && stop == text.data() + text.size() ? std::optional(value)
-                                                                   : std::nullopt;
-}
-
-}  // namespace
 
 double ReadFraction(const Flag& flag) {
   const std::optional<double> value = NumberIn(flag.text);
@@ -122,9 +103,7 @@ double ReadFraction(const Flag& flag) {
 double ReadPositive(const Flag& flag, double max) {
   const std::optional<double> value = NumberIn(flag.text);
   if (!value || !(*value > 0.0 && *value <= max)) {
-    char limit[32];
-    std::snprintf(limit, sizeof limit, "%g", max);
-    throw FlagError(flag, std::string("a number above 0, at most ") + limit);
+    throw FlagError(flag, "a number above 0, at most " + Fixed(max, "%g"));
   }
   return *value;
 }

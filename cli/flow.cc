@@ -1,9 +1,6 @@
 #include "cli/flow.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "core/error.h"
 #include "core/json.h"

@@ -1,9 +1,6 @@
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
-#include <cstdio>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -17,6 +14,7 @@
 #include "cli/forward_plan.h"
 #include "cli/run_processes.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
 #include "executor/data/batch.h"
@@ -65,9 +63,8 @@ struct Request {
 std::vector<std::int64_t> ReadTokens(const Flag& flag) {
   std::vector<std::int64_t> tokens;
   for (const std::string& word : ReadList(flag)) {
-    std::int64_t token = 0;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), token);
-    if (error != std::errc() || end != word.data() + word.size() || token < 0) {
+    const std::int64_t token = IntegerIn(word).value_or(-1);
+    if (token < 0) {
       throw UsageError("--prompt-tokens: got \"" + word + "\", expected numbers from 0");
     }
     tokens.push_back(token);
@@ -257,9 +254,7 @@ int RunGenerate(const Arguments& arguments) {
     arguments.Print(Shown(request.tokens, request.is_text ? 0 : prompt, request.is_text) + '\n');
     return kExitOk;
   }
-  nlohmann::ordered_json json;
-  json["schema"] = "shardwright-generation";
-  json["schema_version"] = 1;
+  nlohmann::ordered_json json = ReportHead("shardwright-generation");
   json["tokens"] = std::vector(request.tokens.begin() + static_cast<std::ptrdiff_t>(prompt),
                                request.tokens.end());
   if (request.is_text) {

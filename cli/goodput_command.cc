@@ -1,9 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <string>
-#include <system_error>
 
 #include <nlohmann/json.hpp>
 
@@ -68,16 +66,12 @@ GoodputFlags ReadGoodputFlags(const Arguments& arguments) {
 }
 
 std::string Hours(Seconds time) {
-  std::array<char, 64> text{};
   const double hours = time.value / 3600.0;
-  std::snprintf(text.data(), text.size(), hours < 100.0 ? "%.2f h" : "%.0f h", hours);
-  return text.data();
+  return Fixed(hours, hours < 100.0 ? "%.2f h" : "%.0f h");
 }
 
 std::string Number(double value) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.3g", value);
-  return text.data();
+  return Fixed(value, "%.3g");
 }
 
 std::string Text(const PlanFile& file, const GoodputFlags& flags, const PlanOutcome& outcome,
@@ -106,9 +100,7 @@ std::string Text(const PlanFile& file, const GoodputFlags& flags, const PlanOutc
 std::string GoodputJson(const PlanFile& file, const GoodputFlags& flags, const PlanOutcome& outcome,
                         const RunEstimate& run) {
   const Seconds step = ToSeconds(outcome.step_time);
-  Json json;
-  json["schema"] = "shardwright-goodput";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-goodput");
   json["model"] = file.model.model.name;
   json["cluster"] = file.cluster.name;
   json["nodes"] = file.cluster.node_count;

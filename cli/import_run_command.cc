@@ -219,9 +219,7 @@ std::string ReportText(const RunSettings& run, const PlanFile& file, const Assum
 }
 
 std::string ReportJson(const RunSettings& run, const PlanFile& file, const Assumptions& assumed) {
-  Json json;
-  json["schema"] = "shardwright-imported-run";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-imported-run");
   json["framework"] = run.framework;
   json["files"] = run.files;
   json["assumed"] = Json::object();

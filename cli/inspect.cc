@@ -1,5 +1,4 @@
 #include <array>
-#include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -20,6 +19,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/text.h"
 #include "models/checkpoint_folder.h"
 #include "models/kernel_set.h"
 #include "models/loader.h"
@@ -78,9 +78,7 @@ struct Report {
 };
 
 Json Header(const char* kind) {
-  Json json;
-  json["schema"] = "shardwright-inspection";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-inspection");
   json["kind"] = kind;
   return json;
 }
@@ -111,20 +109,12 @@ Json TotalsOfSets(const Model& model) {
   return rows;
 }
 
-std::string BlockNames(const Model& model) {
-  std::string names;
-  for (const std::string& name : model.block_classes) {
-    names += (names.empty() ? "" : ", ") + name;
-  }
-  return names;
-}
-
 // As in a model.json: a list only where there are several.
 Json BlockClasses(const Model& model) {
   if (model.block_classes.size() > 1) {
     return Json(model.block_classes);
   }
-  return Json(BlockNames(model));
+  return Json(Listed(model.block_classes));
 }
 
 Report InspectModel(const Model& model, bool as_json) {
@@ -136,7 +126,7 @@ Report InspectModel(const Model& model, bool as_json) {
   if (!as_json) {
     Table table({kLeft, kLeft});
     table.Row({"type", model.type});
-    table.Row({"block class", model.block_classes.empty() ? "none" : BlockNames(model)});
+    table.Row({"block class", model.block_classes.empty() ? "none" : Listed(model.block_classes)});
     table.Row({"parameters", WithCommas(parameters)});
     table.Row({"tokens per sample", WithCommas(model.tokens_per_sample)});
     table.Row({"training FLOPs per sample", WithCommas(static_cast<std::int64_t>(flops))});
@@ -217,12 +207,11 @@ Report InspectCluster(const Cluster& cluster, bool as_json) {
                CoresText(cluster.SharedCores())});
   }
   for (const FabricLevel& level : cluster.fabric) {
-    std::array<char, 64> ratio{};
-    std::snprintf(ratio.data(), ratio.size(), "%g", level.oversubscription);
     table.Row({"fabric level " + level.name,
                level.group_nodes == 0 ? std::string("all nodes")
                                       : WithCommas(level.group_nodes) +
-                                            " nodes, 1:" + ratio.data() + " towards the outside"});
+                                            " nodes, 1:" + Fixed(level.oversubscription, "%g") +
+                                            " towards the outside"});
   }
   return {.text = PrintableLine(cluster.name + ": " + cluster.description) + "\n" + table.Text(2),
           .json = {}};

@@ -5,7 +5,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -203,9 +202,7 @@ int RunList(const Arguments& arguments) {
     arguments.Print(listing.table.Text());
     return kExitOk;
   }
-  Json json;
-  json["schema"] = "shardwright-list";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-list");
   json[key] = listing.json;
   arguments.Print(json.dump(2) + "\n");
   return kExitOk;

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "cli/planned_units.h"
 #include "cli/table.h"
 #include "core/printable.h"
+#include "core/text.h"
 #include "schedule/dialect_facts.h"
 
 namespace shardwright {
@@ -18,18 +17,10 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-std::string ShapeText(const Parameter& param) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < param.shape.size(); ++i) {
-    text += (i > 0 ? ", " : "") + std::to_string(param.shape[i]);
-  }
-  return text + "]";
-}
-
 // "weight [4096, 4096]", with what is special about the parameter.
 std::string ParameterText(const Model& model, ParamId id) {
   const Parameter& param = model.params[id.value];
-  std::string text = param.fqn.substr(param.fqn.rfind('.') + 1) + " " + ShapeText(param);
+  std::string text = param.fqn.substr(param.fqn.rfind('.') + 1) + " " + ShapeText(param.shape);
   if (param.tied_to.valid()) {
     text += " tied to " + model.params[param.tied_to.value].fqn;
   }
@@ -53,10 +44,7 @@ std::string ParametersText(const Model& model, const Module& module) {
     ++period;
   }
   const std::size_t times = period < texts.size() ? texts.size() / period : 1;
-  std::string text;
-  for (std::size_t i = 0; i < texts.size() / times; ++i) {
-    text += (i > 0 ? ", " : "") + texts[i];
-  }
+  const std::string text = Listed(std::span(texts).first(texts.size() / times));
   return times > 1 ? std::to_string(times) + " x (" + text + ")" : text;
 }
 

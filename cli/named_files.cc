@@ -5,7 +5,6 @@
 #include <initializer_list>
 #include <sstream>
 #include <system_error>
-#include <vector>
 
 #include "cli/exit_codes.h"
 #include "core/writable.h"

@@ -1,14 +1,13 @@
 #include "cli/nccl_print.h"
 
-#include <array>
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "cli/command.h"
 #include "cli/table.h"
 #include "core/json.h"
 #include "core/units.h"
@@ -160,9 +159,7 @@ std::string SweepText(const SweepOutput& output) {
 
 std::string SweepJson(const PreparedSweep& sweep, const SweepOutput& output) {
   const SweepReport& report = output.report;
-  Json json;
-  json["schema"] = "shardwright-collective-validation";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-collective-validation");
   json["groups"] = Json::array();
   for (const SweepGroup& group : report.groups) {
     json["groups"].push_back(GroupJson(group));
@@ -215,9 +212,7 @@ std::string NetworkFitText(const NetworkFit& fit) {
 }
 
 std::string NetworkFitJson(const NetworkFit& fit) {
-  Json json;
-  json["schema"] = "shardwright-network-fit";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-network-fit");
   json["numbers"] = Json::array();
   for (const NetworkNumber& number : fit.numbers) {
     json["numbers"].push_back({{"name", NumberName(number)},

@@ -22,7 +22,6 @@
 #include "planner/evaluate.h"
 #include "planner/warnings.h"
 #include "schedule/dialect_facts.h"
-#include "schedule/plan_names.h"
 #include "simulator/plan_programs.h"
 
 namespace shardwright {
@@ -60,9 +59,7 @@ std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::str
 
 // `output` empty: the plan is in the summary itself, as in SearchJson.
 std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std::string& output) {
-  Json json;
-  json["schema"] = "shardwright-plan-summary";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-plan-summary");
   json["file"] = output;
   json["model"] = file.model.model.name;
   json["parameters"] = CountParameters(file.model.model);

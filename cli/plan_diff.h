@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "schedule/plan_file.h"
 
 namespace shardwright {
@@ -19,6 +21,7 @@ struct PlanChange {
   std::int64_t alike = 1;  // fields with this change, but for numbers in their names
 };
 [[nodiscard]] std::vector<PlanChange> PlanChanges(const PlanFile& before, const PlanFile& after);
+[[nodiscard]] nlohmann::ordered_json ChangesJson(const std::vector<PlanChange>& changes);
 
 // For people, and as JSON (docs/cli.md names the keys). Simulates both. Throws InputError for a
 // plan that cannot be lowered.

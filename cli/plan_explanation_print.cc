@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -17,12 +16,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
-
-std::string Decimal(double value, const char* format) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
 
 // "1.8 % slower".
 std::string SlowerText(Seconds time, Seconds chosen) {
@@ -133,7 +126,7 @@ std::string NodeCountsText(const SearchedPlan& searched) {
       continue;
     }
     table.Row({WithCommas(row.nodes), WithCommas(row.ranks), Format(row.result->best.step_time),
-               Decimal(row.total.value / kSecondsPerDay, "%.2f"),
+               Fixed(row.total.value / kSecondsPerDay, "%.2f"),
                WithCommas(static_cast<std::int64_t>(std::llround(row.gpu_hours))),
                row.nodes == searched.file.cluster.node_count ? "chosen" : ""});
   }

@@ -1,24 +1,19 @@
 #include "cli/plan_search.h"
 
 #include <algorithm>
-#include <atomic>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include <sys/time.h>
 #include <unistd.h>
 
-#include "analysis/confidence.h"
 #include "cli/exit_codes.h"
 #include "cli/flow.h"
 #include "cli/search_progress.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "core/printable.h"
 #include "planner/evaluate.h"
 #include "simulator/plan_programs.h"
 #include "simulator/simulate.h"

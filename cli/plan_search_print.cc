@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/plan_search.h"
 #include "cli/table.h"
@@ -224,9 +225,7 @@ std::string SearchText(const SearchedPlan& searched, const std::string& output) 
 std::string SearchJson(const SearchedPlan& searched, const std::string& output) {
   const SearchResult& r = searched.result;
   const PlanFile& file = searched.file;
-  Json json;
-  json["schema"] = "shardwright-plan-summary";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-plan-summary");
   json["file"] = output;
   json["model"] = file.model.model.name;
   json["cluster"] = file.cluster.name;

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "analysis/prediction.h"
 #include "schedule/plan_file.h"
 #include "schedule/program.h"
@@ -18,5 +20,8 @@ namespace shardwright {
 [[nodiscard]] std::string PredictionJson(const PlanFile& file, const Program& program,
                                          const SimulationResult& result,
                                          const Prediction& prediction);
+
+// A number by name for every category.
+[[nodiscard]] nlohmann::ordered_json BytesByCategory(const MemoryPeak& peak);
 
 }  // namespace shardwright

@@ -1,14 +1,13 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
-#include <cstdio>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "analysis/confidence.h"
+#include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/prediction.h"
 #include "cli/table.h"
@@ -79,9 +78,7 @@ Table MemoryTable(const Prediction& p) {
 
 // "8.86 s (+1.2 %)".
 std::string Against(SimTime time, SimTime nominal) {
-  std::array<char, 32> change{};
-  std::snprintf(change.data(), change.size(), "%+.1f %%", 100.0 * (Ratio(time, nominal) - 1.0));
-  return Format(ToSeconds(time)) + " (" + change.data() + ")";
+  return Format(ToSeconds(time)) + " (" + SignedPercent(Ratio(time, nominal) - 1.0) + ")";
 }
 
 std::string DistributionText(const StepDistribution& steps) {
@@ -201,14 +198,6 @@ Json WaterfallJson(const MfuWaterfall& waterfall) {
   return json;
 }
 
-Json BytesByCategory(const MemoryPeak& peak) {
-  Json json = Json::object();
-  for (std::size_t c = 0; c < kCategoryCount; ++c) {
-    json[std::string(NameOf(static_cast<Category>(c)))] = peak.by_category[c].value;
-  }
-  return json;
-}
-
 Json MemoryJson(const PlanFile& file, const Program& program, const SimulationResult& result,
                 const Prediction& p) {
   const AllocatedMemory& allocated = result.memory.allocated;
@@ -311,6 +300,14 @@ std::string LargestPart(const MemoryPeak& peak) {
 
 }  // namespace
 
+Json BytesByCategory(const MemoryPeak& peak) {
+  Json json = Json::object();
+  for (std::size_t c = 0; c < kCategoryCount; ++c) {
+    json[std::string(NameOf(static_cast<Category>(c)))] = peak.by_category[c].value;
+  }
+  return json;
+}
+
 std::string PredictionText(const PlanFile& file, const Program& program,
                            const SimulationResult& result, const Prediction& prediction) {
   std::string text = TitleOf(file) + "\n\nTime of one step\n";
@@ -357,9 +354,7 @@ std::string PredictionText(const PlanFile& file, const Program& program,
 
 std::string PredictionJson(const PlanFile& file, const Program& program,
                            const SimulationResult& result, const Prediction& prediction) {
-  Json json;
-  json["schema"] = "shardwright-simulation";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-simulation");
   json["model"] = file.model.model.name;
   json["cluster"] = file.cluster.name;
   json["nodes"] = file.cluster.node_count;

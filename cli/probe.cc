@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <utility>
 
 #include "core/error.h"
 #include "core/json.h"

@@ -1,6 +1,5 @@
 #include <array>
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +22,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/text.h"
 #include "core/writable.h"
 #include "executor/checkpoint/adapters.h"
 #include "executor/checkpoint/checkpoint.h"
@@ -176,10 +176,8 @@ std::vector<SavedSetting> SettingsOf(const PlanFile& file, const RunFlags& flags
   const Precision& precision = file.job.precision;
   if (file.job.lora_rank > 0) {
     const auto rank = static_cast<double>(file.job.lora_rank);
-    std::array<char, 32> scale{};
-    std::snprintf(scale.data(), scale.size(), "%.17g",
-                  file.job.lora_alpha > 0.0 ? file.job.lora_alpha / rank : 1.0);
-    settings.emplace_back(kAdapterScaleSetting, scale.data());
+    const double scale = file.job.lora_alpha > 0.0 ? file.job.lora_alpha / rank : 1.0;
+    settings.emplace_back(kAdapterScaleSetting, Fixed(scale, "%.17g"));
   }
   settings.emplace_back("data", flags.data);
   settings.emplace_back("data.crc32", std::to_string(data.Checksum()));

@@ -9,10 +9,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/command.h"
 #include "cli/flow.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/text.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
 
@@ -132,9 +134,7 @@ std::vector<FailedSave> FailedSaves(const Ran& ran) {
 }
 
 std::string ReportJson(const Ran& ran, const Throughput& rate, RunSession& session) {
-  Json json;
-  json["schema"] = "shardwright-run";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-run");
   json["device"] = session.device();
   json["ranks"] = ran.file.cluster.RankCount();
   json["tokens_per_s"] = rate.tokens_per_second;
@@ -227,13 +227,9 @@ void CheckSaved(const Ran& ran) {
   if (failed.empty()) {
     return;
   }
-  std::string steps;
-  for (const FailedSave& save : failed) {
-    steps += (steps.empty() ? "" : ", ") + std::to_string(save.step);
-  }
   const std::string newest = FindLatestCheckpoint(ran.flags.checkpoint);
-  const std::string text = "no checkpoint could be saved of step " + steps + ": " +
-                           failed.back().cause +
+  const std::string text = "no checkpoint could be saved of step " +
+                           Listed(failed, &FailedSave::step) + ": " + failed.back().cause +
                            (newest.empty() ? "; there is none" : "; the newest is " + newest);
   if (!ran.checkpoints->has_saved_last()) {
     throw EnvironmentError(text);

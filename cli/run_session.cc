@@ -1,6 +1,5 @@
 #include "cli/run_session.h"
 
-#include <string>
 #include <utility>
 
 #include "core/error.h"

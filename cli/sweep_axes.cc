@@ -1,11 +1,7 @@
 #include "cli/sweep_axes.h"
 
-#include <charconv>
-#include <string_view>
-#include <system_error>
-
 #include "cli/exit_codes.h"
-#include "core/portable.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -55,10 +51,8 @@ std::vector<std::int64_t> ReadCounts(const Flag& flag, std::int64_t max) {
 std::vector<double> ReadFactors(const Flag& flag) {
   std::vector<double> factors;
   for (const std::string& part : ReadList(flag)) {
-    double value = 0.0;
-    const char* const end = part.data() + part.size();
-    const auto [stop, error] = FromChars(part.data(), end, value);
-    if (error != std::errc() || stop != end || !(value > 0.0 && value <= kLargestScale)) {
+    const double value = NumberIn(part).value_or(0);
+    if (!(value > 0.0 && value <= kLargestScale)) {
       RefuseFlag(flag, "factors above 0 and up to 1000, such as 0.5,1,2");
     }
     factors.push_back(value);

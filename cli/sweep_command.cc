@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -126,9 +125,7 @@ PlanFile MakePoint(const Arguments& arguments, const std::string& level, const S
 }
 
 std::string FactorText(double factor) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%g", factor);
-  return text.data();
+  return Fixed(factor, "%g");
 }
 
 std::string FitText(const SweepResult& row) {
@@ -185,13 +182,11 @@ std::vector<std::string> Cells(const SweepResult& row, SweepColumns columns) {
   const PlanOutcome& outcome = *row.outcome;
   const auto tokens =
       static_cast<std::int64_t>(std::llround(outcome.rates.tokens_per_second_per_gpu));
-  std::array<char, 32> hours{};
-  std::snprintf(hours.data(), hours.size(), "%.1f", row.GpuHoursPerBillion());
   add_point(row.micro_batch, row.sequence, row.shard_size);
-  cells.insert(cells.end(),
-               {Format(ToSeconds(outcome.step_time)), WithCommas(tokens),
-                Percent(outcome.rates.mfu), hours.data(), Format(ToSeconds(outcome.exposed_comm)),
-                Format(outcome.DeviceTotal()), FitText(row)});
+  cells.insert(cells.end(), {Format(ToSeconds(outcome.step_time)), WithCommas(tokens),
+                             Percent(outcome.rates.mfu), Fixed(row.GpuHoursPerBillion(), "%.1f"),
+                             Format(ToSeconds(outcome.exposed_comm)), Format(outcome.DeviceTotal()),
+                             FitText(row)});
   return cells;
 }
 
@@ -288,9 +283,7 @@ Json RowJson(const SweepResult& row) {
 }
 
 std::string SweepJson(const std::vector<SweepResult>& rows, const std::string& level) {
-  Json json;
-  json["schema"] = "shardwright-sweep";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-sweep");
   json["counts"] = CountsImages(rows) ? "images" : "tokens";
   json["bandwidth_level"] = level.empty() ? Json() : Json(level);
   Json array = Json::array();

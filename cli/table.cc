@@ -1,8 +1,6 @@
 #include "cli/table.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 
 #include "core/printable.h"
 
@@ -19,15 +17,7 @@ std::string WithCommas(std::int64_t value) {
 }
 
 std::string Percent(double fraction) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.1f %%", 100.0 * fraction);
-  return text.data();
-}
-
-std::string Fixed(double value, const char* format) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
+  return Fixed(100.0 * fraction, "%.1f %%");
 }
 
 std::string SignedPercent(double fraction) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/text.h"  // Fixed, which cells are made with, too
 #include "core/units.h"
 
 namespace shardwright {
@@ -15,8 +16,6 @@ namespace shardwright {
 // "12.3 %".
 [[nodiscard]] std::string Percent(double fraction);
 [[nodiscard]] std::string SignedPercent(double fraction);
-// By a format of printf for one double.
-[[nodiscard]] std::string Fixed(double value, const char* format);
 
 // Lines of at most `width` characters: longer ones are broken at spaces, and what goes on stands
 // below `indent` spaces. Words that do not fit stay whole.

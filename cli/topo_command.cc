@@ -1,14 +1,11 @@
 #include <array>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/probe.h"
-#include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
@@ -86,9 +83,7 @@ std::string ReportText(const ImportedTopology& topology, const std::string& outp
 }
 
 std::string ReportJson(const ImportedTopology& topology) {
-  Json json;
-  json["schema"] = "shardwright-topology";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-topology");
   json["format"] = NameOf(topology.format);
   json["notes"] = topology.notes;
   json["cluster"] = Json::parse(ClusterJson(topology.cluster));
@@ -132,9 +127,7 @@ int RunTopo(const Arguments& arguments) {
     WriteFileAtomically(output, ClusterJson(machine.topology->cluster));
   }
   if (arguments.IsJson()) {
-    Json json;
-    json["schema"] = "shardwright-probe";
-    json["schema_version"] = 1;
+    Json json = ReportHead("shardwright-probe");
     json["seen"] = machine.seen;
     json["not_seen"] = machine.not_seen;
     json["cluster"] =

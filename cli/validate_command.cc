@@ -1,6 +1,5 @@
 #include <array>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "analysis/measured_run.h"

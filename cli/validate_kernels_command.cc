@@ -1,5 +1,4 @@
 #include <array>
-#include <cstdio>
 #include <string>
 #include <vector>
 

@@ -2,13 +2,15 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdio>
 #include <map>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "cli/command.h"
 #include "cli/table.h"
+#include "core/name_at.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -98,10 +100,7 @@ std::string SkippedText(const std::vector<ValidatedRow>& rows) {
   Table table({kRight, kLeft, kLeft});
   for (const auto& [reason, ids] : by_reason) {
     constexpr std::size_t kShown = 3;
-    std::string shown;
-    for (std::size_t i = 0; i < ids.size() && i < kShown; ++i) {
-      shown += (i > 0 ? ", " : "") + ids[i];
-    }
+    const std::string shown = Listed(std::span(ids).first(std::min(kShown, ids.size())));
     table.Row({std::to_string(ids.size()), reason, shown + (ids.size() > kShown ? ", ..." : "")});
   }
   return "Rows skipped\n" + table.WrappedText(2) + '\n';
@@ -131,31 +130,16 @@ std::string TwinsText(const ValidationReport& report) {
   Table table({kRight, kRight, kRight, kLeft});
   table.Row({"rows", "step time", "memory", "which"});
   for (const TwinGroup& group : report.twins) {
-    std::string ids;
-    for (const std::string& id : group.ids) {
-      ids += (ids.empty() ? "" : ", ") + id;
-    }
     table.Row({std::to_string(group.ids.size()), Percent(group.step_time_spread),
-               Percent(group.memory_spread), ids});
+               Percent(group.memory_spread), Listed(group.ids)});
   }
   return "Rows that differ only in what they measured, (largest - smallest) / mean\n" +
          table.WrappedText(2) + '\n';
 }
 
 const char* OutcomeName(RunOutcome outcome) {
-  switch (outcome) {
-    case RunOutcome::kUnknown:
-      return "";
-    case RunOutcome::kFits:
-      return "fits";
-    case RunOutcome::kFitsMax:
-      return "fits_max";
-    case RunOutcome::kOom:
-      return "oom";
-    case RunOutcome::kPresumedOom:
-      return "failed_presumed_oom";
-  }
-  return "";
+  return NameAt<RunOutcome::kPresumedOom>(outcome, "", "fits", "fits_max", "oom",
+                                          "failed_presumed_oom");
 }
 
 double MarginGibi(const ValidatedRow& row) {
@@ -289,9 +273,7 @@ std::string ValidationText(const ValidationOutput& output) {
 }
 
 std::string ValidationJson(const ValidationOutput& output) {
-  Json json;
-  json["schema"] = "shardwright-validation";
-  json["schema_version"] = 1;
+  Json json = ReportHead("shardwright-validation");
   json["groups"] = Json::array();
   for (const ValidatedGroup& group : output.report.groups) {
     json["groups"].push_back(GroupJson(group));

@@ -29,7 +29,7 @@ std::string Grouped(std::int64_t value) {
 }
 
 // The number behind `key` in a file of the kernel; nothing where there is none.
-std::optional<std::int64_t> NumberIn(const std::string& file, std::string_view key = {}) {
+std::optional<std::int64_t> NumberFrom(const std::string& file, std::string_view key = {}) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
     if (!line.starts_with(key)) {
@@ -71,15 +71,15 @@ std::int64_t BudgetFactor() {
 
 std::int64_t AvailableMemory() {
   constexpr std::int64_t kUnknown = std::int64_t{4} << 30;
-  const auto kilobytes = NumberIn("/proc/meminfo", "MemAvailable:");
+  const auto kilobytes = NumberFrom("/proc/meminfo", "MemAvailable:");
   std::int64_t bytes = kilobytes ? *kilobytes * 1024 : kUnknown;
   for (const auto& [limit, used] :
        {std::pair{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
         std::pair{"/sys/fs/cgroup/memory/memory.limit_in_bytes",
                   "/sys/fs/cgroup/memory/memory.usage_in_bytes"}}) {
-    const auto most = NumberIn(limit);  // "max" is no number
+    const auto most = NumberFrom(limit);  // "max" is no number
     if (most) {
-      bytes = std::min(bytes, std::max<std::int64_t>(*most - NumberIn(used).value_or(0), 0));
+      bytes = std::min(bytes, std::max<std::int64_t>(*most - NumberFrom(used).value_or(0), 0));
     }
   }
   rlimit limit{};

@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/budget.h"
+#include "core/text.h"
 
 namespace shardwright {
 
@@ -183,16 +184,8 @@ class Builder : public nlohmann::json_sax<Json> {
   Json* member_ = nullptr;  // where the value of the last key goes
 };
 
-std::string Quoted(std::string_view word) {
-  return '"' + std::string(word) + '"';
-}
-
 std::string OneOf(std::span<const std::string> words) {
-  std::string text = words.size() == 1 ? "" : "one of ";
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + Quoted(words[i]);
-  }
-  return text;
+  return (words.size() == 1 ? "" : "one of ") + Listed(words, Quoted);
 }
 
 }  // namespace
@@ -345,6 +338,14 @@ double JsonValue::AsDouble() const {
     throw Error("a number");
   }
   return AsJson(node_).get<double>();
+}
+
+double JsonValue::AsProbability() const {
+  const double p = AsDouble();
+  if (!(p >= 0.0 && p < 1.0)) {
+    throw Error("a probability from 0 up to, but not including, 1");
+  }
+  return p;
 }
 
 std::int64_t JsonValue::AsInt(std::int64_t min, std::int64_t max) const {

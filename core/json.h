@@ -51,6 +51,8 @@ class JsonValue {
   [[nodiscard]] std::string AsString() const;
   [[nodiscard]] bool AsBool() const;
   [[nodiscard]] double AsDouble() const;
+  // From 0 up to, but not including, 1.
+  [[nodiscard]] double AsProbability() const;
   // An integer in [min, max].
   [[nodiscard]] std::int64_t AsInt(std::int64_t min = 0, std::int64_t max = kMaxCount) const;
   [[nodiscard]] Bytes AsBytes() const;

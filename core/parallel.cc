@@ -1,7 +1,6 @@
 #include "core/parallel.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <ctime>
 #include <exception>
 

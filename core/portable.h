@@ -5,7 +5,6 @@
 
 #include <bit>
 #include <charconv>
-#include <thread>
 
 namespace shardwright {
 

@@ -1,6 +1,5 @@
 #include "executor/binding.h"
 
-#include <algorithm>
 #include <string>
 
 #include "core/error.h"

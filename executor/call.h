@@ -4,10 +4,10 @@
 // (executor/binding.h) makes these records once; a device runs them step after step. Nothing here
 // knows of dialects: units, layouts and padding are gone, runs of elements are left.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <variant>
 #include <vector>
 
@@ -64,6 +64,11 @@ struct CollectiveCall {
   std::vector<ElementRange> parts;
   std::vector<ByteRange> zeros;  // padding that nobody writes; of this rank, before it sends
 };
+
+// Part `i` of `n` elements among `size` members; all-reduces need not divide evenly.
+[[nodiscard]] inline std::int64_t PartBegin(std::int64_t n, std::int64_t size, std::int64_t i) {
+  return n / size * i + std::min(i, n % size);
+}
 
 // data[i] /= divisor.
 struct DivideCall {

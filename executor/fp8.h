@@ -5,7 +5,6 @@
 // largest number of its sign. The CUDA device compiles the scales from the same text.
 
 #include <bit>
-#include <cmath>
 #include <cstdint>
 
 #include "models/kernels/fp8.h"

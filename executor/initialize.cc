@@ -7,7 +7,6 @@
 #include <numbers>
 #include <string_view>
 #include <thread>
-#include <vector>
 
 #include "core/error.h"
 #include "executor/half.h"

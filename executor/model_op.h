@@ -108,5 +108,15 @@ struct ModelOpCall {
   // Threads that a host kernel may share its work with; null: it has the calling one only.
   Team* team = nullptr;
 };
+[[nodiscard]] inline std::int64_t RowsOf(const ModelOpCall& call) {
+  return call.batch * call.spec->rows;
+}
+// Is there a gradient `i`, and does somebody want it?
+[[nodiscard]] inline bool Wants(const std::vector<View>& views, std::size_t i) {
+  return i < views.size() && views[i].data != nullptr;
+}
+[[nodiscard]] inline bool Wants(const std::vector<ParamGrad>& grads, std::size_t i) {
+  return i < grads.size() && grads[i].view.data != nullptr;
+}
 
 }  // namespace shardwright

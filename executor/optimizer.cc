@@ -1,7 +1,6 @@
 #include "executor/optimizer.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <string>

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "core/units.h"
 #include "executor/shard_map.h"

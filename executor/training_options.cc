@@ -1,8 +1,6 @@
 #include "executor/training_options.h"
 
-#include <array>
 #include <cmath>
-#include <optional>
 
 #include <nlohmann/json.hpp>
 

@@ -4,7 +4,6 @@
 // The host and the CUDA device compile the same text, so that both compute the same bits.
 
 #include <cmath>
-#include <cstdint>
 
 #include "executor/optimizer.h"
 

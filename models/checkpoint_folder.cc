@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <set>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "models/safetensors_text.h"
 
 namespace shardwright {
@@ -29,14 +28,6 @@ constexpr std::array<std::string_view, 8> kNotTrained = {
     ".attn.bias",      ".masked_bias",        ".rotary_emb.inv_freq",
     ".attention.bias", ".position_ids",       ".e_score_correction_bias",
     "_scale_inv",      ".num_batches_tracked"};
-
-std::string Joined(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  }
-  return text + "]";
-}
 
 // Where the tensor's bytes end, counted from the end of the header.
 std::int64_t ReadTensor(const JsonValue& json, CheckpointTensor* tensor) {
@@ -211,8 +202,8 @@ std::vector<std::string> CheckpointDifferences(const Model& model,
     used.insert(name);
     const CheckpointTensor& tensor = *stored[name];
     if (!tensor.dtype.empty() && tensor.shape != param.shape) {
-      differences.push_back(param.fqn + ": " + Joined(tensor.shape) + " in the checkpoint, " +
-                            Joined(param.shape) + " in the model");
+      differences.push_back(param.fqn + ": " + ShapeText(tensor.shape) + " in the checkpoint, " +
+                            ShapeText(param.shape) + " in the model");
     }
   }
   for (const auto& [name, tensor] : stored) {

@@ -1,15 +1,10 @@
 #include "models/kernel_set.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "models/kernels/kernels.h"
 
 namespace shardwright {
@@ -227,11 +222,7 @@ const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view wh
     }
     names.push_back(options.name);
   }
-  std::string expected = "one of";
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    expected += (i == 0 ? " \"" : ", \"") + names[i] + "\"";
-  }
-  throw InputError(where, "\"" + std::string(name) + "\"", expected, DidYouMean(name, names));
+  throw InputError(where, Quoted(name), "one of " + Listed(names, Quoted), DidYouMean(name, names));
 }
 
 namespace {

@@ -11,6 +11,7 @@
 
 #include "core/embedded.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "models/checkpoint_folder.h"
 #include "models/internal/hf_config.h"
 #include "models/internal/model_file.h"
@@ -71,12 +72,8 @@ JsonValue FindRow(const JsonValue& type, const std::optional<JsonValue>& extra) 
   if (const std::optional<JsonValue> row = BuiltinTypes().Find(name)) {
     return *row;
   }
-  std::string expected = "one of ";
-  for (std::size_t i = 0; i < known.size(); ++i) {
-    expected += (i == 0 ? "\"" : ", \"") + known[i] + "\"";
-  }
-  throw type.Error(expected + ", or the model.json that \"shardwright export " +
-                       type.path().file() +
+  throw type.Error("one of " + Listed(known, Quoted) +
+                       ", or the model.json that \"shardwright export " + type.path().file() +
                        " --seq 2048 -o model.json\" writes (of images: --image 224)",
                    DidYouMean(name, known));
 }

@@ -1,15 +1,15 @@
 #include "models/model.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <set>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/strong_components.hpp>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "models/internal/order.h"
 
 namespace shardwright {
@@ -19,10 +19,6 @@ namespace {
 // gradient of the weight (absent when the weight is frozen).
 double TrainingFlopsPerParameter(const Parameter& param) {
   return param.trainable ? 6.0 : 4.0;
-}
-
-std::string Quoted(std::string_view text) {
-  return '"' + std::string(text) + '"';
 }
 
 // Rows in which the parameters of one op are used per sample, as published formulas count them: a
@@ -262,10 +258,9 @@ std::vector<std::size_t> FindCycle(const Model& model) {
 
 std::string NamesOf(const Model& model, const std::vector<std::size_t>& ops) {
   constexpr std::size_t kMostNamed = 8;
-  std::string names;
-  for (std::size_t i = 0; i < std::min(ops.size(), kMostNamed); ++i) {
-    names += (i == 0 ? "" : ", ") + Quoted(OpLabel(model, model.ops[ops[i]]));
-  }
+  const std::string names =
+      Listed(std::span(ops).first(std::min(ops.size(), kMostNamed)),
+             [&](std::size_t op) { return Quoted(OpLabel(model, model.ops[op])); });
   return ops.size() <= kMostNamed
              ? names
              : names + " and " + std::to_string(ops.size() - kMostNamed) + " more";
@@ -274,11 +269,7 @@ std::string NamesOf(const Model& model, const std::vector<std::size_t>& ops) {
 }  // namespace
 
 std::int64_t Parameter::Elements() const {
-  std::int64_t elements = 1;
-  for (const std::int64_t size : shape) {
-    elements *= size;
-  }
-  return elements;
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
 std::int64_t CountParameters(const Model& model, bool trainable_only) {
@@ -317,6 +308,15 @@ bool IsInside(const Model& model, ModuleId module, ModuleId ancestor) {
     module = model.modules[module.value].parent;
   }
   return module.valid() && module == ancestor;
+}
+
+std::vector<ModuleId> OuterOnes(const Model& model, const std::vector<ModuleId>& modules) {
+  std::vector<ModuleId> outer = modules;
+  std::erase_if(outer, [&](ModuleId id) {
+    return std::any_of(modules.begin(), modules.end(),
+                       [&](ModuleId other) { return other != id && IsInside(model, id, other); });
+  });
+  return outer;
 }
 
 bool IsCalledAgain(const Model& model, std::size_t i, ModuleId module) {

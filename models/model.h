@@ -292,6 +292,10 @@ struct Model {
 // Is `module` equal to `ancestor` or below it? O(depth).
 [[nodiscard]] bool IsInside(const Model& model, ModuleId module, ModuleId ancestor);
 
+// Those of `modules` that are not inside others of them.
+[[nodiscard]] std::vector<ModuleId> OuterOnes(const Model& model,
+                                              const std::vector<ModuleId>& modules);
+
 // Does op `i`, which is inside `module` as the op before it is, begin a further call of it?
 [[nodiscard]] bool IsCalledAgain(const Model& model, std::size_t i, ModuleId module);
 

@@ -3,15 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <map>
-#include <set>
-#include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "core/json.h"
+#include "core/text.h"
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
 
@@ -198,9 +194,7 @@ const char* ReasonOf(CandidateStatus status) {
 }
 
 std::string Percent(double fraction) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.2g %%", 100 * fraction);
-  return text.data();
+  return Fixed(100 * fraction, "%.2g %%");
 }
 
 // Why a plan of the front that is faster than the chosen one was not chosen.

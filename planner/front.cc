@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <string>
-#include <utility>
 
 #include "core/error.h"
 #include "planner/choose.h"

@@ -1,8 +1,6 @@
 #include "planner/local.h"
 
 #include <algorithm>
-#include <cmath>
-#include <map>
 #include <tuple>
 #include <utility>
 

@@ -1,6 +1,5 @@
 #include "planner/search.h"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>

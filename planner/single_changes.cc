@@ -176,12 +176,7 @@ class Finder {
         continue;  // to offload more gains memory, never time
       }
       Plan plan = now_;
-      plan.shard_size = outer.shard_size;
-      plan.replicate_size = outer.replicate_size;
-      plan.micro_batch = outer.micro_batch;
-      plan.accumulation = outer.accumulation;
-      plan.sync = outer.sync;
-      plan.offload = outer.offload;
+      SetOuter(outer, plan);
       if (mesh) {
         ClampReshard(plan);
         Try(PlanChoice::kMesh, MeshText(now_), MeshText(plan), std::move(plan));

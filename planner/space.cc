@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "planner/emitters/deepspeed.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower/optimizer.h"
@@ -390,10 +389,7 @@ std::string NameOfRegion(const RecomputeRegion& region) {
 
 RecomputePattern PatternOf(std::vector<RecomputeRegion> regions) {
   RecomputePattern pattern;
-  for (const RecomputeRegion& region : regions) {
-    pattern.name += (pattern.name.empty() ? "" : ", ") + NameOfRegion(region);
-  }
-  pattern.name = pattern.name.empty() ? "none" : pattern.name;
+  pattern.name = regions.empty() ? "none" : Listed(regions, NameOfRegion);
   pattern.regions = std::move(regions);
   return pattern;
 }
@@ -538,14 +534,18 @@ bool Is(const OuterChoice& outer, const Plan& plan) {
          outer.sync == plan.sync && outer.offload == plan.offload;
 }
 
-Plan OuterPlan(const OuterChoice& outer, const SearchOptions& options) {
-  Plan plan = options.base;
+void SetOuter(const OuterChoice& outer, Plan& plan) {
   plan.shard_size = outer.shard_size;
   plan.replicate_size = outer.replicate_size;
   plan.micro_batch = outer.micro_batch;
   plan.accumulation = outer.accumulation;
   plan.sync = outer.sync;
   plan.offload = outer.offload;
+}
+
+Plan OuterPlan(const OuterChoice& outer, const SearchOptions& options) {
+  Plan plan = options.base;
+  SetOuter(outer, plan);
   plan.units.clear();
   if (!options.fixed.recompute) {
     plan.recompute.clear();

@@ -68,6 +68,7 @@ inline constexpr int kMostOffloads = 3;
 
 // Does `plan` have this outer choice?
 [[nodiscard]] bool Is(const OuterChoice& outer, const Plan& plan);
+void SetOuter(const OuterChoice& outer, Plan& plan);
 
 // The plan with this outer choice, no units and no recompute.
 [[nodiscard]] Plan OuterPlan(const OuterChoice& outer, const SearchOptions& options);

@@ -3,7 +3,6 @@
 // Writes one Body op by op, in host issue order, the way a framework's CPU thread would.
 
 #include <cstdint>
-#include <initializer_list>
 #include <span>
 #include <unordered_map>
 #include <vector>

@@ -1,6 +1,5 @@
 // Units for what mixed precision leaves alone.
 
-#include <algorithm>
 #include <set>
 #include <string>
 #include <vector>

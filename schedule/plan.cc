@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
 #include <map>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/internal/plan_fields.h"
 #include "schedule/plan_names.h"
@@ -20,7 +17,6 @@ namespace {
 constexpr std::size_t kNoUnit = static_cast<std::size_t>(-1);
 
 using internal::FieldOf;
-using internal::Quoted;
 using internal::UnitField;
 
 // Module FQN -> module.
@@ -179,9 +175,7 @@ std::string AllocatorConf(const AllocatorSettings& settings) {
     add("max_split_size_mb:" + std::to_string(settings.max_split_size.value / kMiB.value));
   }
   if (settings.garbage_collection_threshold > 0) {
-    char number[32];
-    std::snprintf(number, sizeof number, "%.6g", settings.garbage_collection_threshold);
-    add("garbage_collection_threshold:" + std::string(number));
+    add("garbage_collection_threshold:" + Fixed(settings.garbage_collection_threshold, "%.6g"));
   }
   return text;
 }

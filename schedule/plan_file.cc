@@ -2,25 +2,20 @@
 
 #include <algorithm>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
-#include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "models/loader.h"
 #include "models/trainable.h"
 #include "schedule/internal/ordered_json.h"
-#include "schedule/internal/plan_fields.h"
 #include "schedule/internal/plan_json.h"
 #include "topologies/check_network.h"
 
 namespace shardwright {
 namespace {
-
-using internal::Quoted;
 
 // The newest version of the format, and the only one so far.
 constexpr std::int64_t kVersion = 1;

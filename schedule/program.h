@@ -4,7 +4,6 @@
 // which logical buffers live when. A Program says what, never how long. Both interpreters, the
 // simulator and the executor, run it; docs/execution_model.md defines what running means.
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string>

@@ -5,7 +5,6 @@
 // more than where such stretches may begin; all else is found here.
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "schedule/program.h"

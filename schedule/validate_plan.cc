@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/internal/plan_fields.h"
 #include "schedule/plan.h"
@@ -19,7 +20,6 @@ namespace shardwright {
 namespace {
 
 using internal::FieldOf;
-using internal::Quoted;
 using internal::UnitField;
 
 // Above every real run, and low enough that products of sizes stay inside 64 bits.

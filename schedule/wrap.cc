@@ -6,14 +6,13 @@
 #include <cstddef>
 #include <cstdlib>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/internal/model_ends.h"
-#include "schedule/internal/plan_fields.h"
 #include "schedule/internal/plan_json.h"
 
 namespace shardwright {
@@ -21,7 +20,6 @@ namespace {
 
 using internal::Ends;
 using internal::FindEnds;
-using internal::Quoted;
 using internal::StorageOf;
 
 constexpr std::string_view kRootName = "root";
@@ -139,17 +137,6 @@ std::vector<ModuleId> TiedGroup(const Model& model, ModuleId module) {
     group = WithTied(model, std::move(group));
   }
   return group;
-}
-
-// Without those inside others: a unit takes what lies below its modules (_get_root_modules of
-// fully_shard, torch 2.13).
-std::vector<ModuleId> OuterOnes(const Model& model, const std::vector<ModuleId>& modules) {
-  std::vector<ModuleId> outer = modules;
-  std::erase_if(outer, [&](ModuleId id) {
-    return std::any_of(modules.begin(), modules.end(),
-                       [&](ModuleId other) { return other != id && IsInside(model, id, other); });
-  });
-  return outer;
 }
 
 // Modules with a parameter that ops of modules beside them read, which DeepSpeed gathers for each

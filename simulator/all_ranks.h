@@ -4,7 +4,6 @@
 // and a collective starts when its last member arrives. The loop of simulator/engine.h for each
 // rank, side by side.
 
-#include <cstdint>
 #include <span>
 #include <vector>
 

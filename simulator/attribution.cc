@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "core/name_at.h"
 
 namespace shardwright {
 namespace {
@@ -232,17 +233,7 @@ Attribution Explainer::Run() {
 }  // namespace
 
 std::string_view NameOf(TimeUse use) {
-  switch (use) {
-    case TimeUse::kRun:
-      return "run";
-    case TimeUse::kHostIssue:
-      return "host issue";
-    case TimeUse::kPeer:
-      return "peer";
-    case TimeUse::kOther:
-      return "other";
-  }
-  return "";
+  return NameAt<TimeUse::kOther>(use, "run", "host issue", "peer", "other");
 }
 
 void SortByTime(std::vector<TimeShare>& shares) {

@@ -1,15 +1,9 @@
 #include "simulator/caching_allocator.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
 #include <string>
 
-#include "core/error.h"
-#include "core/units.h"
 #include "simulator/internal/allocator_constants.h"
-#include "simulator/internal/free_list.h"
 
 namespace shardwright {
 namespace {

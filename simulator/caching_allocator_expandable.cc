@@ -3,7 +3,6 @@
 // c10/cuda/CUDACachingAllocator.cpp.
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 

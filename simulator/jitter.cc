@@ -1,10 +1,8 @@
 #include "simulator/jitter.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
-#include <numeric>
 #include <random>
 #include <string>
 

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <optional>
 #include <span>
-#include <vector>
 
 namespace shardwright {
 namespace {

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <optional>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
 #include "schedule/dialect_facts.h"
@@ -185,12 +183,6 @@ auto TellOrRun(PlanPrograms& programs, const Run& run, const Tell& tell) {
   return std::move(run(count));
 }
 
-const Body& BodyOfKind(const Program& program, BodyKind kind) {
-  return kind == BodyKind::kInit     ? program.init
-         : kind == BodyKind::kWarmup ? program.warmup
-                                     : program.step;
-}
-
 // Whether the largest peaks with n - 1 and with n micro-batches stand before the same op of the
 // plan.
 bool SamePlace(PlanPrograms& programs, std::int64_t n, const MemoryPeak& fewer,
@@ -201,8 +193,8 @@ bool SamePlace(PlanPrograms& programs, std::int64_t n, const MemoryPeak& fewer,
   if (!more.before_op.valid()) {
     return true;
   }
-  const Op& a = BodyOfKind(programs.With(n - 1), fewer.body).ops[fewer.before_op.value];
-  const Op& b = BodyOfKind(programs.With(n), more.body).ops[more.before_op.value];
+  const Op& a = BodyOf(programs.With(n - 1), fewer.body).ops[fewer.before_op.value];
+  const Op& b = BodyOf(programs.With(n), more.body).ops[more.before_op.value];
   return programs.InPlan(a, n - 1) == programs.InPlan(b, n) && a.subject == b.subject &&
          a.phase == b.phase && a.occurrence == b.occurrence &&
          programs.With(n - 1).ShapeOf(a).code == programs.With(n).ShapeOf(b).code;

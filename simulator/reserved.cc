@@ -39,7 +39,7 @@ class Replay {
                                              : now - included[next].time.value;
         ++next;
       }
-      const Body& body = BodyOf(span.body);
+      const Body& body = BodyOf(program_, span.body);
       waited_ = 0;
       const std::int64_t cost = Apply(body.PointsBefore(span.op), now);
       if (cost > 0) {
@@ -82,12 +82,6 @@ class Replay {
     std::uint32_t slices = 0;  // that exist
     BlockHandle block;
   };
-
-  [[nodiscard]] const Body& BodyOf(BodyKind kind) const {
-    return kind == BodyKind::kInit     ? program_.init
-           : kind == BodyKind::kWarmup ? program_.warmup
-                                       : program_.step;
-  }
 
   std::int64_t Apply(std::span<const MemoryPoint> points, std::int64_t now) {
     const std::int64_t begin = std::max(now, clock_);

@@ -1,7 +1,6 @@
 #include "simulator/simulate.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 #include <vector>
 

@@ -2,7 +2,6 @@
 
 // Front door of the simulator: what one training step costs in time and memory.
 
-#include <cstdint>
 #include <optional>
 
 #include "core/units.h"

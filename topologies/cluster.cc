@@ -1,19 +1,13 @@
 #include "topologies/cluster.h"
 
-#include <algorithm>
-#include <array>
 #include <cstddef>
-#include <cstdio>
 #include <regex>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "core/letters.h"
+#include "core/name_at.h"
+#include "core/text.h"
 #include "topologies/cluster_catalog.h"
 #include "topologies/gpu_catalog.h"
 #include "topologies/gpu_names.h"
@@ -276,19 +270,7 @@ MathType MathTypeOf(DType dtype) {
 }
 
 const char* MathTypeName(MathType type) {
-  switch (type) {
-    case MathType::kFp32:
-      return "fp32";
-    case MathType::kTf32:
-      return "tf32";
-    case MathType::kFp16:
-      return "fp16";
-    case MathType::kBf16:
-      return "bf16";
-    case MathType::kFp8:
-      return "fp8";
-  }
-  return "";
+  return NameAt<MathType::kFp8>(type, "fp32", "tf32", "fp16", "bf16", "fp8");
 }
 
 std::optional<FlopsPerSecond> PeakFlops(const GpuSpec& gpu, MathType type) {
@@ -335,9 +317,7 @@ std::vector<std::string> ListClusterNames() {
 }
 
 std::string CoresText(double cores) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%g", cores);
-  return std::string(text.data()) + (cores == 1 ? " core" : " cores");
+  return Fixed(cores, cores == 1 ? "%g core" : "%g cores");
 }
 
 const std::vector<GpuSpec>& GpuCatalog() {

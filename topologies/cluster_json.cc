@@ -7,15 +7,13 @@
 #include <cstddef>
 #include <optional>
 #include <set>
-#include <string>
 #include <string_view>
 
 #include <nlohmann/json.hpp>
 
 #include "core/cores.h"
 #include "core/error.h"
-#include "core/json.h"
-#include "topologies/cluster.h"
+#include "core/name_at.h"
 #include "topologies/internal/node_builder.h"
 #include "topologies/internal/number_json.h"
 
@@ -26,35 +24,12 @@ namespace {
 constexpr std::int64_t kMostNodes = 10'000'000;
 
 const char* ComponentKindName(ComponentKind kind) {
-  switch (kind) {
-    case ComponentKind::kGpu:
-      return "gpu";
-    case ComponentKind::kNvSwitch:
-      return "nvswitch";
-    case ComponentKind::kPcieSwitch:
-      return "pcie_switch";
-    case ComponentKind::kCpu:
-      return "cpu";
-    case ComponentKind::kHostMemory:
-      return "host_memory";
-    case ComponentKind::kNic:
-      return "nic";
-  }
-  return "";
+  return NameAt<ComponentKind::kNic>(kind, "gpu", "nvswitch", "pcie_switch", "cpu", "host_memory",
+                                     "nic");
 }
 
 const char* LinkKindName(LinkKind kind) {
-  switch (kind) {
-    case LinkKind::kNvlink:
-      return "nvlink";
-    case LinkKind::kPcie:
-      return "pcie";
-    case LinkKind::kCpu:
-      return "cpu";
-    case LinkKind::kMemory:
-      return "memory";
-  }
-  return "";
+  return NameAt<LinkKind::kMemory>(kind, "nvlink", "pcie", "cpu", "memory");
 }
 
 BytesPerSecond ReadRate(const JsonValue& value) {

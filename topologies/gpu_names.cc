@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "core/letters.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {

@@ -1,17 +1,16 @@
 // Clusters described in one line. The grammar is at LoadCluster in topologies/cluster.h.
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include "core/error.h"
 #include "core/json.h"
 #include "core/portable.h"
+#include "core/text.h"
 #include "topologies/cluster.h"
 #include "topologies/internal/cluster_json.h"
 #include "topologies/internal/node_builder.h"
@@ -69,11 +68,9 @@ std::string Where(std::string_view key) {
 }
 
 std::int64_t ParseCount(std::string_view text, std::string_view key, std::int64_t most) {
-  std::int64_t count = 0;
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), count);
-  if (error != std::errc() || rest != text.data() + text.size() || count < 1 || count > most) {
-    throw InputError(Where(key), '"' + std::string(text) + '"',
-                     "a count from 1 to " + std::to_string(most));
+  const std::int64_t count = IntegerIn(text).value_or(0);
+  if (count < 1 || count > most) {
+    throw InputError(Where(key), Quoted(text), "a count from 1 to " + std::to_string(most));
   }
   return count;
 }
@@ -98,13 +95,9 @@ FabricLevel ParseLevel(std::string_view text) {
   level.name = words[0];
   level.group_nodes = ParseCount(words[1], "level", 10'000'000);
   if (has_ratio) {
-    const std::string_view ratio = words[3].substr(0, words[3].size() - 2);
-    const auto [rest, error] =
-        FromChars(ratio.data(), ratio.data() + ratio.size(), level.oversubscription);
-    if (error != std::errc() || rest != ratio.data() + ratio.size() ||
-        !(level.oversubscription >= 0.01 && level.oversubscription <= 1000)) {
-      throw InputError(Where("level"), '"' + std::string(words[3]) + '"',
-                       "a ratio from 0.01:1 to 1000:1");
+    level.oversubscription = NumberIn(words[3].substr(0, words[3].size() - 2)).value_or(0);
+    if (!(level.oversubscription >= 0.01 && level.oversubscription <= 1000)) {
+      throw InputError(Where("level"), Quoted(words[3]), "a ratio from 0.01:1 to 1000:1");
     }
   }
   return level;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
 
+#include "core/text.h"
 #include "topologies/internal/node_graph.h"
 
 namespace shardwright::internal {
@@ -12,10 +12,6 @@ namespace {
 // A rack-scale node has a few hundred components; this stops typing errors and hostile files.
 constexpr std::int64_t kMostComponents = 4096;
 constexpr std::size_t kMostLinks = 65536;
-
-std::string Quoted(const std::string& name) {
-  return '"' + name + '"';
-}
 
 }  // namespace
 

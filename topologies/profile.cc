@@ -5,11 +5,8 @@
 #include <map>
 #include <mutex>
 #include <span>
-#include <string>
-#include <string_view>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "core/embedded.h"
 #include "core/error.h"

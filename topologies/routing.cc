@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <limits>
 #include <map>
-#include <utility>
 
 #include "core/error.h"
 #include "topologies/internal/node_graph.h"

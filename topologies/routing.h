@@ -6,8 +6,6 @@
 // Ranks fill nodes in order: rank r is GPU r % gpus_per_node of node r / gpus_per_node.
 
 #include <cstdint>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "core/units.h"

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "topologies/internal/machine.h"
 
 namespace shardwright::internal {
@@ -100,16 +101,9 @@ bool ReadCell(std::string_view word, Cell& cell) {
 
 // The NUMA node behind the list of CPUs: "0-55,112-167 0 N/A". Glued columns tell nothing.
 std::int64_t NumaOf(const std::vector<std::string>& words, std::size_t behind) {
-  std::int64_t numa = -1;
-  if (behind + 1 < words.size()) {
-    const std::string& word = words[behind + 1];
-    std::int64_t value = -1;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-    if (error == std::errc() && end == word.data() + word.size() && value >= 0 && value < 1024) {
-      numa = value;
-    }
-  }
-  return numa;
+  const std::int64_t numa =
+      behind + 1 < words.size() ? IntegerIn(words[behind + 1]).value_or(-1) : -1;
+  return numa >= 0 && numa < 1024 ? numa : -1;
 }
 
 Matrix ReadMatrix(std::string_view text, const std::string& file) {

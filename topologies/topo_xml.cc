@@ -2,9 +2,6 @@
 // reads document types nor expands entities of their own, so entity bombs stay what they are: text.
 
 #include <algorithm>
-#include <array>
-#include <charconv>
-#include <cmath>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -13,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/portable.h"
+#include "core/text.h"
 #include "topologies/gpu_names.h"
 #include "topologies/internal/machine.h"
 
@@ -45,10 +43,9 @@ double NumberOf(const pugi::xml_node& node, const char* attribute, double most,
   if (text.empty()) {
     return 0;
   }
-  double value = 0;
-  const auto [end, error] = FromChars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value >= 0 && value <= most)) {
-    throw InputError(PlaceOf(file, node, attribute), '"' + std::string(text.substr(0, 40)) + '"',
+  const double value = NumberIn(text).value_or(-1);
+  if (!(value >= 0 && value <= most)) {
+    throw InputError(PlaceOf(file, node, attribute), Quoted(text.substr(0, 40)),
                      "a number, 0 or more");
   }
   return value;

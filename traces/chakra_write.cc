@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -10,6 +9,8 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/text.h"
+#include "schedule/group_place.h"
 #include "traces/internal/chakra_words.h"
 #include "traces/internal/protobuf.h"
 
@@ -111,15 +112,6 @@ class Node {
 
 std::int64_t RankCount(const Program& program) {
   return program.shard_size * program.replicate_size;
-}
-
-std::vector<std::int64_t> MembersOf(const Group& group, std::int64_t rank) {
-  const std::int64_t block = group.size * group.stride;
-  std::vector<std::int64_t> ranks;
-  for (std::int64_t i = 0; i < group.size; ++i) {
-    ranks.push_back(rank / block * block + rank % group.stride + i * group.stride);
-  }
-  return ranks;
 }
 
 // Numbers from 1 for every group and the ranks that it holds somewhere: two groups of the same
@@ -308,11 +300,7 @@ std::string TraceOf(const Program& program, const std::map<std::uint32_t, const 
 std::string ChakraGroups(const Program& program) {
   std::map<std::size_t, std::string> rows;
   for (const auto& [group, number] : NumberGroups(program)) {
-    std::string ranks;
-    for (const std::int64_t rank : group.second) {
-      ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-    }
-    rows[number] = "  \"" + std::to_string(number) + "\": [" + ranks + "]";
+    rows[number] = "  \"" + std::to_string(number) + "\": [" + Listed(group.second) + "]";
   }
   std::string text = "{\n";
   for (const auto& [number, row] : rows) {

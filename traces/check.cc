@@ -79,7 +79,7 @@ class Checker {
     }
   }
   [[nodiscard]] const Body& BodyOf(const Span& span) const {
-    return internal::BodyOf(program_, span.body);
+    return shardwright::BodyOf(program_, span.body);
   }
   [[nodiscard]] const OpShape& ShapeOf(std::size_t i) const {
     return program_.ShapeOf(BodyOf(spans_[i]).ops[spans_[i].op.value]);
@@ -281,7 +281,7 @@ void Checker::AddWindow(std::size_t i) {
 void Checker::CheckWindows() {
   for (const auto& [key, window] : windows_) {
     if (window.start > window.end) {
-      const Body& body = internal::BodyOf(program_, std::get<3>(key));
+      const Body& body = shardwright::BodyOf(program_, std::get<3>(key));
       Report("rank " + std::to_string(window.last_starter.value) + ", step " +
              std::to_string(std::get<2>(key)) + ": " +
              OpName(program_, body.ops[std::get<4>(key)]) + " starts " +

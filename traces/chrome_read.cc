@@ -29,7 +29,7 @@ class Reader {
  public:
   Reader(const std::string& file, const Program& program) : path_(file), program_(program) {
     for (std::size_t kind = 0; kind < ops_.size(); ++kind) {
-      const Body& body = internal::BodyOf(program, static_cast<BodyKind>(kind));
+      const Body& body = BodyOf(program, static_cast<BodyKind>(kind));
       for (std::size_t i = 0; i < body.size(); ++i) {
         const std::string name = OpName(program, body.ops[i]);
         SW_CHECK(ops_[kind].emplace(name, OpId(i)).second, "two ops have the name " + name);
@@ -132,7 +132,7 @@ void Reader::AddSpan(const ChromeEvent& event) {
   Span span;
   span.body = static_cast<BodyKind>(kind);
   span.op = found->second;
-  const OpShape& shape = program_.ShapeOf(internal::BodyOf(program_, span.body).ops[span.op.value]);
+  const OpShape& shape = program_.ShapeOf(BodyOf(program_, span.body).ops[span.op.value]);
   span.stream = InfoOf(shape.code).runs_on_host ? Stream::kHost : shape.stream;
   span.rank = RankOf(event);
   span.step = static_cast<std::uint32_t>(CountAt(args, "step", UINT32_MAX));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "core/name_at.h"
 #include "traces/gzip.h"
 #include "traces/internal/chrome_layout.h"
 #include "traces/internal/event_text.h"
@@ -51,39 +52,12 @@ CollectiveNames NamesOf(OpCode code) {
 }
 
 std::string_view TorchName(DType dtype) {
-  switch (dtype) {
-    case DType::kFp32:
-      return "Float";
-    case DType::kBf16:
-      return "BFloat16";
-    case DType::kFp16:
-      return "Half";
-    case DType::kFp8:
-      return "Float8_e4m3fn";
-    case DType::kFp64:
-      return "Double";
-    case DType::kInt64:
-      return "Long";
-    case DType::kInt32:
-      return "Int";
-    case DType::kUint8:
-      return "Byte";
-    case DType::kBool:
-      return "Bool";
-  }
-  return "?";
+  return NameAt<DType::kBool>(dtype, "Float", "BFloat16", "Half", "Float8_e4m3fn", "Double", "Long",
+                              "Int", "Byte", "Bool");
 }
 
 std::string_view NameOfBody(BodyKind kind) {
-  switch (kind) {
-    case BodyKind::kInit:
-      return "init";
-    case BodyKind::kWarmup:
-      return "warmup";
-    case BodyKind::kStep:
-      return "step";
-  }
-  return "?";
+  return NameAt<BodyKind::kStep>(kind, "init", "warmup", "step");
 }
 
 // How a slice looks to tools that know PyTorch's traces.
@@ -117,7 +91,7 @@ class Writer {
         layout_(internal::BuildLayout(program, trace, options.profile)),
         out_(sink, is_hta_) {
     for (std::size_t kind = 0; kind < op_names_.size(); ++kind) {
-      for (const Op& op : internal::BodyOf(program, static_cast<BodyKind>(kind)).ops) {
+      for (const Op& op : BodyOf(program, static_cast<BodyKind>(kind)).ops) {
         op_names_[kind].push_back(Quote(OpName(program, op)));
       }
     }
@@ -148,7 +122,7 @@ class Writer {
                    const std::array<bool, kCategoryCount>& used, Bytes reserved);
 
   [[nodiscard]] const Op& OpOf(const Span& span) const {
-    return internal::BodyOf(program_, span.body).ops[span.op.value];
+    return BodyOf(program_, span.body).ops[span.op.value];
   }
   [[nodiscard]] const std::string& OpNameOf(const Span& span) const {
     return op_names_[static_cast<std::size_t>(span.body)][span.op.value];

@@ -16,6 +16,7 @@
 #include "core/json.h"
 #include "core/parallel.h"
 #include "core/printable.h"
+#include "core/text.h"
 #include "traces/gzip.h"
 #include "traces/internal/pickle.h"
 
@@ -305,10 +306,8 @@ std::int64_t RankOfDump(const std::string& file) {
   while (begin > 0 && std::isdigit(static_cast<unsigned char>(name[begin - 1])) != 0) {
     --begin;
   }
-  std::int64_t rank = -1;
-  const char* end = name.data() + name.size();
-  const auto [next, error] = std::from_chars(name.data() + begin, end, rank);
-  return error == std::errc() && next == end && rank < kMostFlightRanks ? rank : -1;
+  const std::int64_t rank = IntegerIn(name.substr(begin)).value_or(-1);
+  return rank < kMostFlightRanks ? rank : -1;
 }
 
 FlightDump ReadFlightDump(const std::string& file) {

@@ -1,6 +1,5 @@
 #include "traces/measured_file.h"
 
-#include <algorithm>
 #include <array>
 
 #include "core/error.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <sstream>
 #include <utility>
@@ -10,7 +9,7 @@
 #include "core/budget.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "core/portable.h"
+#include "core/text.h"
 #include "traces/internal/raw_recording.h"
 #include "traces/measured_file.h"
 
@@ -49,11 +48,9 @@ DType DTypeOf(std::string_view name, const std::string& where) {
 }
 
 double NumberOf(std::string_view text, const std::string& where) {
-  double value = 0;
-  const auto [end, error] = FromChars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
-      value < 0) {
-    throw InputError(where, '"' + std::string(text.substr(0, 40)) + '"', "a number, 0 or more");
+  const double value = NumberIn(text).value_or(-1);
+  if (!std::isfinite(value) || value < 0) {
+    throw InputError(where, Quoted(text.substr(0, 40)), "a number, 0 or more");
   }
   return value;
 }

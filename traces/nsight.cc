@@ -9,7 +9,6 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include <sqlite3.h>
 

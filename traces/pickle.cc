@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "core/budget.h"
 #include "core/error.h"

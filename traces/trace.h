@@ -14,6 +14,11 @@ namespace shardwright {
 
 // Which body of the program a span's op belongs to.
 enum class BodyKind : std::uint8_t { kInit, kWarmup, kStep };
+[[nodiscard]] inline const Body& BodyOf(const Program& program, BodyKind kind) {
+  return kind == BodyKind::kInit     ? program.init
+         : kind == BodyKind::kWarmup ? program.warmup
+                                     : program.step;
+}
 
 // One run of one op on one rank. All times count from the start of the recording, in one clock.
 // Waiting splits exactly (docs/execution_model.md, section 4): until `issued` for the host, until

@@ -51,7 +51,7 @@ class Ends {
 };
 
 const OpShape& ShapeOf(const Program& program, const Span& span) {
-  return program.ShapeOf(internal::BodyOf(program, span.body).ops[span.op.value]);
+  return program.ShapeOf(BodyOf(program, span.body).ops[span.op.value]);
 }
 
 bool IsCollective(const OpShape& shape) {
@@ -106,11 +106,11 @@ void DeriveWaits(const Program& program, Trace& trace) {
   Ends ends(program);
   const Span* before = nullptr;
   for (Span& span : trace.spans) {
-    const Body& body = internal::BodyOf(program, span.body);
+    const Body& body = BodyOf(program, span.body);
     const bool same_rank = before != nullptr && before->rank == span.rank;
     if (!same_rank || before->step != span.step || before->body != span.body) {
       if (same_rank) {
-        ends.Carry(internal::BodyOf(program, before->body));
+        ends.Carry(BodyOf(program, before->body));
       } else {
         ends = Ends(program);
       }

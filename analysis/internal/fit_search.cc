@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <utility>
 
 #include "analysis/optimize.h"
-#include "simulator/simulate.h"
 
 namespace shardwright {
 namespace {

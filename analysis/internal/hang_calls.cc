@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 #include <string_view>
 #include <utility>
 
+#include "core/text.h"
+
 namespace shardwright::internal {
 namespace {
-
-bool HasPart(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
 
 std::string FileName(const std::string& path) {
   const std::size_t slash = path.find_last_of("/\\");
@@ -20,10 +19,10 @@ std::string FileName(const std::string& path) {
 
 // Frames of libraries tell what they do, not where the job is.
 bool IsOfLibrary(const FlightFrame& frame) {
-  return frame.file.empty() || frame.file.starts_with('<') || HasPart(frame.file, "/torch/") ||
-         HasPart(frame.file, "/site-packages/") || HasPart(frame.file, "/dist-packages/") ||
-         HasPart(frame.file, "/lib/python3") || HasPart(frame.file, "/multiprocessing/") ||
-         HasPart(frame.file, "torch/csrc/") || HasPart(frame.file, "importlib");
+  return frame.file.empty() || frame.file.starts_with('<') || Contains(frame.file, "/torch/") ||
+         Contains(frame.file, "/site-packages/") || Contains(frame.file, "/dist-packages/") ||
+         Contains(frame.file, "/lib/python3") || Contains(frame.file, "/multiprocessing/") ||
+         Contains(frame.file, "torch/csrc/") || Contains(frame.file, "importlib");
 }
 
 // FSDP's hooks, autograd and optimizers are told by their functions.
@@ -31,16 +30,16 @@ HangPhase PhaseOf(const FlightDump& dump, const FlightCall& call) {
   bool is_forward = false;
   for (const std::size_t i : call.frames) {
     const FlightFrame& frame = dump.frames[i];
-    if (HasPart(frame.function, "post_backward") || HasPart(frame.function, "pre_backward") ||
-        HasPart(frame.function, "backward_prefetch") || frame.function == "_engine_run_backward" ||
-        (frame.function == "backward" && HasPart(frame.file, "torch/"))) {
+    if (Contains(frame.function, "post_backward") || Contains(frame.function, "pre_backward") ||
+        Contains(frame.function, "backward_prefetch") || frame.function == "_engine_run_backward" ||
+        (frame.function == "backward" && Contains(frame.file, "torch/"))) {
       return HangPhase::kBackward;
     }
-    if (frame.function == "step" && HasPart(frame.file, "torch/optim/")) {
+    if (frame.function == "step" && Contains(frame.file, "torch/optim/")) {
       return HangPhase::kOptimizer;
     }
-    is_forward = is_forward || HasPart(frame.function, "pre_forward") ||
-                 (frame.function == "_call_impl" && HasPart(frame.file, "nn/modules/module.py"));
+    is_forward = is_forward || Contains(frame.function, "pre_forward") ||
+                 (frame.function == "_call_impl" && Contains(frame.file, "nn/modules/module.py"));
   }
   return is_forward ? HangPhase::kForward : HangPhase::kUnknown;
 }
@@ -79,19 +78,19 @@ std::string DtypeOf(const std::string& name) {
 HangCall Normalized(const FlightDump& dump, const FlightCall& call) {
   HangCall result;
   const std::string& name = call.name;
-  if (HasPart(name, "barrier")) {
+  if (Contains(name, "barrier")) {
     result.op = "barrier";
-  } else if (HasPart(name, "reduce_scatter") || HasPart(name, "REDUCE_SCATTER")) {
+  } else if (Contains(name, "reduce_scatter") || Contains(name, "REDUCE_SCATTER")) {
     result.op = "reduce-scatter";
     result.elements = call.elements_in;
-  } else if (HasPart(name, "all_gather") || HasPart(name, "allgather") ||
-             HasPart(name, "ALLGATHER")) {
+  } else if (Contains(name, "all_gather") || Contains(name, "allgather") ||
+             Contains(name, "ALLGATHER")) {
     result.op = "all-gather";
     result.elements = call.elements_out;
-  } else if (HasPart(name, "all_reduce") || HasPart(name, "allreduce")) {
+  } else if (Contains(name, "all_reduce") || Contains(name, "allreduce")) {
     result.op = IsReduceScatter(dump, call) ? "reduce-scatter" : "all-reduce";
     result.elements = call.elements_in;
-  } else if (HasPart(name, "broadcast")) {
+  } else if (Contains(name, "broadcast")) {
     result.op = "broadcast";
     result.elements = std::max(call.elements_in, call.elements_out);
   } else {

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "schedule/group_place.h"
+
 namespace shardwright::internal {
 namespace {
 
@@ -38,16 +40,6 @@ double PlannedShare(const std::vector<HangCall>& step, const GroupCalls& group) 
   return seen == 0 ? 0.0 : static_cast<double>(planned) / static_cast<double>(seen);
 }
 
-// Those of the plan's group that rank `rank` is in.
-std::vector<std::int64_t> RanksAround(const Group& group, std::int64_t rank) {
-  const std::int64_t block = group.size * group.stride;
-  std::vector<std::int64_t> ranks;
-  for (std::int64_t i = 0; i < group.size; ++i) {
-    ranks.push_back(rank / block * block + rank % group.stride + i * group.stride);
-  }
-  return ranks;
-}
-
 void AddNames(HangCall& named, const HangCall& planned, std::int64_t step, bool is_first) {
   for (const std::string& unit : planned.units) {
     if (std::find(named.units.begin(), named.units.end(), unit) == named.units.end()) {
@@ -69,7 +61,7 @@ void AssignRanks(const Program& program, GroupCalls& group) {
   double best = 0.0;
   std::vector<std::int64_t> ranks;
   for (const Group& planned : program.groups) {
-    const std::vector<std::int64_t> around = RanksAround(planned, group.members[0].rank);
+    const std::vector<std::int64_t> around = MembersOf(planned, group.members[0].rank);
     const bool has_all =
         std::all_of(group.members.begin(), group.members.end(), [&](const RankCalls& member) {
           return std::binary_search(around.begin(), around.end(), member.rank);

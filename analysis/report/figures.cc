@@ -1,7 +1,6 @@
 #include "analysis/report/figures.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,8 @@
 #include "analysis/report/html_text.h"
 
 #include <cmath>
-#include <cstdio>
+
+#include "core/text.h"
 
 namespace shardwright {
 
@@ -58,10 +59,7 @@ std::string EscapeJson(std::string_view json) {
 
 std::string Pixels(double value) {
   const double rounded = std::round(value * 10.0) / 10.0;
-  constexpr int kSize = 32;
-  char text[kSize];
-  std::snprintf(text, kSize, "%.1f", rounded == 0.0 ? 0.0 : rounded);  // no "-0.0"
-  std::string result(text);
+  std::string result = Fixed(rounded == 0.0 ? 0.0 : rounded, "%.1f");  // no "-0.0"
   if (result.ends_with(".0")) {
     result.resize(result.size() - 2);
   }

@@ -2,7 +2,6 @@
 
 // One step of one rank of a trace, cut out and moved to time 0: what the report draws.
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -18,6 +18,7 @@
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -376,9 +377,7 @@ std::vector<Recording> RecordingsOf(const ReportInput& input) {
 // "3.1 % less than simulated"; "12.5 times the simulated step" where percents say nothing.
 std::string GapText(double gap) {
   if (gap > 1.0) {
-    std::array<char, 32> times{};
-    std::snprintf(times.data(), times.size(), gap < 99.0 ? "%.1f" : "%.0f", 1.0 + gap);
-    return std::string(times.data()) + " times the simulated step";
+    return Fixed(1.0 + gap, gap < 99.0 ? "%.1f" : "%.0f") + " times the simulated step";
   }
   return Percent(std::abs(gap)) + (gap < 0 ? " less" : " more") + " than simulated";
 }

@@ -1,9 +1,9 @@
 #include "executor/checkpoint/adapters.h"
 
 #include <charconv>
-#include <optional>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "executor/checkpoint/elements.h"
 
 namespace shardwright {

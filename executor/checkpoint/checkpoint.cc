@@ -1,20 +1,17 @@
 #include "executor/checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <set>
 #include <utility>
 
 #include <unistd.h>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "executor/checkpoint/adapters.h"
 #include "executor/checkpoint/elements.h"
 #include "executor/checkpoint/output_file.h"
@@ -28,10 +25,6 @@ namespace {
 
 std::string PathIn(const std::string& folder, const std::string& name) {
   return (std::filesystem::path(folder) / name).string();
-}
-
-std::string Quoted(const std::string& text) {
-  return '"' + text + '"';
 }
 
 // Where a stretch's elements lie.

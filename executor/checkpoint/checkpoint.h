@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "core/units.h"
 #include "executor/checkpoint/hub_names.h"

@@ -31,12 +31,4 @@ void ConvertElements(DType from, const std::byte* in, DType to, std::byte* out,
   }
 }
 
-std::string ShapeText(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t d = 0; d < shape.size(); ++d) {
-    text += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
-  }
-  return text + "]";
-}
-
 }  // namespace shardwright

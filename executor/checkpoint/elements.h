@@ -4,8 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "core/units.h"
 
@@ -17,8 +15,5 @@ namespace shardwright {
 // `count` elements in another dtype. Requires two of IsFloat, equal dtypes, or an int64 count that
 // becomes fp32.
 void ConvertElements(DType from, const std::byte* in, DType to, std::byte* out, std::int64_t count);
-
-// "[768, 2304]".
-[[nodiscard]] std::string ShapeText(const std::vector<std::int64_t>& shape);
 
 }  // namespace shardwright

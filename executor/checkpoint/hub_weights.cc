@@ -1,17 +1,15 @@
 #include "executor/checkpoint/hub_weights.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <set>
 #include <system_error>
-#include <utility>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "executor/checkpoint/adapters.h"
 #include "executor/checkpoint/elements.h"
-#include "executor/checkpoint/hub_names.h"
 #include "executor/checkpoint/safetensors.h"
 #include "executor/checkpoint/state.h"
 #include "models/checkpoint_folder.h"
@@ -101,10 +99,9 @@ void HubWeights::ReadMetadata(const std::string& file,
   optimizer_ = static_cast<OptimizerKind>(name - kOptimizerNames.begin());
   const auto count = metadata.find(kUpdatesKey);
   const std::string text = count == metadata.end() ? "" : count->second;
-  const char* const end = text.data() + text.size();
-  if (const auto [at, error] = std::from_chars(text.data(), end, updates_);
-      error != std::errc() || at != end || updates_ < 0 || updates_ > JsonValue::kMaxCount) {
-    throw InputError(file + ": metadata " + kUpdatesKey, '"' + text + '"',
+  updates_ = IntegerIn(text).value_or(-1);
+  if (updates_ < 0 || updates_ > JsonValue::kMaxCount) {
+    throw InputError(file + ": metadata " + kUpdatesKey, Quoted(text),
                      "the number of updates that were done");
   }
 }

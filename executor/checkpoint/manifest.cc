@@ -2,6 +2,8 @@
 
 #include <array>
 #include <cstdio>
+#include <functional>
+#include <numeric>
 #include <optional>
 
 #include <nlohmann/json.hpp>
@@ -128,11 +130,7 @@ std::string ChecksumText(std::uint32_t crc) {
 }
 
 std::int64_t SavedTensor::Elements() const {
-  std::int64_t product = 1;
-  for (const std::int64_t size : shape) {
-    product *= size;
-  }
-  return product;
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
 std::string ManifestJson(const Manifest& manifest) {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -57,11 +60,7 @@ SafetensorsEntry ReadEntry(const std::string& name, const JsonValue& json) {
 }  // namespace
 
 std::int64_t SafetensorsEntry::Elements() const {
-  std::int64_t product = 1;
-  for (const std::int64_t size : shape) {
-    product *= size;
-  }
-  return product;
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
 const char* SafetensorsName(DType dtype) {

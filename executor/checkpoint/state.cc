@@ -1,7 +1,6 @@
 #include "executor/checkpoint/state.h"
 
 #include <cstring>
-#include <string>
 #include <string_view>
 
 #include "core/error.h"

@@ -6,7 +6,6 @@
 // is used, the same since CUDA 11.8; cupti_abi_check.cc compares it with the headers where those
 // are installed.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

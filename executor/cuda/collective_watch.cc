@@ -4,17 +4,14 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
 
 // "rank 3", or "ranks 1, 3".
 std::string RanksText(const std::vector<std::int64_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + Listed(ranks);
 }
 
 }  // namespace

@@ -2,14 +2,12 @@
 // linked statically and loads the driver itself, so that the shared object can be opened on a
 // machine without one.
 
-#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>

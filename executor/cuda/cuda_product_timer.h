@@ -2,8 +2,6 @@
 
 // Times products on one GPU for CublasLt. In libshardwright_cuda.so only.
 
-#include <cstdint>
-#include <functional>
 #include <memory>
 
 #include "executor/cuda/cublaslt.h"

@@ -2,11 +2,8 @@
 // of the nodes are those of its documented pattern (docs.nvidia.com/deeplearning/cudnn, "Fused
 // Flash Attention"), since other graphs of the same formula are refused.
 
-#include <cmath>
 #include <cstdint>
 #include <limits>
-#include <utility>
-#include <vector>
 
 #include "executor/cuda/cudnn_problems.h"
 

@@ -1,7 +1,6 @@
 #include "executor/cuda/cudnn_graph.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace shardwright {
 

@@ -1,7 +1,6 @@
 #include "executor/cuda/cudnn_plans.h"
 
 #include <array>
-#include <utility>
 
 #include "core/error.h"
 

@@ -1,8 +1,6 @@
 #include "executor/cuda/device.h"
 
-#include <algorithm>
 #include <thread>
-#include <utility>
 
 #include "core/error.h"
 #include "executor/cuda/loopback.h"
@@ -46,7 +44,8 @@ CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_o
           groups_[key] = std::make_unique<LoopbackGroup>(group.size, key.second, group.stride,
                                                          options.timeout, faults);
         }
-        host_groups_[key] = NewHostGroup(members);
+        host_groups_[key] =
+            NewCommunicator(options.processes, members, options.timeout, clock, faults);
       }
     }
   }
@@ -67,15 +66,6 @@ CudaWorld::~CudaWorld() {
   if (options.processes != nullptr) {
     options.processes->OnFailure(this, {});
   }
-}
-
-std::unique_ptr<Communicator> CudaWorld::NewHostGroup(const GroupRanks& ranks) {
-  if (options.processes == nullptr) {
-    return std::make_unique<ThreadCommunicator>(ranks, options.timeout, clock, faults);
-  }
-  const MessagePassing::Channel channel = options.processes->Split(static_cast<int>(ranks.first));
-  return std::make_unique<ProcessCommunicator>(*options.processes, channel, ranks, options.timeout,
-                                               clock, faults);
 }
 
 CudaWorld::Key CudaWorld::KeyOf(GroupId group, Rank rank) const {

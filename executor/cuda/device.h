@@ -97,8 +97,6 @@ class CudaWorld {
   using Key = std::pair<GroupId, std::int64_t>;  // kind of group, first rank
   [[nodiscard]] Key KeyOf(GroupId group, Rank rank) const;
 
-  [[nodiscard]] std::unique_ptr<Communicator> NewHostGroup(const GroupRanks& ranks);
-
   std::map<Rank, OpRing> rings_;                     // complete after construction
   std::unique_ptr<NcclWorld> nccl_;                  // null: loopback
   std::map<Key, std::unique_ptr<GpuGroup>> groups_;  // complete after construction

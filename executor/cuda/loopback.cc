@@ -8,11 +8,6 @@
 namespace shardwright {
 namespace {
 
-// Part `i` of `n` elements among `size` members; all-reduces need not divide evenly.
-std::int64_t PartBegin(std::int64_t n, std::int64_t size, std::int64_t i) {
-  return n / size * i + std::min(i, n % size);
-}
-
 void LaunchFold(const CollectivePlace& place, const gpu::FoldArgs& args) {
   LaunchKernel<gpu::FoldKernel>(place.gpu, place.stream,
                                 CeilDiv(args.n, gpu::FoldKernel::kPerBlock), 0, args);

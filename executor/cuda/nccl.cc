@@ -1,6 +1,5 @@
 #include "executor/cuda/nccl.h"
 
-#include <cstddef>
 #include <cstdlib>
 #include <string_view>
 

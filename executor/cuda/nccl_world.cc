@@ -5,7 +5,6 @@
 #include <span>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
 #include "executor/cuda/kernels/elementwise.h"

@@ -3,7 +3,6 @@
 // The ranks of a run as processes with a GPU each: NCCL's communicators of this one.
 
 #include <chrono>
-#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <filesystem>
 #include <iterator>
 #include <span>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "executor/data/idx.h"
 #include "executor/data/mapped_file.h"
 #include "executor/data/tokens.h"
@@ -166,12 +166,9 @@ std::int64_t RandomCount(std::string_view spec) {
   if (spec == "random") {
     return kDefault;
   }
-  const std::string_view number = spec.substr(7);
-  std::int64_t count = 0;
-  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), count);
-  if (error != std::errc() || end != number.data() + number.size() || count < 1 ||
-      count > std::int64_t{1} << 40) {
-    throw InputError("data", '"' + std::string(spec) + '"', "random:N with N from 1 to 2^40");
+  const std::int64_t count = IntegerIn(spec.substr(7)).value_or(0);
+  if (count < 1 || count > std::int64_t{1} << 40) {
+    throw InputError("data", Quoted(spec), "random:N with N from 1 to 2^40");
   }
   return count;
 }

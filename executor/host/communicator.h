@@ -2,7 +2,6 @@
 
 // Collectives among a group of ranks.
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -45,10 +44,6 @@ class Communicator {
                     SimTime arrival, SimTime least_duration) = 0;
 
  protected:
-  // Part `i` of `n` elements among `size` members; all-reduces need not divide evenly.
-  [[nodiscard]] static std::int64_t PartBegin(std::int64_t n, std::int64_t size, std::int64_t i) {
-    return n / size * i + std::min(i, n % size);
-  }
   // The end of a reduce-scatter: the sum of `fold.count` elements of a member's part from its
   // element `fold.out_begin` on, into `receive` or the call's parts.
   static void FoldScattered(const Fold& fold, std::span<const std::byte* const> sources,

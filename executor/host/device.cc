@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <new>
 
 #include "core/error.h"
 #include "executor/host/arithmetic.h"
@@ -41,7 +40,8 @@ HostWorld::HostWorld(const ExecuteContext& run_context, const HostOptions& run_o
       for (const bool of_host_threads : {false, true}) {
         std::unique_ptr<Communicator>& slot = communicators_[{GroupId(g), base, of_host_threads}];
         if (!slot) {
-          slot = NewCommunicator({group.size, base, group.stride});
+          slot = NewCommunicator(options.processes, {group.size, base, group.stride},
+                                 options.timeout, clock, faults);
         }
       }
     }
@@ -52,16 +52,6 @@ HostWorld::~HostWorld() {
   if (options.processes != nullptr) {
     options.processes->OnFailure(this, {});
   }
-}
-
-std::unique_ptr<Communicator> HostWorld::NewCommunicator(const GroupRanks& ranks) {
-  if (options.processes == nullptr) {
-    return std::make_unique<ThreadCommunicator>(ranks, options.timeout, clock, faults);
-  }
-  // Groups of one kind are told apart by their first rank.
-  const MessagePassing::Channel channel = options.processes->Split(static_cast<int>(ranks.first));
-  return std::make_unique<ProcessCommunicator>(*options.processes, channel, ranks, options.timeout,
-                                               clock, faults);
 }
 
 Communicator& HostWorld::CommunicatorOf(GroupId group, Rank rank, bool of_host_threads) {

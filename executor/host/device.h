@@ -13,7 +13,6 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "core/parallel.h"
@@ -70,7 +69,6 @@ class HostWorld {
     bool of_host_threads = false;
     auto operator<=>(const Key&) const = default;
   };
-  [[nodiscard]] std::unique_ptr<Communicator> NewCommunicator(const GroupRanks& ranks);
 
   std::map<Key, std::unique_ptr<Communicator>> communicators_;  // complete after construction
 };

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <numeric>
 #include <span>
-#include <type_traits>
 #include <variant>
 #include <vector>
 

@@ -1,18 +1,15 @@
 #include "executor/host/fault.h"
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace shardwright {
 
 std::string WaitedText(std::int64_t rank, const std::string& what, std::chrono::milliseconds limit,
                        const std::set<std::int64_t>& missing, bool is_one_of) {
-  std::string list;
-  for (const std::int64_t other : missing) {
-    list += (list.empty() ? "" : ", ") + std::to_string(other);
-  }
   return "rank " + std::to_string(rank) + ", " + what + ": waited " +
          std::to_string(limit.count()) + " ms for " + (is_one_of ? "one of " : "") +
-         (missing.size() > 1 ? "ranks " : "rank ") + list;
+         (missing.size() > 1 ? "ranks " : "rank ") + Listed(missing);
 }
 
 void FaultBoard::Register(std::mutex& mutex, std::condition_variable& changed) {

@@ -1,6 +1,5 @@
 #include "executor/host/launch.h"
 
-#include <charconv>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +8,7 @@
 #include <netinet/in.h>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -28,13 +28,12 @@ class Environment {
   [[nodiscard]] std::string Text(const char* name) const { return Has(name) ? lookup_(name) : ""; }
   [[nodiscard]] int Number(const char* name, int least, int most) const {
     const std::string text = Text(name);
-    int value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) {
+    const std::optional<std::int64_t> value = IntegerIn(text);
+    if (!value || *value < least || *value > most) {
       throw InputError("environment: " + std::string(name), text.empty() ? "nothing" : text,
                        "a number from " + std::to_string(least) + " to " + std::to_string(most));
     }
-    return value;
+    return static_cast<int>(*value);
   }
   [[nodiscard]] int Number(const char* name, int least, int most, int otherwise) const {
     return Has(name) ? Number(name, least, most) : otherwise;

@@ -1,7 +1,5 @@
 #include "executor/host/message_passing.h"
 
-#include <string>
-
 #include "core/error.h"
 #include "core/library.h"
 

@@ -203,4 +203,15 @@ void ProcessCommunicator::Reduce(std::int64_t member, const CollectiveCall& call
   }
 }
 
+std::unique_ptr<Communicator> NewCommunicator(MessagePassing* processes, const GroupRanks& ranks,
+                                              std::chrono::milliseconds timeout,
+                                              const RunClock& clock, FaultBoard& faults) {
+  if (processes == nullptr) {
+    return std::make_unique<ThreadCommunicator>(ranks, timeout, clock, faults);
+  }
+  // Groups of one kind are told apart by their first rank.
+  const MessagePassing::Channel channel = processes->Split(static_cast<int>(ranks.first));
+  return std::make_unique<ProcessCommunicator>(*processes, channel, ranks, timeout, clock, faults);
+}
+
 }  // namespace shardwright

@@ -80,4 +80,11 @@ class ProcessCommunicator : public Communicator {
   std::vector<Header> headers_;
 };
 
+// Between threads without `processes`; otherwise all of the group's processes make it at once.
+[[nodiscard]] std::unique_ptr<Communicator> NewCommunicator(MessagePassing* processes,
+                                                            const GroupRanks& ranks,
+                                                            std::chrono::milliseconds timeout,
+                                                            const RunClock& clock,
+                                                            FaultBoard& faults);
+
 }  // namespace shardwright

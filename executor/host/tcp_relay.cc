@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
-#include <utility>
 #include <vector>
 
 #include <fcntl.h>

@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <memory>
 #include <set>
 #include <span>
-#include <string>
 #include <thread>
 #include <utility>
 

@@ -2,7 +2,6 @@
 // what the ops have put there since the reduction before.
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "core/error.h"

@@ -1,7 +1,6 @@
 // Model ops: every access becomes an argument of the kernel call.
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "core/error.h"

@@ -1,7 +1,6 @@
 // Initialisation, clipping and the optimizer.
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "core/error.h"

@@ -1,7 +1,6 @@
 #include "executor/internal/rank_runner.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "core/error.h"
@@ -9,28 +8,10 @@
 namespace shardwright {
 namespace {
 
-const Body& BodyOf(const Program& program, BodyKind kind) {
-  switch (kind) {
-    case BodyKind::kInit:
-      return program.init;
-    case BodyKind::kWarmup:
-      return program.warmup;
-    case BodyKind::kStep:
-      break;
-  }
-  return program.step;
-}
-
 BoundBody& BoundOf(Binding& binding, BodyKind kind) {
-  switch (kind) {
-    case BodyKind::kInit:
-      return binding.init;
-    case BodyKind::kWarmup:
-      return binding.warmup;
-    case BodyKind::kStep:
-      break;
-  }
-  return binding.step;
+  return kind == BodyKind::kInit     ? binding.init
+         : kind == BodyKind::kWarmup ? binding.warmup
+                                     : binding.step;
 }
 
 SimTime DurationOf(const DurationTable& table, BodyKind kind, std::uint32_t op) {

@@ -2,7 +2,6 @@
 // BertForSequenceClassification (pooler and classifier).
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "models/internal/builder.h"
@@ -98,17 +97,9 @@ TensorId AddBertLayer(ModelBuilder& builder, const BertSizes& s, ModuleId layers
   const TensorId q = builder.Linear(query, s.tokens, x);
   const TensorId k = builder.Linear(key, s.tokens, x);
   const TensorId v = builder.Linear(value, s.tokens, x);
-  TensorId y = builder.AddOp(self, "attn",
-                             {.kind = OpKind::kAttention,
-                              .rows = s.tokens,
-                              .heads = s.common.heads,
-                              .kv_heads = s.common.heads,
-                              .head_dim = s.head_dim,
-                              .value_dim = s.head_dim,
-                              .seq_q = s.tokens,
-                              .seq_k = s.tokens,
-                              .dropout_p = s.attention_dropout},
-                             {q, k, v});
+  TensorId y = builder.AddOp(
+      self, "attn", SelfAttention(s.tokens, s.common.heads, s.head_dim, s.attention_dropout),
+      {q, k, v});
   x = Run(builder, s, attention_out, y, x);
   y = builder.Linear(up, s.tokens, x);
   y = builder.Activate(intermediate, "act", s.tokens, s.intermediate, s.activation, y);

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -13,14 +14,6 @@ std::optional<std::int64_t> Product(std::int64_t a, std::int64_t b, std::int64_t
     return std::nullopt;
   }
   return a * b;
-}
-
-std::string ShapeText(std::span<const std::int64_t> shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  }
-  return text + "]";
 }
 
 TensorRole RoleOf(const OpSpec& spec, std::size_t output) {
@@ -113,6 +106,19 @@ std::size_t OutputCount(const OpSpec& spec) {
     default:
       return 1;
   }
+}
+
+OpSpec SelfAttention(std::int64_t tokens, std::int64_t heads, std::int64_t head_dim,
+                     double dropout) {
+  return {.kind = OpKind::kAttention,
+          .rows = tokens,
+          .heads = heads,
+          .kv_heads = heads,
+          .head_dim = head_dim,
+          .value_dim = head_dim,
+          .seq_q = tokens,
+          .seq_k = tokens,
+          .dropout_p = dropout};
 }
 
 std::size_t ModelBuilder::SpecHash::operator()(const OpSpec& spec) const noexcept {

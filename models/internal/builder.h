@@ -55,6 +55,10 @@ struct WrittenActivation {
   GeluCode gelu_code = GeluCode::kOneOperator;
 };
 
+// Attention of a sequence to itself; every head of queries has keys and values of its own.
+[[nodiscard]] OpSpec SelfAttention(std::int64_t tokens, std::int64_t heads, std::int64_t head_dim,
+                                   double dropout);
+
 struct ScaleSize {
   std::int64_t rows = 0;
   std::int64_t features = 0;

@@ -40,16 +40,10 @@ GptSizes ReadGptSizes(const BuildInput& input, Positions positions) {
 }
 
 OpSpec AttentionSpec(const GptSizes& s) {
-  return {.kind = OpKind::kAttention,
-          .rows = s.tokens,
-          .heads = s.common.heads,
-          .kv_heads = s.kv_heads,
-          .head_dim = s.head_dim,
-          .value_dim = s.head_dim,
-          .seq_q = s.tokens,
-          .seq_k = s.tokens,
-          .causal = true,
-          .dropout_p = s.attention_dropout};
+  OpSpec spec = SelfAttention(s.tokens, s.common.heads, s.head_dim, s.attention_dropout);
+  spec.kv_heads = s.kv_heads;
+  spec.causal = true;
+  return spec;
 }
 
 Model FinishGpt(ModelBuilder& builder, const GptSizes& s, const char* block_class) {

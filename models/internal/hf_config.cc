@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <limits>
-#include <set>
-#include <span>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -171,14 +168,7 @@ bool HfConfig::Flag(std::string_view key) const {
 
 double HfConfig::Probability(std::string_view key) const {
   const std::optional<JsonValue> value = Find(key);
-  if (!value) {
-    return 0.0;
-  }
-  const double p = value->AsDouble();
-  if (!(p >= 0.0 && p < 1.0)) {
-    throw value->Error("a probability from 0 up to, but not including, 1");
-  }
-  return p;
+  return value ? value->AsProbability() : 0.0;
 }
 
 double HfConfig::Positive(std::string_view key, double fallback) const {
@@ -210,11 +200,7 @@ WrittenActivation HfConfig::ActivationOf(std::string_view key) const {
     }
     names.emplace_back(known.name);
   }
-  std::string expected = "one of ";
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    expected += (i == 0 ? "\"" : ", \"") + names[i] + "\"";
-  }
-  throw value->Error(expected, DidYouMean(name, names));
+  throw value->Error("one of " + Listed(names, Quoted), DidYouMean(name, names));
 }
 
 std::string HfConfig::Text(std::string_view key) const {

@@ -1,9 +1,7 @@
 #include "models/internal/model_file_ops.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
-#include <optional>
 
 #include "core/error.h"
 #include "models/internal/decoder_sizes.h"
@@ -509,17 +507,7 @@ void CheckKeys(const JsonValue& json, const Kind& kind) {
   std::vector<std::string> allowed = {"op",      "module", "name",         "inputs",       "output",
                                       "outputs", "params", "called_again", "returns_input"};
   allowed.insert(allowed.end(), kind.keys.begin(), kind.keys.end());
-  for (const std::string& key : json.Keys()) {
-    if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) {
-      continue;
-    }
-    std::string expected = "one of ";
-    for (std::size_t i = 0; i < allowed.size(); ++i) {
-      expected += (i == 0 ? "\"" : ", \"") + allowed[i] + "\"";
-    }
-    throw InputError(json.path().str(), "unknown key \"" + key + "\"", expected,
-                     DidYouMean(key, allowed));
-  }
+  json.AllowOnly(allowed);
 }
 
 }  // namespace

@@ -5,19 +5,9 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 
 namespace shardwright {
-namespace {
-
-std::string DimsText(const std::vector<std::int64_t>& dims) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < dims.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(dims[i]);
-  }
-  return text + "]";
-}
-
-}  // namespace
 
 std::int64_t ElementsOf(const std::vector<std::int64_t>& dims) {
   std::int64_t n = 1;
@@ -89,14 +79,7 @@ bool OpReader::MakeTokens(std::size_t i) {
 
 double OpReader::Probability() const {
   const std::optional<JsonValue> value = op_.json.Find("p");
-  if (!value) {
-    return 0.0;
-  }
-  const double p = value->AsDouble();
-  if (!(p >= 0.0 && p < 1.0)) {
-    throw value->Error("a probability from 0 up to, but not including, 1");
-  }
-  return p;
+  return value ? value->AsProbability() : 0.0;
 }
 
 WrittenActivation OpReader::Function() const {
@@ -139,13 +122,13 @@ std::pair<std::int64_t, std::int64_t> OpReader::Elements(std::size_t i) const {
 
 void OpReader::RequireDims(std::size_t i, const std::vector<std::int64_t>& dims) const {
   if (In(i).dims != dims) {
-    Fail(i, DimsText(dims));
+    Fail(i, ShapeText(dims));
   }
 }
 
 void OpReader::RequireShape(std::size_t param, const std::vector<std::int64_t>& shape) const {
   if (ShapeOf(param) != shape) {
-    FailParam(param, DimsText(shape));
+    FailParam(param, ShapeText(shape));
   }
 }
 
@@ -157,12 +140,12 @@ void OpReader::RequireRank(std::size_t param, std::size_t rank) const {
 
 void OpReader::Fail(std::size_t i, const std::string& expected) const {
   throw InputError(op_.json.path().Field("inputs").Index(i).str(),
-                   "a tensor of shape " + DimsText(In(i).dims), expected);
+                   "a tensor of shape " + ShapeText(In(i).dims), expected);
 }
 
 void OpReader::FailParam(std::size_t param, const std::string& expected) const {
   const Parameter& p = builder_.model().params[op_.params[param].value];
-  throw InputError(op_.json.path().str(), "parameter " + p.fqn + " of shape " + DimsText(p.shape),
+  throw InputError(op_.json.path().str(), "parameter " + p.fqn + " of shape " + ShapeText(p.shape),
                    expected);
 }
 

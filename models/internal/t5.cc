@@ -186,18 +186,10 @@ class T5Builder {
                                       .max_distance = sizes_.max_distance},
                                      {}, params);
     }
-    OpSpec spec{.kind = OpKind::kAttention,
-                .rows = tokens,
-                .heads = sizes_.heads,
-                .kv_heads = sizes_.heads,
-                .head_dim = sizes_.head_dim,
-                .value_dim = sizes_.head_dim,
-                .seq_q = tokens,
-                .seq_k = tokens,
-                .causal = is_causal,
-                .has_bias = position_bias.has_value(),
-                .dropout_p = sizes_.dropout,
-                .factor = 1.0};
+    OpSpec spec = SelfAttention(tokens, sizes_.heads, sizes_.head_dim, sizes_.dropout);
+    spec.causal = is_causal;
+    spec.has_bias = position_bias.has_value();
+    spec.factor = 1.0;
     y = position_bias ? builder_.AddOp(a.module, "attn", spec, {q, k, v, *position_bias})
                       : builder_.AddOp(a.module, "attn", spec, {q, k, v});
     y = builder_.Linear(a.o, tokens, y);

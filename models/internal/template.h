@@ -3,8 +3,6 @@
 // Model templates: a model.json with expressions, conditions, loops and pieces, which becomes a
 // plain one for a config.json (docs/model_json.md, "Templates").
 
-#include <string>
-
 #include <nlohmann/json_fwd.hpp>
 
 #include "models/internal/template_expression.h"

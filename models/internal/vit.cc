@@ -117,16 +117,7 @@ TensorId AddVitLayer(ModelBuilder& builder, const VitSizes& s, ModuleId layers, 
   const TensorId k = builder.Linear(key, s.tokens, y);
   const TensorId v = builder.Linear(value, s.tokens, y);
   const TensorId q = builder.Linear(query, s.tokens, y);
-  y = builder.AddOp(self, "attn",
-                    {.kind = OpKind::kAttention,
-                     .rows = s.tokens,
-                     .heads = s.heads,
-                     .kv_heads = s.heads,
-                     .head_dim = s.head_dim,
-                     .value_dim = s.head_dim,
-                     .seq_q = s.tokens,
-                     .seq_k = s.tokens,
-                     .dropout_p = s.attention_dropout},
+  y = builder.AddOp(self, "attn", SelfAttention(s.tokens, s.heads, s.head_dim, s.attention_dropout),
                     {q, k, v});
   y = builder.Linear(dense, s.tokens, y);
   y = builder.Dropout(attention_out, "dropout", s.tokens, s.hidden, s.hidden_dropout, y);

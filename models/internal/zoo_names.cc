@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <utility>
-#include <vector>
 
-#include "core/letters.h"
+#include "core/text.h"
 
 namespace shardwright::internal {
 namespace {

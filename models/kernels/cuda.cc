@@ -3,8 +3,6 @@
 
 #include "models/kernels/cuda.h"
 
-#include <algorithm>
-#include <cstdint>
 #include <utility>
 
 #include "models/kernels/fp8.h"

@@ -4,8 +4,6 @@
 
 #include "models/kernels/host.h"
 
-#include <algorithm>
-#include <cstdint>
 #include <initializer_list>
 #include <utility>
 

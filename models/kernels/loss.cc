@@ -1,6 +1,5 @@
 // Losses and the log-softmax before them.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "models/kernels/kernels.h"

@@ -1,6 +1,5 @@
 // Mixture of experts: the router, and all experts with dispatch and combination.
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 

@@ -1,9 +1,11 @@
 #include "planner/emitters/accelerate.h"
 
 #include <array>
+#include <functional>
 #include <string_view>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 
@@ -65,14 +67,6 @@ constexpr std::array<LossReason, 17> kReasons = {{
     {"plan.units", "layers are wrapped by class; the rest is cut by Accelerate"},
 }};
 
-std::string Joined(const std::vector<std::string>& list) {
-  std::string text;
-  for (const std::string& item : list) {
-    text += (text.empty() ? "" : ",") + item;
-  }
-  return text;
-}
-
 std::vector<std::string> Split(std::string_view text) {
   std::vector<std::string> list;
   while (!text.empty()) {
@@ -93,25 +87,20 @@ AccelerateSettings LaunchSettings(const Cluster& cluster) {
   return settings;
 }
 
-[[noreturn]] void Refuse(const std::string& where, std::string_view key, const std::string& value,
-                         std::string_view expected) {
-  throw InputError(where + ": " + std::string(key), "\"" + value + "\"", expected);
-}
-
 void ReadStrategy(const AccelerateSettings& settings, const std::string& where, HfFsdp& fsdp) {
   const std::string name = settings.fsdp_sharding_strategy.value_or("FULL_SHARD");
   if (name != "FULL_SHARD" && name != "SHARD_GRAD_OP" && name != "NO_SHARD" &&
       name != "HYBRID_SHARD" && name != "HYBRID_SHARD_ZERO2") {
-    Refuse(where, "fsdp_config.fsdp_sharding_strategy", name,
-           "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2");
+    RefuseSetting(where, "fsdp_config.fsdp_sharding_strategy", name,
+                  "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2");
   }
   fsdp.is_hybrid = name.starts_with("HYBRID");
   fsdp.no_shard = name == "NO_SHARD";
   fsdp.reshard_after_forward = name != "SHARD_GRAD_OP" && name != "HYBRID_SHARD_ZERO2";
   const std::string prefetch = settings.fsdp_backward_prefetch.value_or("NO_PREFETCH");
   if (prefetch != "BACKWARD_PRE" && prefetch != "BACKWARD_POST" && prefetch != "NO_PREFETCH") {
-    Refuse(where, "fsdp_config.fsdp_backward_prefetch", prefetch,
-           "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH");
+    RefuseSetting(where, "fsdp_config.fsdp_backward_prefetch", prefetch,
+                  "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH");
   }
   fsdp.backward_prefetch = prefetch == "BACKWARD_PRE"    ? BackwardPrefetch::kPre
                            : prefetch == "BACKWARD_POST" ? BackwardPrefetch::kPost
@@ -137,7 +126,7 @@ AccelerateSettings ToAccelerate(const HfFsdp& fsdp, const Cluster& cluster) {
   if (fsdp.min_num_params > 0) {
     settings.fsdp_min_num_params = fsdp.min_num_params;
   } else if (!fsdp.layer_classes.empty()) {
-    settings.fsdp_transformer_layer_cls_to_wrap = Joined(fsdp.layer_classes);
+    settings.fsdp_transformer_layer_cls_to_wrap = Listed(fsdp.layer_classes, std::identity(), ",");
   }
   settings.fsdp_offload_params = fsdp.cpu_offload;
   settings.fsdp_state_dict_type = "SHARDED_STATE_DICT";
@@ -165,12 +154,12 @@ HfFsdp FromAccelerate(const AccelerateSettings& settings, const std::string& whe
   HfFsdp fsdp;
   fsdp.version = settings.fsdp_version.value_or(1);
   if (fsdp.version != 1 && fsdp.version != 2) {
-    Refuse(where, "fsdp_config.fsdp_version", std::to_string(fsdp.version), "1 or 2");
+    RefuseSetting(where, "fsdp_config.fsdp_version", std::to_string(fsdp.version), "1 or 2");
   }
   fsdp.mixed_precision = settings.mixed_precision.value_or("no");
   if (fsdp.mixed_precision != "no" && fsdp.mixed_precision != "bf16" &&
       fsdp.mixed_precision != "fp16") {
-    Refuse(where, "mixed_precision", fsdp.mixed_precision, "no, bf16 or fp16");
+    RefuseSetting(where, "mixed_precision", fsdp.mixed_precision, "no, bf16 or fp16");
   }
   const std::string policy = settings.fsdp_auto_wrap_policy.value_or("NO_WRAP");
   if (policy == "TRANSFORMER_BASED_WRAP") {
@@ -179,8 +168,8 @@ HfFsdp FromAccelerate(const AccelerateSettings& settings, const std::string& whe
   } else if (policy == "SIZE_BASED_WRAP") {
     fsdp.min_num_params = settings.fsdp_min_num_params.value_or(kLauncherMinNumParams);
   } else if (policy != "NO_WRAP") {
-    Refuse(where, "fsdp_config.fsdp_auto_wrap_policy", policy,
-           "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP");
+    RefuseSetting(where, "fsdp_config.fsdp_auto_wrap_policy", policy,
+                  "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP");
   }
   fsdp.cpu_offload = settings.fsdp_offload_params.value_or(false);
   fsdp.activation_checkpointing = settings.fsdp_activation_checkpointing.value_or(false);

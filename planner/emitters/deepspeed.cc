@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <string_view>
 
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"

@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "schedule/lower/optimizer.h"
 #include "schedule/plan_names.h"
 
@@ -30,11 +30,7 @@ std::string Text(const Reshard& reshard) {
 }
 
 std::string Text(const std::vector<std::string>& list) {
-  std::string text;
-  for (const std::string& item : list) {
-    text += (text.empty() ? "" : ", ") + item;
-  }
-  return list.empty() ? "the dialect's own order" : text;
+  return list.empty() ? "the dialect's own order" : Listed(list);
 }
 
 std::string FirstAndMore(const std::vector<std::string>& names) {
@@ -370,6 +366,10 @@ Plan WithDialect(const Plan& plan, Dialect dialect) {
     out.torch = plan.torch;
   }
   return out;
+}
+
+std::string LongNameOf(DType dtype) {
+  return dtype == DType::kFp32 ? "float32" : dtype == DType::kBf16 ? "bfloat16" : "float16";
 }
 
 }  // namespace shardwright

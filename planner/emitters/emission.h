@@ -69,4 +69,7 @@ struct LossReason {
 // at their defaults.
 [[nodiscard]] Plan WithDialect(const Plan& plan, Dialect dialect);
 
+// What PyTorch calls a training dtype: "bfloat16".
+[[nodiscard]] std::string LongNameOf(DType dtype);
+
 }  // namespace shardwright

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 
 #include "core/json.h"
 #include "planner/emitters/emitters.h"

@@ -1,9 +1,9 @@
 #include "planner/emitters/fqn.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <optional>
-#include <span>
 
 #include "core/error.h"
 

@@ -5,7 +5,6 @@
 // and checkpoint files of some models leave prefixes out.
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -20,10 +20,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string TorchName(DType dtype) {
-  return dtype == DType::kFp32 ? "float32" : dtype == DType::kBf16 ? "bfloat16" : "float16";
-}
-
 Json ReshardJson(const Reshard& reshard) {
   switch (reshard.kind) {
     case Reshard::Kind::kAlways:
@@ -181,9 +177,9 @@ std::string PlanDataJson(const PlanFile& file, std::string_view kind, FqnDialect
                    {"fqns", kFqnDialectNames[static_cast<std::size_t>(fqns)]},
                    {"parameters", CountParameters(file.model.model)}};
   json["mesh"] = {{"replicate", plan.replicate_size}, {"shard", plan.shard_size}};
-  json["dtypes"] = {{"master", TorchName(precision.master)},
-                    {"param", TorchName(precision.param)},
-                    {"reduce", TorchName(precision.reduce)}};
+  json["dtypes"] = {{"master", LongNameOf(precision.master)},
+                    {"param", LongNameOf(precision.param)},
+                    {"reduce", LongNameOf(precision.reduce)}};
   json["offload"] = {{"parameters", plan.offload.parameters},
                      {"activations", plan.offload.activations}};
   if (plan.dialect == Dialect::kFsdp1) {

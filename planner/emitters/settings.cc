@@ -1,10 +1,10 @@
 #include "planner/emitters/settings.h"
 
 #include <cstddef>
-#include <type_traits>
 
 #include <nlohmann/json.hpp>
 
+#include "core/error.h"
 #include "core/printable.h"
 
 namespace shardwright {
@@ -104,6 +104,11 @@ std::string SettingsAsToml(const std::vector<Setting>& list, std::string_view co
   std::string text = CommentLines(comment);
   AppendToml(AsTree(list), "", text);
   return text;
+}
+
+void RefuseSetting(const std::string& where, std::string_view key, const std::string& value,
+                   std::string_view expected) {
+  throw InputError(where + ": " + std::string(key), '"' + value + '"', expected);
 }
 
 }  // namespace shardwright

@@ -62,4 +62,8 @@ template <class S>
 [[nodiscard]] std::string SettingsAsToml(const std::vector<Setting>& list,
                                          std::string_view comment);
 
+// Throws InputError: `where` says `value` for the key.
+[[noreturn]] void RefuseSetting(const std::string& where, std::string_view key,
+                                const std::string& value, std::string_view expected);
+
 }  // namespace shardwright

@@ -6,9 +6,9 @@
 #include <charconv>
 #include <cstddef>
 #include <string_view>
-#include <vector>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/wrap.h"
@@ -75,21 +75,17 @@ constexpr std::array<LossReason, 18> kReasons = {{
     {"plan.bucket", "DDP has buckets of 100 MiB"},
 }};
 
-std::string LongName(DType dtype) {
-  return dtype == DType::kFp32 ? "float32" : dtype == DType::kBf16 ? "bfloat16" : "float16";
-}
-
 DType ReadDType(const std::optional<std::string>& name, DType by_default, const std::string& where,
                 std::string_view key) {
   if (!name) {
     return by_default;
   }
   for (const DType dtype : {DType::kFp32, DType::kBf16}) {
-    if (*name == LongName(dtype)) {
+    if (*name == LongNameOf(dtype)) {
       return dtype;
     }
   }
-  throw InputError(where + ": " + std::string(key), "\"" + *name + "\"", "float32 or bfloat16");
+  RefuseSetting(where, key, *name, "float32 or bfloat16");
 }
 
 // Its name of a Hugging Face model type.
@@ -253,11 +249,8 @@ void CheckFloat8(const S& s, const std::string& where) {
   const std::vector<std::string> left_out =
       s.float8_leaves_out.value_or(std::vector<std::string>());
   if (left_out.size() != 1 || left_out.front() != kVocabulary) {
-    std::string found;
-    for (const std::string& name : left_out) {
-      found += (found.empty() ? "\"" : ", \"") + name + '"';
-    }
-    throw InputError(where + ": quantize.linear.float8.filter_fqns", '[' + found + ']',
+    throw InputError(where + ": quantize.linear.float8.filter_fqns",
+                     '[' + Listed(left_out, Quoted) + ']',
                      "[\"output\"]: all linear layers but the vocabulary's");
   }
   if (s.float8_gathers.value_or(false)) {
@@ -310,7 +303,7 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   s.seq_len = job.sequence_length;
   s.max_norm = 1.0;
   const auto nearest = [](DType dtype) {
-    return LongName(dtype == DType::kFp16 ? DType::kBf16 : dtype);
+    return LongNameOf(dtype == DType::kFp16 ? DType::kBf16 : dtype);
   };
   s.dtype = nearest(job.precision.master);
   s.mixed_precision_param = nearest(job.precision.param);

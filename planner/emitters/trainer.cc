@@ -1,10 +1,9 @@
 #include "planner/emitters/trainer.h"
 
 #include <array>
-#include <string_view>
 
 #include "core/error.h"
-#include "core/letters.h"
+#include "core/text.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 
@@ -135,25 +134,20 @@ void SetMixedPrecision(const std::string& name, TrainerSettings& s) {
   }
 }
 
-[[noreturn]] void Refuse(const std::string& where, std::string_view key, const std::string& value,
-                         std::string_view expected) {
-  throw InputError(where + ": " + std::string(key), "\"" + value + "\"", expected);
-}
-
 void ReadVersion1(const TrainerSettings& s, const std::string& where, HfFsdp& fsdp) {
   const std::string strategy = LowerCase(s.sharding_strategy.value_or("full_shard"));
   if (strategy != "full_shard" && strategy != "shard_grad_op" && strategy != "no_shard" &&
       strategy != "hybrid_shard" && strategy != "hybrid_shard_zero2") {
-    Refuse(where, "fsdp_config.reshard_after_forward", strategy,
-           "full_shard, shard_grad_op, no_shard, hybrid_shard or hybrid_shard_zero2");
+    RefuseSetting(where, "fsdp_config.reshard_after_forward", strategy,
+                  "full_shard, shard_grad_op, no_shard, hybrid_shard or hybrid_shard_zero2");
   }
   fsdp.is_hybrid = strategy.starts_with("hybrid");
   fsdp.no_shard = strategy == "no_shard";
   fsdp.reshard_after_forward = strategy != "shard_grad_op" && strategy != "hybrid_shard_zero2";
   const std::string prefetch = LowerCase(s.backward_prefetch.value_or("no_prefetch"));
   if (prefetch != "backward_pre" && prefetch != "backward_post" && prefetch != "no_prefetch") {
-    Refuse(where, "fsdp_config.backward_prefetch", prefetch,
-           "backward_pre, backward_post or no_prefetch");
+    RefuseSetting(where, "fsdp_config.backward_prefetch", prefetch,
+                  "backward_pre, backward_post or no_prefetch");
   }
   fsdp.backward_prefetch = prefetch == "backward_pre"    ? BackwardPrefetch::kPre
                            : prefetch == "backward_post" ? BackwardPrefetch::kPost
@@ -180,7 +174,7 @@ HfFsdp FromTrainer(const TrainerSettings& settings, const std::string& where) {
   HfFsdp fsdp;
   fsdp.version = settings.version.value_or(2);
   if (fsdp.version != 1 && fsdp.version != 2) {
-    Refuse(where, "fsdp_config.version", std::to_string(fsdp.version), "1 or 2");
+    RefuseSetting(where, "fsdp_config.version", std::to_string(fsdp.version), "1 or 2");
   }
   fsdp.mixed_precision = settings.bf16.value_or(false)   ? "bf16"
                          : settings.fp16.value_or(false) ? "fp16"
@@ -193,8 +187,8 @@ HfFsdp FromTrainer(const TrainerSettings& settings, const std::string& where) {
   } else if (policy == "SIZE_BASED_WRAP") {
     fsdp.min_num_params = settings.min_num_params.value_or(0);
   } else if (policy != "NO_WRAP") {
-    Refuse(where, "fsdp_config.auto_wrap_policy", policy,
-           "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP");
+    RefuseSetting(where, "fsdp_config.auto_wrap_policy", policy,
+                  "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP");
   }
   fsdp.cpu_offload = settings.cpu_offload.value_or(false);
   fsdp.activation_checkpointing = settings.activation_checkpointing.value_or(false);

@@ -1,11 +1,9 @@
 // VISSL: FairScale's FSDP for image models (MODEL.FSDP_CONFIG, config/defaults.yaml and
 // utils/hydra_config.py of its main branch, read 2026-11-22).
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "planner/emitters/emitters.h"

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <set>
-#include <type_traits>
-#include <variant>
 
 #include "core/error.h"
 #include "planner/emitters/emission.h"

@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <regex>
 #include <sstream>
-#include <string>
-#include <string_view>
 #include <system_error>
 #include <vector>
 

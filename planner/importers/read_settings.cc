@@ -1,6 +1,5 @@
 #include "planner/importers/read_settings.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>

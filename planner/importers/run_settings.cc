@@ -4,10 +4,11 @@
 #include <array>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "core/error.h"
 #include "core/json.h"
-#include "core/letters.h"
+#include "core/text.h"
 #include "planner/importers/document.h"
 #include "planner/importers/other_keys.h"
 #include "planner/importers/read_deepspeed.h"

@@ -1,15 +1,14 @@
 #include "schedule/internal/check_means.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <span>
 #include <string>
 #include <utility>
 
+#include "core/text.h"
 #include "schedule/happens_before.h"
 #include "schedule/internal/locate.h"
 #include "schedule/print.h"
@@ -56,9 +55,7 @@ void Divide(Sum& sum, double divisor) {
 }
 
 std::string InText(double number) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.6g", number);
-  return text.data();
+  return Fixed(number, "%.6g");
 }
 
 bool MovesGradients(OpCode code) {

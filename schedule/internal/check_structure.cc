@@ -1,7 +1,6 @@
 #include "schedule/internal/check_structure.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>

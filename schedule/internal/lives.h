@@ -2,7 +2,6 @@
 
 // What placement needs to know of each allocation: when it is first and last used, as clocks.
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 

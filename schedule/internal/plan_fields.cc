@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "core/text.h"
+
 namespace shardwright::internal {
 
 std::string FieldOf(const std::string& where, std::string_view field) {
@@ -11,10 +13,6 @@ std::string FieldOf(const std::string& where, std::string_view field) {
 
 std::string UnitField(const std::string& where, std::size_t u, std::string_view field) {
   return FieldOf(where, "units[" + std::to_string(u) + "]." + std::string(field));
-}
-
-std::string Quoted(std::string_view text) {
-  return '"' + std::string(text) + '"';
 }
 
 InputError UnknownModule(const Model& model, std::string_view fqn, const std::string& field) {

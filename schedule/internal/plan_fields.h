@@ -18,8 +18,6 @@ namespace shardwright::internal {
 [[nodiscard]] std::string UnitField(const std::string& where, std::size_t u,
                                     std::string_view field);
 
-[[nodiscard]] std::string Quoted(std::string_view text);
-
 // "got "model.layer.0", expected the FQN of a module; did you mean "model.layers.0"?"
 [[nodiscard]] InputError UnknownModule(const Model& model, std::string_view fqn,
                                        const std::string& field);

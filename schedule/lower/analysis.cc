@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 #include "schedule/lower/fusion.h"
 #include "schedule/lower/regions.h"

@@ -129,30 +129,17 @@ GroupId Emitter::AddGroup(const std::string& name, std::int64_t size, std::int64
 }
 
 BufferId Emitter::Alloc(Bytes size, Category category, Stream owner, bool zero_filled) {
-  Buffer b;
-  b.size = size;
-  b.category = category;
-  b.owner = owner;
-  b.zero_filled = zero_filled;
-  return body->NewAllocated(b);
+  return body->NewAllocated(
+      {.size = size, .category = category, .owner = owner, .zero_filled = zero_filled});
 }
 
 BufferId Emitter::AllocPieces(Bytes size, PieceRange pieces, Category category, Stream owner) {
-  Buffer b;
-  b.size = size;
-  b.category = category;
-  b.owner = owner;
-  b.pieces = pieces;
-  return body->NewAllocated(b);
+  return body->NewAllocated({.size = size, .category = category, .owner = owner, .pieces = pieces});
 }
 
 BufferId Emitter::AllocOnHost(Bytes size, Category category) {
-  Buffer b;
-  b.size = size;
-  b.category = category;
-  b.owner = Stream::kHost;
-  b.on_host = true;
-  return body->NewAllocated(b);
+  return body->NewAllocated(
+      {.size = size, .category = category, .owner = Stream::kHost, .on_host = true});
 }
 
 BufferId Emitter::Hold(BufferId buffer, Holds holds, std::uint32_t subject, DType dtype) {

@@ -7,7 +7,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "schedule/builder.h"
 #include "schedule/lower.h"

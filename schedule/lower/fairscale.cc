@@ -190,21 +190,12 @@ class FairscaleRules : public FlatRules {
 
   // After the reduction: the second division; cast, accumulate or keep as it is.
   void Finish(UnitId u, BufferId out) {
-    UnitState& state = At(u);
     const Bytes shard = ReducedShard(u);
     Scale(u, out, shard, kPost, factors_.post);
     if (Adopts(u)) {
-      state.sharded_grad = out;
+      At(u).sharded_grad = out;
     } else {
-      const bool accumulate = state.sharded_grad.valid();
-      if (!accumulate) {
-        state.sharded_grad = NewShardedGrad(u, kPost);
-      }
-      e_.AddCopy(OpCode::kGradStore, kPost, {Phase::kBackward, u.value},
-                 accumulate ? shard + MasterShard(u) : shard, MasterShard(u),
-                 {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
-                   Role::kOutput},
-                  {out, AccessMode::kRead, Role::kInput}});
+      StoreReduced(u, out, kPost, shard, MasterShard(u));
       if (plan_.shard_size > 1) {
         e_.body->Free(out);
       }

@@ -254,17 +254,12 @@ void FlatRules::FreeAllUnsharded() {
 }
 
 BufferId FlatRules::FlattenGrads(UnitId u) {
-  UnitState& state = At(u);
   const Bytes size = MadeGrad(u, PrecisionOf(u).param);
   const BufferId flat = Hold(e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute), u,
                              HeldGrad(u), PrecisionOf(u).param);
   e_.AddCopy(OpCode::kConcatGrad, Stream::kCompute, {Phase::kBackward, u.value}, GradBytes(u), size,
              {{flat, AccessMode::kWrite, Role::kOutput}});
-  std::uint16_t index = 0;
-  for (const BufferId g : state.grads) {
-    e_.body->Use(g, AccessMode::kRead, Role::kInput, index++);
-  }
-  FreeGrads(u);
+  ConsumeGrads(u);
   return flat;
 }
 

@@ -501,21 +501,11 @@ class Fsdp1Rules : public FlatRules {
 
   // The reduced shard becomes, or is added to, the gradient that the optimizer reads.
   void Store(UnitId u, BufferId out, Stream tail) {
-    UnitState& state = At(u);
-    const bool accumulate = state.sharded_grad.valid();
-    const Bytes shard = e_.program.buffers[out.value].size;
-    if (!accumulate && !CastsReduce(u)) {
-      state.sharded_grad = out;
-      return;
+    if (!At(u).sharded_grad.valid() && !CastsReduce(u)) {
+      At(u).sharded_grad = out;
+    } else {
+      StoreReduced(u, out, tail, e_.program.buffers[out.value].size, MasterShard(u));
     }
-    if (!accumulate) {
-      state.sharded_grad = NewShardedGrad(u, tail);
-    }
-    e_.AddCopy(OpCode::kGradStore, tail, {Phase::kBackward, u.value},
-               accumulate ? shard + MasterShard(u) : shard, MasterShard(u),
-               {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
-                 Role::kOutput},
-                {out, AccessMode::kRead, Role::kInput}});
   }
 
   void FreeReduced(UnitId u, BufferId flat, BufferId input, BufferId out) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "models/stacked_experts.h"
 #include "schedule/lower/fsdp2_rules.h"
 #include "schedule/lower/layout.h"
 

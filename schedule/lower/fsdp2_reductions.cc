@@ -204,11 +204,7 @@ void Fsdp2Rules::AddPartial(UnitId u, BufferId out) {
 
 // sum += other, which goes.
 void Fsdp2Rules::AddShards(UnitId u, BufferId sum, BufferId other) {
-  e_.AddCopy(
-      OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value}, 2 * ReduceShard(u),
-      ReduceShard(u),
-      {{sum, AccessMode::kReadWrite, Role::kOutput}, {other, AccessMode::kRead, Role::kInput}});
-  e_.body->Free(other);
+  AddReduced(u, sum, other);
   last_reduce_ = e_.body->last();
 }
 
@@ -229,20 +225,11 @@ void Fsdp2Rules::ScaleForFp16(UnitId u, BufferId buffer, Bytes bytes, Stream str
 }
 
 void Fsdp2Rules::StoreShardedGrad(UnitId u, BufferId out, bool adopts, Stream tail) {
-  UnitState& state = At(u);
   if (adopts) {
-    state.sharded_grad = out;
+    At(u).sharded_grad = out;
   } else {
     const OpId before = e_.body->last();
-    const bool accumulate = state.sharded_grad.valid();
-    if (!accumulate) {
-      state.sharded_grad = NewShardedGrad(u, tail);
-    }
-    e_.AddCopy(OpCode::kGradStore, tail, {Phase::kBackward, u.value},
-               accumulate ? ReduceShard(u) + GradShard(u) : ReduceShard(u), GradShard(u),
-               {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
-                 Role::kOutput},
-                {out, AccessMode::kRead, Role::kInput}});
+    StoreReduced(u, out, tail, ReduceShard(u), GradShard(u));
     e_.After(before);
     if (tail == Stream::kReplicate) {
       held_.push_back(out);  // the 2025 code keeps a reference until backward ends

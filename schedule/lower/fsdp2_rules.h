@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "models/stacked_experts.h"
 #include "schedule/lower/selective_hooks.h"
 #include "schedule/lower/unit_rules.h"
 

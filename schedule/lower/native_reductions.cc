@@ -1,8 +1,5 @@
 // Reductions of the native dialect, and the updates behind them.
 
-#include <algorithm>
-#include <string>
-
 #include "schedule/lower/native_rules.h"
 
 namespace shardwright {
@@ -135,26 +132,13 @@ bool NativeRules::SumPartial(UnitId u, BufferId out) {
   }
   const BufferId sum = last_micro_batch_ ? out : partial;
   const BufferId other = last_micro_batch_ ? partial : out;
-  e_.AddCopy(
-      OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value}, 2 * ReduceShard(u),
-      ReduceShard(u),
-      {{sum, AccessMode::kReadWrite, Role::kOutput}, {other, AccessMode::kRead, Role::kInput}});
-  e_.body->Free(other);
+  AddReduced(u, sum, other);
   partial = last_micro_batch_ ? BufferId() : partial;
   return last_micro_batch_;
 }
 
 void NativeRules::Store(UnitId u, BufferId out, Stream stream) {
-  UnitState& state = At(u);
-  const bool accumulate = state.sharded_grad.valid();
-  if (!accumulate) {
-    state.sharded_grad = NewShardedGrad(u, stream);
-  }
-  e_.AddCopy(OpCode::kGradStore, stream, {Phase::kBackward, u.value},
-             accumulate ? ReduceShard(u) + GradShard(u) : ReduceShard(u), GradShard(u),
-             {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
-               Role::kOutput},
-              {out, AccessMode::kRead, Role::kInput}});
+  StoreReduced(u, out, stream, ReduceShard(u), GradShard(u));
 }
 
 void NativeRules::Update(UnitId u, Stream stream) {

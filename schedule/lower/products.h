@@ -3,7 +3,6 @@
 // Where transfers that take turns may begin: beside a large product, which they slow least, since
 // it leaves memory bandwidth free and lasts.
 
-#include <cstdint>
 #include <vector>
 
 #include "schedule/lower/walker.h"

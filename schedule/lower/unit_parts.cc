@@ -23,16 +23,6 @@ std::vector<std::vector<ModuleId>> OwnersOf(const Model& model) {
   return owners;
 }
 
-// A call of a module that holds another one gathers what both of them have.
-std::vector<ModuleId> OuterOnes(const Model& model, const std::vector<ModuleId>& modules) {
-  std::vector<ModuleId> outer = modules;
-  std::erase_if(outer, [&](ModuleId id) {
-    return std::any_of(modules.begin(), modules.end(),
-                       [&](ModuleId other) { return other != id && IsInside(model, id, other); });
-  });
-  return outer;
-}
-
 // Are all of them modules of the unit, each by its first name?
 bool AreOf(const Model& model, const ResolvedUnit& unit, const std::vector<ModuleId>& modules) {
   return std::all_of(modules.begin(), modules.end(), [&](ModuleId module) {

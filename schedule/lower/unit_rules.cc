@@ -88,8 +88,6 @@ void StepRules::BeginMicroBatch(bool first, bool last) {
   first_micro_batch_ = first;
   last_micro_batch_ = last;
   in_forward_ = false;
-  forward_order_.clear();
-  forward_position_.assign(units_.size(), 0);
   for (UnitState& s : units_) {
     s.backward_done = false;
     s.grad_of_param.clear();
@@ -104,16 +102,6 @@ void StepRules::BeginGathers(Phase phase) {
   const OpId compute = e_.body->last();  // the copy of the inputs, behind the last update
   e_.AddWait(Stream::kCopyIn, {compute}, phase, kNoSubject);
   e_.AddWait(Stream::kGather, {compute}, phase, kNoSubject);
-}
-
-void StepRules::RecordForward(UnitId u) {
-  forward_order_.push_back(u);
-  forward_position_[u.value] = forward_order_.size();
-}
-
-UnitId StepRules::LeftBefore(UnitId u) const {
-  const std::size_t position = forward_position_[u.value];
-  return position >= 2 ? forward_order_[position - 2] : UnitId();
 }
 
 void StepRules::GradToHost(UnitId u, Stream stream, OpId ready) {
@@ -301,11 +289,36 @@ void StepRules::AccumulateUnsharded(UnitId u) {
       OpCode::kGradStore, Stream::kCompute, {Phase::kBackward, u.value},
       first ? fresh : fresh + kept, kept,
       {{state.accumulated, first ? AccessMode::kWrite : AccessMode::kReadWrite, Role::kOutput}});
+  ConsumeGrads(u);
+}
+
+void StepRules::ConsumeGrads(UnitId u) {
   std::uint16_t index = 0;
-  for (const BufferId g : state.grads) {
+  for (const BufferId g : At(u).grads) {
     e_.body->Use(g, AccessMode::kRead, Role::kInput, index++);
   }
   FreeGrads(u);
+}
+
+void StepRules::StoreReduced(UnitId u, BufferId reduced, Stream stream, Bytes from, Bytes to) {
+  UnitState& state = At(u);
+  const bool accumulate = state.sharded_grad.valid();
+  if (!accumulate) {
+    state.sharded_grad = NewShardedGrad(u, stream);
+  }
+  e_.AddCopy(OpCode::kGradStore, stream, {Phase::kBackward, u.value}, accumulate ? from + to : from,
+             to,
+             {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
+               Role::kOutput},
+              {reduced, AccessMode::kRead, Role::kInput}});
+}
+
+void StepRules::AddReduced(UnitId u, BufferId sum, BufferId other) {
+  e_.AddCopy(
+      OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value}, 2 * ReduceShard(u),
+      ReduceShard(u),
+      {{sum, AccessMode::kReadWrite, Role::kOutput}, {other, AccessMode::kRead, Role::kInput}});
+  e_.body->Free(other);
 }
 
 }  // namespace shardwright

@@ -89,6 +89,11 @@ class StepRules : public DialectRules {
     return Hold(e_.Alloc(GradShard(u), Category::kShardedGradient, owner), u, Holds::kShard,
                 job_.precision.master);
   }
+  // Reduced gradients of `from` bytes become, or are added to, the `to` bytes that the optimizer
+  // reads.
+  void StoreReduced(UnitId u, BufferId reduced, Stream stream, Bytes from, Bytes to);
+  // sum += other, both reduced shards, of which the other goes.
+  void AddReduced(UnitId u, BufferId sum, BufferId other);
   // Tensors of so many elements of `dtype` as pieces of a buffer.
   [[nodiscard]] PieceRange Pieces(std::span<const std::int64_t> elements, DType dtype);
   [[nodiscard]] bool UpdatesOnHost() const {
@@ -131,9 +136,6 @@ class StepRules : public DialectRules {
   // Before the outermost unit of a forward pass: gathers wait for what the compute stream did to
   // the parameters. Does nothing at inner units.
   void BeginGathers(Phase phase);
-  // The order in which units left this forward pass, and who left before `u` (none for the first).
-  void RecordForward(UnitId u);
-  [[nodiscard]] UnitId LeftBefore(UnitId u) const;
   // Copies a reduced gradient to the host for the CPU optimizer; WaitForHostGrads blocks until all
   // of them, and what the compute stream was given, are done.
   void GradToHost(UnitId u, Stream stream, OpId ready);
@@ -152,6 +154,8 @@ class StepRules : public DialectRules {
   // Of the op alone.
   [[nodiscard]] virtual std::vector<std::int64_t> GradElementsOf(std::uint32_t model_op) const;
   void FreeGrads(UnitId u);
+  // The op last added reads them, and they go.
+  void ConsumeGrads(UnitId u);
   [[nodiscard]] Bytes GradBytes(UnitId u) const;  // all of At(u).grads
   // Without sync: adds this micro-batch's gradients to those kept so far, in r.
   void AccumulateUnsharded(UnitId u);
@@ -232,8 +236,6 @@ class StepRules : public DialectRules {
  private:
   std::vector<UnitState> units_;
   bool in_forward_ = false;  // the outermost unit of this pass was entered
-  std::vector<UnitId> forward_order_;
-  std::vector<std::size_t> forward_position_;  // 1-based place in forward_order_; 0: not yet
   std::vector<OpId> to_host_;
   std::vector<std::int64_t> train_elements_;  // GradElements per unit
 };

@@ -1,7 +1,6 @@
 #include "schedule/lower/walker.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "core/error.h"
 #include "schedule/lower/products.h"

@@ -368,11 +368,7 @@ class Zero12Rules : public ZeroRules {
                           Holds::kShards, job_.precision.reduce);
     e_.AddCopy(OpCode::kReduceCopyIn, Stream::kCompute, where, GradBytes(u), full,
                {{scatter_input_, AccessMode::kWrite, Role::kOutput}});
-    std::uint16_t index = 0;
-    for (const BufferId g : state.grads) {
-      e_.body->Use(g, AccessMode::kRead, Role::kInput, index++);
-    }
-    FreeGrads(u);
+    ConsumeGrads(u);
     const OpId copied = e_.body->last();
     const BufferId out = Partition(u);
     if (ranks() > 1) {

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <span>
 
 #include "core/units.h"
 #include "models/kernel_set.h"

@@ -1,8 +1,6 @@
 #include "simulator/internal/free_list.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 
 namespace shardwright::internal {
 namespace {

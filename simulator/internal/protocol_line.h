@@ -3,7 +3,6 @@
 // What a protocol costs on a path, for the collectives of simulator/costs/collectives.cc and the
 // all-reduces of all_reduce.cc.
 
-#include <cstdint>
 #include <string_view>
 
 #include "core/units.h"

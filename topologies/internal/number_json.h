@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string_view>
 
 #include <nlohmann/json_fwd.hpp>
 

@@ -1,7 +1,6 @@
 #include "traces/internal/chakra_nodes.h"
 
 #include <algorithm>
-#include <limits>
 #include <string_view>
 
 #include <nlohmann/json.hpp>

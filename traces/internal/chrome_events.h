@@ -2,13 +2,11 @@
 
 // Takes a Chrome trace apart into events, one at a time.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/error.h"

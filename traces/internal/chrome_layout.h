@@ -65,10 +65,4 @@ struct Layout {
 
 [[nodiscard]] Layout BuildLayout(const Program& program, const Trace& trace, ChromeProfile profile);
 
-[[nodiscard]] inline const Body& BodyOf(const Program& program, BodyKind kind) {
-  return kind == BodyKind::kInit     ? program.init
-         : kind == BodyKind::kWarmup ? program.warmup
-                                     : program.step;
-}
-
 }  // namespace shardwright::internal

@@ -1,10 +1,7 @@
 #include "traces/internal/raw_recording.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
-#include <optional>
-#include <string_view>
 #include <tuple>
 #include <utility>
 

@@ -5,8 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <functional>
-#include <memory>
 #include <mutex>
 #include <random>
 #include <string>

@@ -3,7 +3,6 @@
 // The experts' projections on the rows that chose them. How many rows an expert has is known on the
 // device only, so launches cover the most it could have and blocks beyond its rows end at once.
 
-#include <cmath>
 #include <cstdint>
 
 #include "executor/cuda/kernels/array.h"

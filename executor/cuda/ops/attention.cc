@@ -1,15 +1,13 @@
 // Attention, rotary embeddings, T5's position bias.
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <span>
-#include <vector>
 
 #include "executor/cuda/kernels/attention_forward.h"
 #include "executor/cuda/kernels/attention_grad.h"
 #include "executor/cuda/kernels/position.h"
 #include "executor/cuda/ops/launch.h"
+#include "executor/op_layout.h"
 
 namespace shardwright::ops {
 namespace {
@@ -17,56 +15,8 @@ namespace {
 using gpu::AttentionArgs;
 using gpu::HeadArray;
 
-struct Heads {
-  HeadArray q, k, v;
-};
-
-HeadArray Apart(const View& view, std::int64_t heads, std::int64_t features) {
-  return {ArrayOf(view), heads * features, 0, features};
-}
-
-// Part 0, 1, 2 (q, k, v) of a packed tensor.
-HeadArray Packed(const OpSpec& spec, const View& view, int part) {
-  HeadArray place{ArrayOf(view), (spec.heads + 2 * spec.kv_heads) * spec.head_dim, 0,
-                  spec.head_dim};
-  if (spec.packed_by_head) {
-    place.first = part * spec.head_dim;
-    place.head = 3 * spec.head_dim;
-  } else if (part > 0) {
-    place.first = (spec.heads + (part - 1) * spec.kv_heads) * spec.head_dim;
-  }
-  return place;
-}
-
-// The three ways to pass them: apart; packed in one tensor; q and k apart and v inside a packed
-// tensor or behind the plain keys of DeepSeek's.
-Heads FindHeads(const ModelOpCall& call, std::span<const View> tensors) {
-  const OpSpec& spec = *call.spec;
-  if (tensors.size() == 1) {
-    return {Packed(spec, tensors[0], 0), Packed(spec, tensors[0], 1), Packed(spec, tensors[0], 2)};
-  }
-  Heads heads{Apart(tensors[0], spec.heads, spec.head_dim),
-              Apart(tensors[1], spec.kv_heads, spec.head_dim),
-              Apart(tensors[2], spec.kv_heads, spec.value_dim)};
-  const std::int64_t row = tensors[2].elements / (call.batch * spec.seq_k);
-  if (row == spec.kv_heads * spec.value_dim) {
-    return heads;
-  }
-  if (row == (spec.heads + 2 * spec.kv_heads) * spec.head_dim && spec.value_dim == spec.head_dim) {
-    heads.v = Packed(spec, tensors[2], 2);
-  } else {
-    const std::int64_t head = row / spec.kv_heads;
-    heads.v = {ArrayOf(tensors[2]), row, head - spec.value_dim, head};
-  }
-  return heads;
-}
-
-Heads InputHeads(const ModelOpCall& call) {
-  std::vector<View> views;
-  for (const ConstView& input : call.inputs) {
-    views.push_back({const_cast<void*>(input.data), input.dtype, input.elements});
-  }
-  return FindHeads(call, views);
+HeadArray HeadsOf(const HeadPlace& place) {
+  return {{place.data, place.dtype}, place.row, place.first, place.head};
 }
 
 template <class Kernel>
@@ -106,10 +56,10 @@ void LaunchTiles(const OpContext& context, AttentionArgs args, bool over_keys) {
 AttentionArgs ArgsOf(const ModelOpCall& call) {
   const OpSpec& spec = *call.spec;
   AttentionArgs args;
-  const Heads heads = InputHeads(call);
-  args.q = heads.q;
-  args.k = heads.k;
-  args.v = heads.v;
+  const HeadPlaces heads = FindHeads(call);
+  args.q = HeadsOf(heads.q);
+  args.k = HeadsOf(heads.k);
+  args.v = HeadsOf(heads.v);
   args.y = ArrayOf(call.outputs[0]);
   args.bias = spec.has_bias ? ArrayOf(call.inputs[3]) : gpu::Array{};
   args.log_sums = reinterpret_cast<float*>(call.saved.data());
@@ -135,10 +85,10 @@ AttentionArgs ArgsOf(const ModelOpCall& call) {
 void AttentionBackward(const ModelOpCall& call, const OpContext& context) {
   const OpSpec& spec = *call.spec;
   AttentionArgs args = ArgsOf(call);
-  const Heads grads = FindHeads(call, call.input_grads);
-  args.dq = grads.q;
-  args.dk = grads.k;
-  args.dv = grads.v;
+  const HeadPlaces grads = FindHeadGrads(call);
+  args.dq = HeadsOf(grads.q);
+  args.dk = HeadsOf(grads.k);
+  args.dv = HeadsOf(grads.v);
   args.dy = ArrayOf(call.output_grads[0]);
   Scratch scratch(call.workspace);
   args.products = scratch.Take<float>(call.batch * spec.heads * spec.seq_q);
@@ -232,7 +182,7 @@ void TurnPlain(const ModelOpCall& call, bool is_gradient, const gpu::RopeTableAr
     args.from_row = args.to_row = args.heads * spec.head_dim;
     args.from_head = args.to_head = spec.head_dim;
     if (is_packed) {
-      const HeadArray packed = Packed(spec, {}, static_cast<int>(part));
+      const HeadPlace packed = PackedHeads(spec, {}, static_cast<int>(part));
       (is_gradient ? args.to_first : args.from_first) = packed.first;
       (is_gradient ? args.to_row : args.from_row) = packed.row;
       (is_gradient ? args.to_head : args.from_head) = packed.head;

@@ -1,6 +1,5 @@
 // Linear layers, embeddings, norms, losses.
 
-#include <cmath>
 #include <cstdint>
 #include <span>
 
@@ -301,7 +300,7 @@ void SubmitLoss(const ModelOpCall& call, bool is_backward, const OpContext& cont
 namespace shardwright {
 
 std::int64_t LossRowsOf(const ModelOpCall& call) {
-  return ops::RowsOf(call);
+  return RowsOf(call);
 }
 
 void SubmitLabelCount(const ModelOpCall& call, std::uint8_t* verdicts, gpu::LabelCounts* counts,

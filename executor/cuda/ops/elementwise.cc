@@ -4,10 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "executor/cuda/kernels/sums.h"
 #include "executor/cuda/ops/launch.h"
+#include "executor/op_layout.h"
 
 namespace shardwright::ops {
 namespace {
@@ -130,12 +130,6 @@ void SubmitAdd(const ModelOpCall& call, bool is_backward, const OpContext& conte
       add_into(grad.view, grad.accumulate);
     }
   }
-}
-
-// (channels, height, width) times one number per channel, as squeeze and excitation has it.
-bool ScalesChannels(const ModelOpCall& call) {
-  return call.inputs[1].elements < call.inputs[0].elements &&
-         call.inputs[1].elements == call.batch * call.spec->in;
 }
 
 void SubmitMul(const ModelOpCall& call, bool is_backward, const OpContext& context) {

@@ -28,17 +28,6 @@ namespace shardwright::ops {
   return {view.data, view.dtype};
 }
 
-[[nodiscard]] inline bool Wants(const std::vector<View>& views, std::size_t i) {
-  return i < views.size() && views[i].data != nullptr;
-}
-[[nodiscard]] inline bool Wants(const std::vector<ParamGrad>& grads, std::size_t i) {
-  return i < grads.size() && grads[i].view.data != nullptr;
-}
-
-[[nodiscard]] inline std::int64_t RowsOf(const ModelOpCall& call) {
-  return call.batch * call.spec->rows;
-}
-
 // Hands out pieces of a workspace; each begins at a multiple of 256 bytes.
 class Scratch {
  public:

@@ -1,7 +1,5 @@
 #include "executor/cuda/ops/model_ops.h"
 
-#include <string>
-
 #include "core/error.h"
 #include "executor/cuda/ops/launch.h"
 

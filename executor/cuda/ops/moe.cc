@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <span>
 
 #include "executor/cuda/kernels/experts.h"
 #include "executor/cuda/kernels/router.h"
 #include "executor/cuda/ops/launch.h"
+#include "executor/op_layout.h"
 
 namespace shardwright::ops {
 namespace {
@@ -84,18 +84,6 @@ void SubmitRouter(const ModelOpCall& call, bool is_backward, const OpContext& co
 
 namespace {
 
-// The parameters of one expert: gate and up (intermediate, hidden), down (hidden, intermediate).
-struct ExpertParams {
-  std::size_t gate = 0, up = 0, down = 0;
-};
-ExpertParams ParamsOf(const OpSpec& spec, std::int64_t expert) {
-  const auto first = static_cast<std::size_t>(expert * (spec.gated ? 3 : 2));
-  if (!spec.gated) {
-    return {first, first, first + 1};
-  }
-  return spec.up_last ? ExpertParams{first, first + 2, first + 1}
-                      : ExpertParams{first, first + 1, first + 2};
-}
 enum class Projection : std::uint8_t { kGate, kUp, kDown };
 std::size_t ParamOf(const OpSpec& spec, std::int64_t expert, Projection projection) {
   const ExpertParams params = ParamsOf(spec, expert);

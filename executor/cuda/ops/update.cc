@@ -1,6 +1,5 @@
 #include "executor/cuda/kernels/update.h"
 
-#include <algorithm>
 #include <cstdint>
 
 #include "executor/cuda/kernels/sums.h"

@@ -4,9 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
 
 #include "executor/host/kernels/dropout.h"
 #include "executor/host/kernels/kernels.h"
@@ -21,47 +18,6 @@ GemmOperand OperandAt(const HeadPlace& place, std::int64_t element, std::int64_t
                       std::int64_t column_stride) {
   const auto* const data = static_cast<const std::byte*>(place.data);
   return {data + element * SizeOf(place.dtype), place.dtype, row_stride, column_stride};
-}
-
-HeadPlace PlaceOf(const View& view, std::int64_t heads, std::int64_t features) {
-  return {view.data, view.dtype, heads * features, 0, features};
-}
-
-// Part 0, 1, 2 (q, k, v) of a packed tensor.
-HeadPlace PackedPlace(const OpSpec& spec, const View& view, int part) {
-  HeadPlace place{view.data, view.dtype, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, 0,
-                  spec.head_dim};
-  if (spec.packed_by_head) {
-    place.first = part * spec.head_dim;
-    place.head = 3 * spec.head_dim;
-  } else if (part > 0) {
-    place.first = (spec.heads + (part - 1) * spec.kv_heads) * spec.head_dim;
-  }
-  return place;
-}
-
-HeadPlaces FindPlaces(const ModelOpCall& call, std::span<const View> tensors) {
-  const OpSpec& spec = *call.spec;
-  if (tensors.size() == 1) {
-    return {PackedPlace(spec, tensors[0], 0), PackedPlace(spec, tensors[0], 1),
-            PackedPlace(spec, tensors[0], 2)};
-  }
-  HeadPlaces places{PlaceOf(tensors[0], spec.heads, spec.head_dim),
-                    PlaceOf(tensors[1], spec.kv_heads, spec.head_dim),
-                    PlaceOf(tensors[2], spec.kv_heads, spec.value_dim)};
-  const std::int64_t row = tensors[2].elements / (call.batch * spec.seq_k);
-  if (row == spec.kv_heads * spec.value_dim) {
-    return places;
-  }
-  if (row == (spec.heads + 2 * spec.kv_heads) * spec.head_dim && spec.value_dim == spec.head_dim) {
-    places.v = PackedPlace(spec, tensors[2], 2);
-  } else {  // (heads, plain key and value)
-    const std::int64_t head = row / spec.kv_heads;
-    places.v.row = row;
-    places.v.first = head - spec.value_dim;
-    places.v.head = head;
-  }
-  return places;
 }
 
 // Running maximum and sum of the softmax of each query of a tile.
@@ -122,7 +78,7 @@ void AttendQueries(const ModelOpCall& call, const HeadPlaces& heads, AttentionTi
     }
     HostGemm({tile.queries, spec.value_dim, tile.keys},
              {scratch.scores, DType::kFp32, tile.keys, 1},
-             heads.v.Rows(tile.sample * spec.seq_k + tile.key, kv_head),
+             RowsAt(heads.v, tile.sample * spec.seq_k + tile.key, kv_head),
              {scratch.output, DType::kFp32, spec.value_dim, true}, nullptr, scratch.gemm);
     tile.key += tile.keys;
   }
@@ -140,25 +96,12 @@ void AttendQueries(const ModelOpCall& call, const HeadPlaces& heads, AttentionTi
 
 }  // namespace
 
-GemmOperand HeadPlace::Rows(std::int64_t r, std::int64_t h) const {
-  return OperandAt(*this, At(r, h), row, 1);
+GemmOperand RowsAt(const HeadPlace& place, std::int64_t r, std::int64_t h) {
+  return OperandAt(place, place.At(r, h), place.row, 1);
 }
 
-GemmOperand HeadPlace::Columns(std::int64_t r, std::int64_t h) const {
-  return OperandAt(*this, At(r, h), 1, row);
-}
-
-HeadPlaces FindHeads(const ModelOpCall& call) {
-  std::vector<View> views;
-  for (const ConstView& input : call.inputs) {
-    // Places are shared with gradients, which are written; inputs are only read through them.
-    views.push_back({const_cast<void*>(input.data), input.dtype, input.elements});
-  }
-  return FindPlaces(call, views);
-}
-
-HeadPlaces FindHeadGrads(const ModelOpCall& call) {
-  return FindPlaces(call, call.input_grads);
+GemmOperand ColumnsAt(const HeadPlace& place, std::int64_t r, std::int64_t h) {
+  return OperandAt(place, place.At(r, h), 1, place.row);
 }
 
 KeyRange VisibleKeys(const OpSpec& spec, std::int64_t query) {
@@ -224,8 +167,8 @@ void ComputeScores(const ModelOpCall& call, const HeadPlaces& heads, const Atten
   const OpSpec& spec = *call.spec;
   const std::int64_t kv_head = tile.head / (spec.heads / spec.kv_heads);
   HostGemm({tile.queries, tile.keys, spec.head_dim},
-           heads.q.Rows(tile.sample * spec.seq_q + tile.query, tile.head),
-           heads.k.Columns(tile.sample * spec.seq_k + tile.key, kv_head),
+           RowsAt(heads.q, tile.sample * spec.seq_q + tile.query, tile.head),
+           ColumnsAt(heads.k, tile.sample * spec.seq_k + tile.key, kv_head),
            {scores, DType::kFp32, tile.keys}, nullptr, workspace);
   VectorScale(ScoreFactor(spec), scores, scores, tile.queries * tile.keys);
   if (spec.soft_cap > 0.0) {

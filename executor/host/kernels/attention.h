@@ -1,38 +1,19 @@
 #pragma once
 
-// What the forward and the backward half of attention share: where heads lie in memory, which pairs
-// of a query and a key are visible, and a tile of scores.
+// What the forward and the backward half of attention share: which pairs of a query and a key are
+// visible, and a tile of scores.
 
 #include <cstdint>
 #include <span>
 
 #include "executor/host/kernels/gemm.h"
-#include "executor/model_op.h"
+#include "executor/op_layout.h"
 
 namespace shardwright {
 
-// One of q, k, v or their gradients: head h of row r begins at element r * row + first + h * head.
-struct HeadPlace {
-  void* data = nullptr;  // null: not there
-  DType dtype = DType::kFp32;
-  std::int64_t row = 0;
-  std::int64_t first = 0;
-  std::int64_t head = 0;
-
-  [[nodiscard]] std::int64_t At(std::int64_t r, std::int64_t h) const {
-    return r * row + first + h * head;
-  }
-  // Rows from `r` on of head `h`, as (rows, features) and transposed.
-  [[nodiscard]] GemmOperand Rows(std::int64_t r, std::int64_t h) const;
-  [[nodiscard]] GemmOperand Columns(std::int64_t r, std::int64_t h) const;
-};
-struct HeadPlaces {
-  HeadPlace q, k, v;
-};
-// The three ways to pass them: apart; packed in one tensor; q and k apart and v inside a packed
-// tensor or behind the plain keys of DeepSeek's.
-[[nodiscard]] HeadPlaces FindHeads(const ModelOpCall& call);
-[[nodiscard]] HeadPlaces FindHeadGrads(const ModelOpCall& call);
+// Rows of head `h` from `r` on, as (rows, features) and transposed.
+[[nodiscard]] GemmOperand RowsAt(const HeadPlace& place, std::int64_t r, std::int64_t h);
+[[nodiscard]] GemmOperand ColumnsAt(const HeadPlace& place, std::int64_t r, std::int64_t h);
 
 // Keys [begin, end) that a query sees.
 struct KeyRange {

@@ -131,8 +131,8 @@ class AttentionGrad {
     ComputeScores(call_, heads_, tile, scratch_.probabilities, caps ? scratch_.capped : nullptr,
                   scratch_.gemm);
     HostGemm({tile.queries, tile.keys, spec_.value_dim}, OutputGrad(tile, false),
-             heads_.v.Columns(key_row, kv_head), {scratch_.grads, DType::kFp32, tile.keys}, nullptr,
-             scratch_.gemm);
+             ColumnsAt(heads_.v, key_row, kv_head), {scratch_.grads, DType::kFp32, tile.keys},
+             nullptr, scratch_.gemm);
     for (std::int64_t i = 0; i < tile.queries; ++i) {
       RunRow(tile, i, group_head);
     }
@@ -142,11 +142,11 @@ class AttentionGrad {
              {scratch_.dv + tile.key * spec_.value_dim, DType::kFp32, spec_.value_dim, true},
              nullptr, scratch_.gemm);
     HostGemm({tile.queries, spec_.head_dim, tile.keys},
-             {scratch_.grads, DType::kFp32, tile.keys, 1}, heads_.k.Rows(key_row, kv_head),
+             {scratch_.grads, DType::kFp32, tile.keys, 1}, RowsAt(heads_.k, key_row, kv_head),
              {scratch_.dq, DType::kFp32, spec_.head_dim, true}, nullptr, scratch_.gemm);
     HostGemm({tile.keys, spec_.head_dim, tile.queries},
              {scratch_.grads, DType::kFp32, 1, tile.keys},
-             heads_.q.Rows(tile.sample * spec_.seq_q + tile.query, tile.head),
+             RowsAt(heads_.q, tile.sample * spec_.seq_q + tile.query, tile.head),
              {scratch_.dk + tile.key * spec_.head_dim, DType::kFp32, spec_.head_dim, true}, nullptr,
              scratch_.gemm);
   }
@@ -197,12 +197,9 @@ class AttentionGrad {
 // Gradients of tensors of which attention reads a part only begin as zeros.
 void ClearPartialGrads(const ModelOpCall& call) {
   const OpSpec& spec = *call.spec;
-  if (call.input_grads.size() < 3 || call.input_grads[2].data == nullptr) {
-    return;
-  }
-  const View& dv = call.input_grads[2];
-  if (dv.elements != call.batch * spec.seq_k * spec.kv_heads * spec.value_dim) {
-    std::fill_n(static_cast<std::byte*>(dv.data), dv.elements * SizeOf(dv.dtype), std::byte{0});
+  if (Wants(call.input_grads, 2) &&
+      call.input_grads[2].elements != call.batch * spec.seq_k * spec.kv_heads * spec.value_dim) {
+    ZeroFill(call.input_grads[2]);
   }
 }
 

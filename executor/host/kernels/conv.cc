@@ -307,11 +307,10 @@ void Conv2dBackward(const ModelOpCall& call) {
                   DataGrad(call, sizes, first, last, WorkspaceOf(call, worker));
                 });
   }
-  if (!call.param_grads.empty() && call.param_grads[0].view.data != nullptr &&
-      !BlockedConvWeightGrad(call)) {
+  if (Wants(call.param_grads, 0) && !BlockedConvWeightGrad(call)) {
     WeightGrad(call, sizes);
   }
-  if (call.param_grads.size() > 1 && call.param_grads[1].view.data != nullptr) {
+  if (Wants(call.param_grads, 1)) {
     Scratch scratch(call.workspace);
     float* const sums = scratch.Floats(call.spec->out);
     AddBiasGrad(call, sizes, sums);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 
 #include "executor/host/kernels/clones.h"
 #include "executor/host/kernels/kernels.h"

@@ -8,6 +8,7 @@
 #include "executor/host/kernels/kernels.h"
 #include "executor/host/kernels/rows.h"
 #include "executor/host/kernels/vector.h"
+#include "executor/op_layout.h"
 
 namespace shardwright {
 namespace {
@@ -50,12 +51,6 @@ void MapTwo(Team* team, const ConstView& x, const ConstView& y, const View& z, c
 void Copy(Team* team, const ConstView& x, const View& z) {
   MapOne(team, x, z,
          [](const float* from, float* to, std::int64_t n) { std::copy_n(from, n, to); });
-}
-
-// (channels, height, width) times one number per channel, as squeeze and excitation has it.
-bool ScalesChannels(const ModelOpCall& call) {
-  return call.inputs[1].elements < call.inputs[0].elements &&
-         call.inputs[1].elements == call.batch * call.spec->in;
 }
 
 // z[channel] = x[channel] * factor(channel) over planes of spec.rows elements.

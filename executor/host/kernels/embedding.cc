@@ -86,7 +86,7 @@ void EmbeddingForward(const ModelOpCall& call) {
 // Positions are sorted by id; each table row with gradients then gets one sum, in fp32 and in the
 // order of positions, and is rounded once.
 void EmbeddingBackward(const ModelOpCall& call) {
-  if (call.param_grads.empty() || call.param_grads[0].view.data == nullptr) {
+  if (!Wants(call.param_grads, 0)) {
     return;
   }
   const OpSpec& spec = *call.spec;

@@ -2,13 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <optional>
-#include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 

@@ -110,84 +110,83 @@ void MaxPoolRow(const OpSpec& spec, const float* x, std::int64_t oy, float* larg
   }
 }
 
+// Calls f(plane, in, out) for planes [first, last), with memory for the elements of one on either
+// side of the pool.
+template <class F>
+void ForEachPlane(const OpSpec& spec, std::int64_t first, std::int64_t last,
+                  std::span<std::byte> workspace, const F& f) {
+  Scratch scratch(workspace);
+  float* const in = scratch.Floats(PlaneIn(spec));
+  float* const out = scratch.Floats(PlaneOut(spec));
+  for (std::int64_t plane = first; plane < last; ++plane) {
+    f(plane, in, out);
+  }
+}
+
 // Keeps where in its plane each maximum was; the first one of equals, as PyTorch.
 void MaxPoolForwardPlanes(const ModelOpCall& call, std::int64_t first, std::int64_t last,
                           std::span<std::byte> workspace) {
   const OpSpec& spec = *call.spec;
-  Scratch scratch(workspace);
-  float* const in_buffer = scratch.Floats(PlaneIn(spec));
-  float* const out_buffer = scratch.Floats(PlaneOut(spec));
   auto* const places = reinterpret_cast<std::int32_t*>(call.saved.data());
-  for (std::int64_t plane = first; plane < last; ++plane) {
-    const float* const x =
-        ReadFloats(call.inputs[0], plane * PlaneIn(spec), PlaneIn(spec), in_buffer);
+  ForEachPlane(spec, first, last, workspace, [&](std::int64_t plane, float* in, float* out) {
+    const float* const x = ReadFloats(call.inputs[0], plane * PlaneIn(spec), PlaneIn(spec), in);
     for (std::int64_t oy = 0; oy < spec.height_out; ++oy) {
       const std::int64_t row = oy * spec.width_out;
-      MaxPoolRow(spec, x, oy, out_buffer + row, places + plane * PlaneOut(spec) + row);
+      MaxPoolRow(spec, x, oy, out + row, places + plane * PlaneOut(spec) + row);
     }
-    StoreFloats(out_buffer, PlaneOut(spec), call.outputs[0], plane * PlaneOut(spec));
-  }
+    StoreFloats(out, PlaneOut(spec), call.outputs[0], plane * PlaneOut(spec));
+  });
 }
 
 void MaxPoolBackwardPlanes(const ModelOpCall& call, std::int64_t first, std::int64_t last,
                            std::span<std::byte> workspace) {
   const OpSpec& spec = *call.spec;
-  Scratch scratch(workspace);
-  float* const in_buffer = scratch.Floats(PlaneIn(spec));
-  float* const out_buffer = scratch.Floats(PlaneOut(spec));
   const auto* const places = reinterpret_cast<const std::int32_t*>(call.saved.data());
-  for (std::int64_t plane = first; plane < last; ++plane) {
+  ForEachPlane(spec, first, last, workspace, [&](std::int64_t plane, float* in, float* out) {
     const std::int64_t at = plane * PlaneOut(spec);
-    const float* const dy = ReadFloats(call.output_grads[0], at, PlaneOut(spec), out_buffer);
-    std::fill_n(in_buffer, PlaneIn(spec), 0.0F);
+    const float* const dy = ReadFloats(call.output_grads[0], at, PlaneOut(spec), out);
+    std::fill_n(in, PlaneIn(spec), 0.0F);
     for (std::int64_t i = 0; i < PlaneOut(spec); ++i) {
-      in_buffer[places[at + i]] += dy[i];
+      in[places[at + i]] += dy[i];
     }
-    StoreFloats(in_buffer, PlaneIn(spec), call.input_grads[0], plane * PlaneIn(spec));
-  }
+    StoreFloats(in, PlaneIn(spec), call.input_grads[0], plane * PlaneIn(spec));
+  });
 }
 
 void AvgPoolForwardPlanes(const ModelOpCall& call, std::int64_t first, std::int64_t last,
                           std::span<std::byte> workspace) {
   const OpSpec& spec = *call.spec;
-  Scratch scratch(workspace);
-  float* const in_buffer = scratch.Floats(PlaneIn(spec));
-  float* const out_buffer = scratch.Floats(PlaneOut(spec));
   const float factor = AverageFactor(spec);
-  for (std::int64_t plane = first; plane < last; ++plane) {
-    const float* const x =
-        ReadFloats(call.inputs[0], plane * PlaneIn(spec), PlaneIn(spec), in_buffer);
-    ForEachWindow(spec, [&](std::int64_t out, const Window& w) {
+  ForEachPlane(spec, first, last, workspace, [&](std::int64_t plane, float* in, float* out) {
+    const float* const x = ReadFloats(call.inputs[0], plane * PlaneIn(spec), PlaneIn(spec), in);
+    ForEachWindow(spec, [&](std::int64_t i, const Window& w) {
       float sum = 0.0F;
       for (std::int64_t y = w.y_begin; y < w.y_end; ++y) {
         sum += VectorSum(x + y * spec.width + w.x_begin, w.x_end - w.x_begin);
       }
-      out_buffer[out] = sum * factor;
+      out[i] = sum * factor;
     });
-    StoreFloats(out_buffer, PlaneOut(spec), call.outputs[0], plane * PlaneOut(spec));
-  }
+    StoreFloats(out, PlaneOut(spec), call.outputs[0], plane * PlaneOut(spec));
+  });
 }
 
 void AvgPoolBackwardPlanes(const ModelOpCall& call, std::int64_t first, std::int64_t last,
                            std::span<std::byte> workspace) {
   const OpSpec& spec = *call.spec;
-  Scratch scratch(workspace);
-  float* const in_buffer = scratch.Floats(PlaneIn(spec));
-  float* const out_buffer = scratch.Floats(PlaneOut(spec));
   const float factor = AverageFactor(spec);
-  for (std::int64_t plane = first; plane < last; ++plane) {
+  ForEachPlane(spec, first, last, workspace, [&](std::int64_t plane, float* in, float* out) {
     const float* const dy =
-        ReadFloats(call.output_grads[0], plane * PlaneOut(spec), PlaneOut(spec), out_buffer);
-    std::fill_n(in_buffer, PlaneIn(spec), 0.0F);
-    ForEachWindow(spec, [&](std::int64_t out, const Window& w) {
+        ReadFloats(call.output_grads[0], plane * PlaneOut(spec), PlaneOut(spec), out);
+    std::fill_n(in, PlaneIn(spec), 0.0F);
+    ForEachWindow(spec, [&](std::int64_t o, const Window& w) {
       for (std::int64_t y = w.y_begin; y < w.y_end; ++y) {
         for (std::int64_t i = w.x_begin; i < w.x_end; ++i) {
-          in_buffer[y * spec.width + i] += dy[out] * factor;
+          in[y * spec.width + i] += dy[o] * factor;
         }
       }
     });
-    StoreFloats(in_buffer, PlaneIn(spec), call.input_grads[0], plane * PlaneIn(spec));
-  }
+    StoreFloats(in, PlaneIn(spec), call.input_grads[0], plane * PlaneIn(spec));
+  });
 }
 
 }  // namespace

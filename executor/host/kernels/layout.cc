@@ -45,7 +45,7 @@ void ConcatBackward(const ModelOpCall& call) {
   std::int64_t from = 0;  // of the part in a sample's rows
   for (std::size_t i = 0; i < call.params.size(); ++i) {
     const std::int64_t n = call.params[i].elements;
-    if (i < call.param_grads.size() && call.param_grads[i].view.data != nullptr) {
+    if (Wants(call.param_grads, i)) {
       ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
         ChunkBuffer total;
         std::fill_n(total.values.data(), count, 0.0F);
@@ -85,7 +85,7 @@ void SelectBackward(const ModelOpCall& call) {
   const View& dx = call.input_grads[0];
   const std::int64_t n = call.spec->rows * call.spec->in;
   const std::int64_t all = dx.elements / call.batch;
-  std::fill_n(static_cast<std::byte*>(dx.data), dx.elements * SizeOf(dx.dtype), std::byte{0});
+  ZeroFill(dx);
   for (std::int64_t sample = 0; sample < call.batch; ++sample) {
     CopyFloats(call.output_grads[0], sample * n, n, dx, sample * all);
   }

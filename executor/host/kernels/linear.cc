@@ -84,7 +84,7 @@ void LinearBackward(const ModelOpCall& call) {
              scratch.Take(HostGemmWorkspace(rows, spec.in, spec.out, TileDType(a, dx.dtype))),
              call.team);
   }
-  if (!call.param_grads.empty() && call.param_grads[0].view.data != nullptr) {
+  if (Wants(call.param_grads, 0)) {
     const ParamGrad& dw = call.param_grads[0];
     const ConstView& x = call.inputs[0];
     const std::int64_t m = spec.transposed ? spec.in : spec.out;
@@ -99,7 +99,7 @@ void LinearBackward(const ModelOpCall& call) {
     HostGemm(size, a, b, {dw.view.data, dw.view.dtype, n, dw.accumulate, /*finish_first=*/true},
              nullptr, scratch.Take(HostGemmWorkspace(m, n, rows, DType::kBf16)), call.team);
   }
-  if (call.param_grads.size() > 1 && call.param_grads[1].view.data != nullptr) {
+  if (Wants(call.param_grads, 1)) {
     Scratch scratch(call.workspace);
     float* const sums = scratch.Floats(spec.out);
     SumRows(call.team, dy, rows, spec.out, sums);

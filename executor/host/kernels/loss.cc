@@ -1,7 +1,6 @@
 // Log-softmax, negative log-likelihood, and both in one as cross-entropy. A loss reads the logits
 // row by row and never writes an fp32 copy of them.
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -47,14 +46,10 @@ std::int64_t LabelOf(const ModelOpCall& call, std::int64_t row) {
   return label;
 }
 
-std::int64_t Rows(const ModelOpCall& call) {
-  return call.batch * call.spec->rows;
-}
-
 // Calls f(row) for every row; threads share them.
 template <class F>
 void ForEachRow(const ModelOpCall& call, const F& f) {
-  ForEachPart(call.team, Rows(call), LeastRows(call.spec->in),
+  ForEachPart(call.team, RowsOf(call), LeastRows(call.spec->in),
               [&](std::int64_t first, std::int64_t last, std::size_t) {
                 for (std::int64_t row = first; row < last; ++row) {
                   f(row);
@@ -64,7 +59,7 @@ void ForEachRow(const ModelOpCall& call, const F& f) {
 
 std::int64_t CountLabels(const ModelOpCall& call) {
   std::int64_t count = 0;
-  for (std::int64_t row = 0; row < Rows(call); ++row) {
+  for (std::int64_t row = 0; row < RowsOf(call); ++row) {
     count += LabelOf(call, row) >= 0 ? 1 : 0;
   }
   return count;
@@ -122,7 +117,7 @@ void LogSoftmaxBackward(const ModelOpCall& call) {
 
 void NllLossForward(const ModelOpCall& call) {
   double sum = 0.0;
-  for (std::int64_t row = 0; row < Rows(call); ++row) {
+  for (std::int64_t row = 0; row < RowsOf(call); ++row) {
     const std::int64_t label = LabelOf(call, row);
     if (label >= 0) {
       sum -= ReadOne(call.inputs[0], row * call.spec->in + label);
@@ -135,8 +130,8 @@ void NllLossBackward(const ModelOpCall& call) {
   const std::int64_t n = call.spec->in;
   const View& dx = call.input_grads[0];
   const auto factor = static_cast<float>(-call.loss_scale * RowFactor(call));
-  std::fill_n(static_cast<std::byte*>(dx.data), dx.elements * SizeOf(dx.dtype), std::byte{0});
-  for (std::int64_t row = 0; row < Rows(call); ++row) {
+  ZeroFill(dx);
+  for (std::int64_t row = 0; row < RowsOf(call); ++row) {
     const std::int64_t label = LabelOf(call, row);
     if (label >= 0) {
       StoreFloats(&factor, 1, dx, row * n + label);
@@ -151,7 +146,7 @@ void CrossEntropyForward(const ModelOpCall& call) {
   double sum = 0.0;
   ForEachRow(call,
              [&](std::int64_t row) { log_sums[row] = LogSumExp(call.inputs[0], row * n, n); });
-  for (std::int64_t row = 0; row < Rows(call); ++row) {
+  for (std::int64_t row = 0; row < RowsOf(call); ++row) {
     const std::int64_t label = LabelOf(call, row);
     if (label >= 0) {
       sum += static_cast<double>(log_sums[row]) - ReadOne(call.inputs[0], row * n + label);

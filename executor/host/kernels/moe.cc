@@ -12,14 +12,11 @@
 #include "executor/host/kernels/kernels.h"
 #include "executor/host/kernels/rows.h"
 #include "executor/host/kernels/vector.h"
+#include "executor/op_layout.h"
 #include "models/kernels/host.h"
 
 namespace shardwright {
 namespace {
-
-std::int64_t Rows(const ModelOpCall& call) {
-  return call.batch * call.spec->rows;
-}
 
 // What Transformers adds to the sum of sigmoid scores before it divides.
 constexpr float kScoreSumFloor = 1e-20F;
@@ -96,14 +93,14 @@ struct RouterState {
 };
 RouterState StateOf(const ModelOpCall& call) {
   auto* const scores = reinterpret_cast<float*>(call.saved.data());
-  return {scores, reinterpret_cast<std::int32_t*>(scores + Rows(call) * call.spec->experts)};
+  return {scores, reinterpret_cast<std::int32_t*>(scores + RowsOf(call) * call.spec->experts)};
 }
 
 }  // namespace
 
 void RouterForward(const ModelOpCall& call) {
   const OpSpec& spec = *call.spec;
-  const std::int64_t rows = Rows(call);
+  const std::int64_t rows = RowsOf(call);
   const std::int64_t experts = spec.experts;
   const ConstView& x = call.inputs[0];
   const ConstView& w = call.params[0];
@@ -136,7 +133,7 @@ void RouterForward(const ModelOpCall& call) {
 
 void RouterBackward(const ModelOpCall& call) {
   const OpSpec& spec = *call.spec;
-  const std::int64_t rows = Rows(call);
+  const std::int64_t rows = RowsOf(call);
   const std::int64_t experts = spec.experts;
   const RouterState state = StateOf(call);
   Scratch scratch(call.workspace);
@@ -172,7 +169,7 @@ void RouterBackward(const ModelOpCall& call) {
     HostGemm({rows, spec.in, experts}, {logit_grads, DType::kFp32, experts, 1},
              {w.data, w.dtype, spec.in, 1}, {dx.data, dx.dtype, spec.in}, nullptr, gemm, call.team);
   }
-  if (!call.param_grads.empty() && call.param_grads[0].view.data != nullptr) {
+  if (Wants(call.param_grads, 0)) {
     const ParamGrad& dw = call.param_grads[0];
     const ConstView& x = call.inputs[0];
     HostGemm({experts, spec.in, rows}, {logit_grads, DType::kFp32, 1, experts},
@@ -192,7 +189,7 @@ struct Dispatch {
 
 Dispatch MakeDispatch(const ModelOpCall& call, bool is_dense, Scratch& scratch) {
   const OpSpec& spec = *call.spec;
-  const std::int64_t rows = Rows(call);
+  const std::int64_t rows = RowsOf(call);
   const std::int64_t capacity = RoutedRows(spec, rows, is_dense);
   std::int64_t* const offsets = scratch.Integers(spec.experts + 1);
   std::int64_t* const list = scratch.Integers(capacity);
@@ -212,26 +209,13 @@ Dispatch MakeDispatch(const ModelOpCall& call, bool is_dense, Scratch& scratch) 
   return {offsets, list};
 }
 
-// The parameters of one expert: gate and up (intermediate, hidden), down (hidden, intermediate).
-struct ExpertParams {
-  std::size_t gate = 0, up = 0, down = 0;
-};
-ExpertParams ParamsOf(const OpSpec& spec, std::int64_t expert) {
-  const auto first = static_cast<std::size_t>(expert * (spec.gated ? 3 : 2));
-  if (!spec.gated) {
-    return {first, first, first + 1};
-  }
-  return spec.up_last ? ExpertParams{first, first + 2, first + 1}
-                      : ExpertParams{first, first + 1, first + 2};
-}
-
 // Everything that experts run in, for one expert at a time; sized for all rows at one expert.
 class Experts {
  public:
   Experts(const ModelOpCall& call, bool is_backward)
       : call_(call),
         spec_(*call.spec),
-        rows_(Rows(call)),
+        rows_(RowsOf(call)),
         is_dense_(call.options->moe_dispatch == MoeDispatch::kDense),
         scratch_(call.workspace),
         dispatch_(MakeDispatch(call, is_dense_, scratch_)) {
@@ -259,10 +243,8 @@ class Experts {
 
   void Backward() {
     std::fill_n(sums_, rows_ * spec_.in, 0.0F);
-    const View& routing_grad = call_.input_grads[1];
-    if (routing_grad.data != nullptr) {
-      std::fill_n(static_cast<std::byte*>(routing_grad.data),
-                  routing_grad.elements * SizeOf(routing_grad.dtype), std::byte{0});
+    if (Wants(call_.input_grads, 1)) {
+      ZeroFill(call_.input_grads[1]);
     }
     for (std::int64_t e = 0; e < spec_.experts; ++e) {
       if (CountOf(e) > 0) {
@@ -380,7 +362,7 @@ class Experts {
   // The gradient (n, k) of a parameter from the gradients of its product's rows and its input rows.
   void ParamGradOf(std::size_t param, std::int64_t n, std::int64_t k, std::int64_t count,
                    const float* result_grad, const float* input) {
-    if (param >= call_.param_grads.size() || call_.param_grads[param].view.data == nullptr) {
+    if (!Wants(call_.param_grads, param)) {
       return;
     }
     const ParamGrad& grad = call_.param_grads[param];
@@ -427,11 +409,8 @@ class Experts {
   void ClearParamGrads(std::int64_t e) const {
     const ExpertParams params = ParamsOf(spec_, e);
     for (const std::size_t param : {params.gate, params.up, params.down}) {
-      if (param < call_.param_grads.size() && call_.param_grads[param].view.data != nullptr &&
-          !call_.param_grads[param].accumulate) {
-        const View& view = call_.param_grads[param].view;
-        std::fill_n(static_cast<std::byte*>(view.data), view.elements * SizeOf(view.dtype),
-                    std::byte{0});
+      if (Wants(call_.param_grads, param) && !call_.param_grads[param].accumulate) {
+        ZeroFill(call_.param_grads[param].view);
       }
     }
   }

@@ -244,8 +244,7 @@ void Backward(const ModelOpCall& call) {
   const std::int64_t n = call.spec->in;
   const bool wants_input = call.input_grads[0].data != nullptr;
   if (wants_input && RowStride(call.inputs[0].elements, rows) > n) {
-    const View& dx = call.input_grads[0];
-    std::fill_n(static_cast<std::byte*>(dx.data), dx.elements * SizeOf(dx.dtype), std::byte{0});
+    ZeroFill(call.input_grads[0]);
   }
   const bool is_shared =
       call.team != nullptr && call.team->threads() > 1 && rows >= 2 * LeastRows(n);

@@ -332,8 +332,7 @@ void RotateLatentBackward(const ModelOpCall& call) {
   // Values and the low-rank part get their gradients from other readers.
   for (const View& zeroed : {dkv, dlow}) {
     if (zeroed.data != nullptr) {
-      std::fill_n(static_cast<std::byte*>(zeroed.data), zeroed.elements * SizeOf(zeroed.dtype),
-                  std::byte{0});
+      ZeroFill(zeroed);
     }
   }
   for (std::int64_t position = 0; position < spec.rows; ++position) {
@@ -381,8 +380,7 @@ void RopeBackward(const ModelOpCall& call) {
   }
   if (call.input_grads.size() == 1) {
     // Values get their gradient from the attention.
-    const View& dx = call.input_grads[0];
-    std::fill_n(static_cast<std::byte*>(dx.data), dx.elements * SizeOf(dx.dtype), std::byte{0});
+    ZeroFill(call.input_grads[0]);
   }
   RotatePlain(call, /*is_gradient=*/true);
 }

@@ -1,9 +1,5 @@
 #include "executor/host/kernels/rows.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
 #include <string>
 
 #include "core/error.h"
@@ -99,6 +95,10 @@ void FinishFloats(const float* values, std::int64_t n, const View& to, std::int6
   if (to.dtype != DType::kFp32) {
     StoreFloats(values, n, to, offset);
   }
+}
+
+void ZeroFill(const View& view) {
+  std::fill_n(static_cast<std::byte*>(view.data), view.elements * SizeOf(view.dtype), std::byte{0});
 }
 
 void StoreParamGrad(const float* values, std::int64_t n, const ParamGrad& to, std::int64_t offset) {

@@ -40,6 +40,8 @@ void FinishFloats(const float* values, std::int64_t n, const View& to, std::int6
   return {view.data, view.dtype, view.elements};
 }
 
+void ZeroFill(const View& view);
+
 // Stores a gradient that was computed in fp32.
 void StoreParamGrad(const float* values, std::int64_t n, const ParamGrad& to, std::int64_t offset);
 

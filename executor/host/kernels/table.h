@@ -2,7 +2,6 @@
 
 // Entry points of the host kernels.
 
-#include <cstdint>
 #include <string>
 
 #include "core/units.h"
