@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/letters.h"
+#include "core/text.h"
 #include "planner/importers/other_keys.h"
 
 namespace shardwright {
