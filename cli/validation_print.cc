@@ -9,7 +9,6 @@
 
 #include "cli/command.h"
 #include "cli/table.h"
-#include "core/name_at.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -138,8 +137,19 @@ std::string TwinsText(const ValidationReport& report) {
 }
 
 const char* OutcomeName(RunOutcome outcome) {
-  return NameAt<RunOutcome::kPresumedOom>(outcome, "", "fits", "fits_max", "oom",
-                                          "failed_presumed_oom");
+  switch (outcome) {
+    case RunOutcome::kUnknown:
+      return "";
+    case RunOutcome::kFits:
+      return "fits";
+    case RunOutcome::kFitsMax:
+      return "fits_max";
+    case RunOutcome::kOom:
+      return "oom";
+    case RunOutcome::kPresumedOom:
+      return "failed_presumed_oom";
+  }
+  return "";
 }
 
 double MarginGibi(const ValidatedRow& row) {

@@ -4,7 +4,6 @@
 #include <tuple>
 
 #include "core/error.h"
-#include "core/name_at.h"
 #include "core/parallel.h"
 #include "planner/evaluate.h"
 #include "schedule/lower.h"
@@ -14,9 +13,25 @@
 namespace shardwright {
 
 std::string_view NameOf(CandidateStatus status) {
-  return NameAt<CandidateStatus::kNotTried>(status, "fits", "over device memory",
-                                            "over host memory", "fragmented", "allocator retries",
-                                            "pruned by memory", "pruned by time", "not tried");
+  switch (status) {
+    case CandidateStatus::kFits:
+      return "fits";
+    case CandidateStatus::kOverDevice:
+      return "over device memory";
+    case CandidateStatus::kOverHost:
+      return "over host memory";
+    case CandidateStatus::kFragmented:
+      return "fragmented";
+    case CandidateStatus::kRetries:
+      return "allocator retries";
+    case CandidateStatus::kPrunedMemory:
+      return "pruned by memory";
+    case CandidateStatus::kPrunedTime:
+      return "pruned by time";
+    case CandidateStatus::kNotTried:
+      return "not tried";
+  }
+  return "";
 }
 
 std::pair<CandidateStatus, Bytes> HoldAgainst(const Limits& limits, const Outcome& outcome) {

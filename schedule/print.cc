@@ -7,7 +7,6 @@
 #include <string_view>
 #include <utility>
 
-#include "core/name_at.h"
 #include "core/printable.h"
 #include "core/text.h"
 #include "schedule/happens_before.h"
@@ -21,33 +20,135 @@ std::span<const MemoryPoint> PointsAt(const Body& body, std::size_t op) {
 }
 
 std::string_view NameOf(DType dtype) {
-  return NameAt<DType::kBool>(dtype, "fp32", "bf16", "fp16", "fp8", "fp64", "int64", "int32",
-                              "uint8", "bool");
+  switch (dtype) {
+    case DType::kFp32:
+      return "fp32";
+    case DType::kBf16:
+      return "bf16";
+    case DType::kFp16:
+      return "fp16";
+    case DType::kFp8:
+      return "fp8";
+    case DType::kFp64:
+      return "fp64";
+    case DType::kInt64:
+      return "int64";
+    case DType::kInt32:
+      return "int32";
+    case DType::kUint8:
+      return "uint8";
+    case DType::kBool:
+      return "bool";
+  }
+  return "?";
 }
 
 std::string_view NameOf(KernelClass kind) {
-  return NameAt<KernelClass::kQr>(kind, "gemm", "grouped_gemm", "conv", "attention_forward",
-                                  "attention_backward", "elementwise", "norm", "softmax",
-                                  "gather_scatter", "optimizer", "copy", "qr");
+  switch (kind) {
+    case KernelClass::kGemm:
+      return "gemm";
+    case KernelClass::kGroupedGemm:
+      return "grouped_gemm";
+    case KernelClass::kConv:
+      return "conv";
+    case KernelClass::kAttentionForward:
+      return "attention_forward";
+    case KernelClass::kAttentionBackward:
+      return "attention_backward";
+    case KernelClass::kElementwise:
+      return "elementwise";
+    case KernelClass::kNorm:
+      return "norm";
+    case KernelClass::kSoftmax:
+      return "softmax";
+    case KernelClass::kGatherScatter:
+      return "gather_scatter";
+    case KernelClass::kOptimizer:
+      return "optimizer";
+    case KernelClass::kCopy:
+      return "copy";
+    case KernelClass::kQr:
+      return "qr";
+  }
+  return "?";
 }
 
 std::string_view NameOf(Role role) {
-  return NameAt<Role::kLoss>(role, "input", "output", "saved", "parameter", "output_grad",
-                             "input_grad", "param_grad", "state", "workspace", "exchange", "labels",
-                             "loss");
+  switch (role) {
+    case Role::kInput:
+      return "input";
+    case Role::kOutput:
+      return "output";
+    case Role::kSaved:
+      return "saved";
+    case Role::kParameter:
+      return "parameter";
+    case Role::kOutputGrad:
+      return "output_grad";
+    case Role::kInputGrad:
+      return "input_grad";
+    case Role::kParamGrad:
+      return "param_grad";
+    case Role::kState:
+      return "state";
+    case Role::kWorkspace:
+      return "workspace";
+    case Role::kExchange:
+      return "exchange";
+    case Role::kLabels:
+      return "labels";
+    case Role::kLoss:
+      return "loss";
+  }
+  return "?";
 }
 
 std::string_view NameOf(AccessMode mode) {
-  return NameAt<AccessMode::kReadWrite>(mode, "read", "write", "update");
+  switch (mode) {
+    case AccessMode::kRead:
+      return "read";
+    case AccessMode::kWrite:
+      return "write";
+    case AccessMode::kReadWrite:
+      return "update";
+  }
+  return "?";
 }
 
 std::string_view NameOf(Holds holds) {
-  return NameAt<Holds::kUses>(holds, "other", "tensors", "whole", "shards", "shard", "slice",
-                              "mixed", "rows", "uses");
+  switch (holds) {
+    case Holds::kOther:
+      return "other";
+    case Holds::kTensors:
+      return "tensors";
+    case Holds::kUnit:
+      return "whole";
+    case Holds::kShards:
+      return "shards";
+    case Holds::kShard:
+      return "shard";
+    case Holds::kSlice:
+      return "slice";
+    case Holds::kMixed:
+      return "mixed";
+    case Holds::kRows:
+      return "rows";
+    case Holds::kUses:
+      return "uses";
+  }
+  return "?";
 }
 
 std::string_view NameOf(PointKind kind) {
-  return NameAt<PointKind::kAllocOnce>(kind, "alloc", "free", "alloc_once");
+  switch (kind) {
+    case PointKind::kAlloc:
+      return "alloc";
+    case PointKind::kFree:
+      return "free";
+    case PointKind::kAllocOnce:
+      return "alloc_once";
+  }
+  return "?";
 }
 
 std::string InBytes(Bytes bytes) {

@@ -3,7 +3,6 @@
 #include <array>
 
 #include "core/error.h"
-#include "core/name_at.h"
 
 namespace shardwright {
 namespace {
@@ -64,19 +63,71 @@ const OpCodeInfo& InfoOf(OpCode code) {
 }
 
 std::string_view NameOf(Stream stream) {
-  return NameAt<Stream::kD2h>(stream, "host", "compute", "copy_in", "gather", "reduce", "replicate",
-                              "h2d", "d2h");
+  switch (stream) {
+    case Stream::kHost:
+      return "host";
+    case Stream::kCompute:
+      return "compute";
+    case Stream::kCopyIn:
+      return "copy_in";
+    case Stream::kGather:
+      return "gather";
+    case Stream::kReduce:
+      return "reduce";
+    case Stream::kReplicate:
+      return "replicate";
+    case Stream::kH2d:
+      return "h2d";
+    case Stream::kD2h:
+      return "d2h";
+  }
+  return "?";
 }
 
 std::string_view NameOf(Phase phase) {
-  return NameAt<Phase::kOptimizer>(phase, "init", "fwd", "rec", "bwd", "opt");
+  switch (phase) {
+    case Phase::kInit:
+      return "init";
+    case Phase::kForward:
+      return "fwd";
+    case Phase::kRecompute:
+      return "rec";
+    case Phase::kBackward:
+      return "bwd";
+    case Phase::kOptimizer:
+      return "opt";
+  }
+  return "?";
 }
 
 std::string_view NameOf(Category category) {
-  return NameAt<Category::kInput>(category, "parameter_shard", "unsharded_parameter", "all_gather",
-                                  "unsharded_gradient", "reduce_scatter", "sharded_gradient",
-                                  "optimizer_state", "activation", "activation_gradient",
-                                  "temporary", "model_buffer", "input");
+  switch (category) {
+    case Category::kParameterShard:
+      return "parameter_shard";
+    case Category::kUnshardedParameter:
+      return "unsharded_parameter";
+    case Category::kAllGather:
+      return "all_gather";
+    case Category::kUnshardedGradient:
+      return "unsharded_gradient";
+    case Category::kReduceScatter:
+      return "reduce_scatter";
+    case Category::kShardedGradient:
+      return "sharded_gradient";
+    case Category::kOptimizerState:
+      return "optimizer_state";
+    case Category::kActivation:
+      return "activation";
+    case Category::kActivationGradient:
+      return "activation_gradient";
+    case Category::kTemporary:
+      return "temporary";
+    case Category::kModelBuffer:
+      return "model_buffer";
+    case Category::kInput:
+      return "input";
+  }
+  return "?";
 }
 
 std::span<const Edge> Body::EdgesOf(OpId op) const {

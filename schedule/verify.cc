@@ -5,7 +5,6 @@
 #include <string_view>
 #include <utility>
 
-#include "core/name_at.h"
 #include "schedule/happens_before.h"
 #include "schedule/internal/check_means.h"
 #include "schedule/internal/check_structure.h"
@@ -43,7 +42,15 @@ bool HappensBefore(StreamPlace place, const Clock& clock) {
 }
 
 std::string_view Verb(AccessMode mode) {
-  return NameAt<AccessMode::kReadWrite>(mode, "reads", "writes", "updates");
+  switch (mode) {
+    case AccessMode::kRead:
+      return "reads";
+    case AccessMode::kWrite:
+      return "writes";
+    case AccessMode::kReadWrite:
+      return "updates";
+  }
+  return "?";
 }
 
 // Rules 2 to 6, in one walk over the concatenation.

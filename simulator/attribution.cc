@@ -6,7 +6,6 @@
 #include <tuple>
 
 #include "core/error.h"
-#include "core/name_at.h"
 
 namespace shardwright {
 namespace {
@@ -233,7 +232,17 @@ Attribution Explainer::Run() {
 }  // namespace
 
 std::string_view NameOf(TimeUse use) {
-  return NameAt<TimeUse::kOther>(use, "run", "host issue", "peer", "other");
+  switch (use) {
+    case TimeUse::kRun:
+      return "run";
+    case TimeUse::kHostIssue:
+      return "host issue";
+    case TimeUse::kPeer:
+      return "peer";
+    case TimeUse::kOther:
+      return "other";
+  }
+  return "";
 }
 
 void SortByTime(std::vector<TimeShare>& shares) {

@@ -6,7 +6,6 @@
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "core/name_at.h"
 #include "core/text.h"
 #include "topologies/cluster_catalog.h"
 #include "topologies/gpu_catalog.h"
@@ -270,7 +269,19 @@ MathType MathTypeOf(DType dtype) {
 }
 
 const char* MathTypeName(MathType type) {
-  return NameAt<MathType::kFp8>(type, "fp32", "tf32", "fp16", "bf16", "fp8");
+  switch (type) {
+    case MathType::kFp32:
+      return "fp32";
+    case MathType::kTf32:
+      return "tf32";
+    case MathType::kFp16:
+      return "fp16";
+    case MathType::kBf16:
+      return "bf16";
+    case MathType::kFp8:
+      return "fp8";
+  }
+  return "";
 }
 
 std::optional<FlopsPerSecond> PeakFlops(const GpuSpec& gpu, MathType type) {

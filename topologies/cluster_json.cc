@@ -13,7 +13,6 @@
 
 #include "core/cores.h"
 #include "core/error.h"
-#include "core/name_at.h"
 #include "topologies/internal/node_builder.h"
 #include "topologies/internal/number_json.h"
 
@@ -24,12 +23,35 @@ namespace {
 constexpr std::int64_t kMostNodes = 10'000'000;
 
 const char* ComponentKindName(ComponentKind kind) {
-  return NameAt<ComponentKind::kNic>(kind, "gpu", "nvswitch", "pcie_switch", "cpu", "host_memory",
-                                     "nic");
+  switch (kind) {
+    case ComponentKind::kGpu:
+      return "gpu";
+    case ComponentKind::kNvSwitch:
+      return "nvswitch";
+    case ComponentKind::kPcieSwitch:
+      return "pcie_switch";
+    case ComponentKind::kCpu:
+      return "cpu";
+    case ComponentKind::kHostMemory:
+      return "host_memory";
+    case ComponentKind::kNic:
+      return "nic";
+  }
+  return "";
 }
 
 const char* LinkKindName(LinkKind kind) {
-  return NameAt<LinkKind::kMemory>(kind, "nvlink", "pcie", "cpu", "memory");
+  switch (kind) {
+    case LinkKind::kNvlink:
+      return "nvlink";
+    case LinkKind::kPcie:
+      return "pcie";
+    case LinkKind::kCpu:
+      return "cpu";
+    case LinkKind::kMemory:
+      return "memory";
+  }
+  return "";
 }
 
 BytesPerSecond ReadRate(const JsonValue& value) {

@@ -7,13 +7,25 @@
 #include <nlohmann/json.hpp>
 
 #include "core/date.h"
-#include "core/name_at.h"
 
 namespace shardwright {
 
 const char* NumberKindName(NumberKind kind) {
-  return NameAt<NumberKind::kAssumed>(kind, "spec", "published", "measured", "fitted", "unverified",
-                                      "assumed");
+  switch (kind) {
+    case NumberKind::kSpec:
+      return "spec";
+    case NumberKind::kPublished:
+      return "published";
+    case NumberKind::kMeasured:
+      return "measured";
+    case NumberKind::kFitted:
+      return "fitted";
+    case NumberKind::kUnverified:
+      return "unverified";
+    case NumberKind::kAssumed:
+      return "assumed";
+  }
+  return "";
 }
 
 namespace internal {

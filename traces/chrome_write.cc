@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "core/json.h"
-#include "core/name_at.h"
 #include "traces/gzip.h"
 #include "traces/internal/chrome_layout.h"
 #include "traces/internal/event_text.h"
@@ -52,12 +51,39 @@ CollectiveNames NamesOf(OpCode code) {
 }
 
 std::string_view TorchName(DType dtype) {
-  return NameAt<DType::kBool>(dtype, "Float", "BFloat16", "Half", "Float8_e4m3fn", "Double", "Long",
-                              "Int", "Byte", "Bool");
+  switch (dtype) {
+    case DType::kFp32:
+      return "Float";
+    case DType::kBf16:
+      return "BFloat16";
+    case DType::kFp16:
+      return "Half";
+    case DType::kFp8:
+      return "Float8_e4m3fn";
+    case DType::kFp64:
+      return "Double";
+    case DType::kInt64:
+      return "Long";
+    case DType::kInt32:
+      return "Int";
+    case DType::kUint8:
+      return "Byte";
+    case DType::kBool:
+      return "Bool";
+  }
+  return "?";
 }
 
 std::string_view NameOfBody(BodyKind kind) {
-  return NameAt<BodyKind::kStep>(kind, "init", "warmup", "step");
+  switch (kind) {
+    case BodyKind::kInit:
+      return "init";
+    case BodyKind::kWarmup:
+      return "warmup";
+    case BodyKind::kStep:
+      return "step";
+  }
+  return "?";
 }
 
 // How a slice looks to tools that know PyTorch's traces.
