@@ -88,19 +88,6 @@ void CheckRange(const Program& program, const std::vector<Cost>& costs,
   }
 }
 
-StepTiming ToStepTiming(const internal::Totals& totals, std::int64_t time) {
-  StepTiming timing;
-  timing.time = SimTime(time);
-  for (std::size_t s = 0; s < kStreamCount; ++s) {
-    timing.busy[s] = SimTime(totals.busy[s]);
-    timing.compute_idle[s] = SimTime(totals.compute_idle[s]);
-  }
-  timing.collectives_on_compute = SimTime(totals.collectives_on_compute);
-  timing.host_blocked = SimTime(totals.host_blocked);
-  timing.host_issue = SimTime(totals.host_issue);
-  return timing;
-}
-
 // Takes over the results of bodies that are complete, until two steps differ by a shift in time.
 class Steps {
  public:
@@ -127,7 +114,8 @@ class Steps {
   void TakeStep(const BodyRun& run, std::int64_t time) {
     result_.steps = static_cast<int>(run.step) + 1;
     result_.simulated_ops = loop_.finished();
-    result_.steady = ToStepTiming(run.totals, time);
+    result_.steady = run.totals;
+    result_.steady.time = SimTime(time);
     if (run.step == 0) {
       result_.first = result_.steady;
     }
@@ -152,7 +140,7 @@ class Steps {
       return false;
     }
     constexpr auto kHost = static_cast<std::size_t>(Stream::kHost);
-    if (b.totals.compute_idle[kHost] < a.totals.compute_idle[kHost] - tolerance &&
+    if (b.totals.compute_idle[kHost] < a.totals.compute_idle[kHost] - SimTime(tolerance) &&
         b.step + 1 < static_cast<std::uint32_t>(options_.max_steps)) {
       return false;
     }

@@ -75,7 +75,7 @@ void EventLoop::IssueOne(BodyRun& run) {
     record.issued = host_ + cost.first;
     host_ += cost.issue;
     record.issue_end = host_;
-    run.totals.host_issue += cost.issue;
+    run.totals.host_issue.value += cost.issue;
     Append(op, cost);
   }
   ++run.issued;
@@ -118,7 +118,7 @@ bool EventLoop::WaitForDevice(BodyRun& run) {
     }
     done = std::max(done, s_.records[last].end);
   }
-  run.totals.host_blocked += done - host_;
+  run.totals.host_blocked.value += done - host_;
   host_ = done;
   return true;
 }
@@ -143,8 +143,8 @@ bool EventLoop::IssueHostOp(BodyRun& run, std::uint32_t op, const Cost& cost) {
   const std::int64_t start = std::max(host_, ready + cost.first);
   const std::int64_t end = start + cost.duration;
   s_.records[op] = {host_, host_, start, end, kNone, kNone};
-  run.totals.host_blocked += start - host_;
-  run.totals.busy[static_cast<std::size_t>(Stream::kHost)] += cost.duration;
+  run.totals.host_blocked.value += start - host_;
+  run.totals.busy[static_cast<std::size_t>(Stream::kHost)].value += cost.duration;
   run.last_end = std::max(run.last_end, end);
   --run.unfinished;
   host_ = end;

@@ -150,9 +150,9 @@ void EventLoop::ChargeGap(const StreamHead& head) {
   auto& idle = run.totals.compute_idle;
   const std::int64_t free = stream_free_[kCompute];
   const std::int64_t issued = s_.records[head.op].issued;
-  idle[static_cast<std::size_t>(Stream::kHost)] += std::max<std::int64_t>(issued - free, 0);
+  idle[static_cast<std::size_t>(Stream::kHost)].value += std::max<std::int64_t>(issued - free, 0);
   if (const std::int64_t waited = now_ - std::max(free, issued); waited > 0) {
-    idle[BindingStream(run, head.op)] += waited;
+    idle[BindingStream(run, head.op)].value += waited;
   }
 }
 
@@ -173,9 +173,9 @@ void EventLoop::Finish(std::size_t stream) {
   BodyRun& run = s_.runs[head.run];
   OpRecord& record = s_.records[head.op];
   const std::int64_t busy = now_ - record.start;
-  run.totals.busy[stream] += busy;
+  run.totals.busy[stream].value += busy;
   if (stream == kCompute && head.cost->group != kNone) {
-    run.totals.collectives_on_compute += busy;
+    run.totals.collectives_on_compute.value += busy;
   }
   record.end = run.last_end = stream_free_[stream] = now_;
   --run.unfinished;

@@ -3,7 +3,6 @@
 // What the event loop needs of a program and its prices, and what it keeps of a run. Plain integers
 // in picoseconds, since these are the inner loops; docs/execution_model.md names the rules.
 
-#include <array>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -37,15 +36,6 @@ struct Cost {
 // Fills `costs` from the program's shapes and their prices.
 void BuildCosts(const Program& program, const PriceTable& prices, std::vector<Cost>& costs);
 
-// Sums over the ops of a body; see StepTiming.
-struct Totals {
-  std::array<std::int64_t, kStreamCount> busy{};
-  std::array<std::int64_t, kStreamCount> compute_idle{};
-  std::int64_t collectives_on_compute = 0;
-  std::int64_t host_blocked = 0;
-  std::int64_t host_issue = 0;
-};
-
 // Body::EdgesOf for inner loops.
 [[nodiscard]] inline std::span<const Edge> EdgesOf(const Body& body, std::uint32_t op) {
   const std::size_t end =
@@ -66,7 +56,7 @@ struct BodyRun {
   std::size_t slot_begin = 0;    // its carry slots in EventState::slots
   std::int64_t host_end = 0;     // the host clock after its last issue
   std::int64_t last_end = 0;     // the latest end of its ops so far
-  Totals totals;
+  StepTiming totals;             // over its ops; without the time
 
   [[nodiscard]] bool IsComplete() const { return unfinished == 0 && issued == body->size(); }
 };
