@@ -154,9 +154,21 @@ std::optional<Seconds> ByNvls(const CollectivePath& path, double bytes) {
   return latency + Seconds(transfer + nvls->fill.value * share * to_fill);
 }
 
-struct Candidate {
-  Seconds time;
-  std::optional<Seconds> estimate;  // NCCL's
+constexpr Seconds kForEver(std::numeric_limits<double>::infinity());
+
+// Of the ways that are considered the fastest, and the one that NCCL believes to be it.
+struct Choice {
+  Seconds best = kForEver;
+  Seconds least_estimate = kForEver;
+  Seconds believed = kForEver;
+
+  void Consider(Seconds time, std::optional<Seconds> estimate) {
+    best = std::min(best, time);
+    if (estimate && *estimate < least_estimate) {
+      least_estimate = *estimate;
+      believed = time;
+    }
+  }
 };
 
 bool MayUse(const TransportProfile& outer, std::string_view protocol) {
@@ -164,9 +176,9 @@ bool MayUse(const TransportProfile& outer, std::string_view protocol) {
   return names.empty() || std::find(names.begin(), names.end(), protocol) != names.end();
 }
 
-std::vector<Candidate> CandidatesOf(const CollectivePath& path, double bytes) {
+Choice ChoiceOf(const CollectivePath& path, double bytes) {
   const TransportProfile& outer = OuterOf(path);
-  std::vector<Candidate> candidates;
+  Choice choice;
   for (const ProtocolProfile& protocol : outer.protocols) {
     if (protocol.name == kNvls || !MayUse(outer, protocol.name)) {
       continue;
@@ -174,20 +186,20 @@ std::vector<Candidate> CandidatesOf(const CollectivePath& path, double bytes) {
     const auto estimate = [&](NcclAlgorithm algorithm) {
       return NcclAllReduceEstimate(path.nccl, algorithm, protocol.name, bytes);
     };
-    candidates.push_back({ByRing(path, protocol, bytes), estimate(NcclAlgorithm::kRing)});
+    choice.Consider(ByRing(path, protocol, bytes), estimate(NcclAlgorithm::kRing));
     // Inside a node a tree is a chain and never the better.
     if (path.network != nullptr) {
-      candidates.push_back({ByTree(path, protocol, bytes), estimate(NcclAlgorithm::kTree)});
+      choice.Consider(ByTree(path, protocol, bytes), estimate(NcclAlgorithm::kTree));
     }
   }
   if (MayUse(outer, kNvls)) {
     if (const std::optional<Seconds> nvls = ByNvls(path, bytes)) {
       const NcclAlgorithm algorithm =
           path.network != nullptr ? NcclAlgorithm::kNvlsTree : NcclAlgorithm::kNvls;
-      candidates.push_back({*nvls, NcclAllReduceEstimate(path.nccl, algorithm, "Simple", bytes)});
+      choice.Consider(*nvls, NcclAllReduceEstimate(path.nccl, algorithm, "Simple", bytes));
     }
   }
-  return candidates;
+  return choice;
 }
 
 }  // namespace
@@ -195,17 +207,8 @@ std::vector<Candidate> CandidatesOf(const CollectivePath& path, double bytes) {
 Seconds AllReduceTime(const CollectivePath& path, double bytes) {
   const TransportProfile& outer = OuterOf(path);
   const bool is_nccl = outer.all_reduce_choice.value_or(outer.choice) == CollectiveChoice::kNccl;
-  Seconds best(std::numeric_limits<double>::infinity());
-  Seconds least_estimate = best;
-  Seconds believed = best;
-  for (const Candidate& candidate : CandidatesOf(path, bytes)) {
-    best = std::min(best, candidate.time);
-    if (candidate.estimate && *candidate.estimate < least_estimate) {
-      least_estimate = *candidate.estimate;
-      believed = candidate.time;
-    }
-  }
-  return is_nccl && believed < Seconds(std::numeric_limits<double>::infinity()) ? believed : best;
+  const Choice choice = ChoiceOf(path, bytes);
+  return is_nccl && choice.believed < kForEver ? choice.believed : choice.best;
 }
 
 }  // namespace shardwright::internal
