@@ -292,7 +292,8 @@ void ReadScript(const JsonValue& root, TrainerFile& file) {
   RefuseAdapters(root);
   const auto dtype = FindOne(root, {"torch_dtype", "dtype"});
   file.script.has_bf16_weights = dtype && dtype->AsString() == "bfloat16";
-  if (FindOne(root, {"cutoff_len", "finetuning_type", "stage"})) {
+  if (FindOne(root, {"cutoff_len", "finetuning_type", "stage", "enable_liger_kernel",
+                     kLlamaFactoryRecompute})) {
     ReadLlamaFactory(root, file);
   } else if (FindOne(root, {"max_length", "packing", "dataset_mixture", "dataset_text_field",
                             "assistant_only_loss", "completion_only_loss"})) {
@@ -355,17 +356,15 @@ std::vector<SettingRow<TrainerSettings>> AxolotlRows() {
   return rows;
 }
 
-constexpr std::array<std::string_view, 11> kAxolotlSpecial = {"base_model",
-                                                              "sequence_len",
-                                                              "bf16",
-                                                              "bfloat16",
-                                                              "plugins",
-                                                              "fsdp",
-                                                              "fsdp_config.fsdp_version",
-                                                              "attn_implementation",
-                                                              "eager_attention",
-                                                              "adapter",
-                                                              "xformers_attention"};
+constexpr std::array<std::string_view, 9> kAxolotlSpecial = {"base_model",
+                                                             "sequence_len",
+                                                             "bf16",
+                                                             "plugins",
+                                                             "fsdp",
+                                                             "fsdp_config.fsdp_version",
+                                                             "attn_implementation",
+                                                             "eager_attention",
+                                                             "adapter"};
 
 // "auto" is bf16 on every GPU that has it.
 bool HasBf16(const JsonValue& root) {

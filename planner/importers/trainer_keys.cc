@@ -267,7 +267,7 @@ constexpr std::array<OtherKey, 255> kTrainerKeys = {{
 }};
 
 // axolotl 0.19, utils/schemas.
-constexpr std::array<OtherKey, 161> kAxolotlKeys = {{
+constexpr std::array<OtherKey, 163> kAxolotlKeys = {{
     {"model_type"},
     {"tokenizer_type"},
     {"tokenizer_config"},
@@ -367,7 +367,9 @@ constexpr std::array<OtherKey, 161> kAxolotlKeys = {{
     {"device_map"},
     {"low_cpu_mem_usage"},
     {"tf32"},
-    {"float16"},
+    {"float16", "false"},
+    {"bfloat16", "false"},
+    {"xformers_attention"},
     {"gradient_checkpointing_kwargs"},
     {"gradient_checkpointing_kwargs."},
     {"dataloader_pin_memory"},

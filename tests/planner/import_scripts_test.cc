@@ -299,6 +299,12 @@ TEST_CASE("Scripts: what cannot be predicted is refused") {
       ErrorOf({{"a.yml", "base_model: gpt2\nbf16: full\n"}}) ==
       "a.yml: bf16: got \"full\", expected true, false or auto, since weights in bf16 alone cannot "
       "be predicted");
+  for (const char* key : {"bfloat16", "float16"}) {
+    CHECK(ErrorOf({{"a.yml", "base_model: gpt2\n" + std::string(key) + ": true\n"}}) ==
+          "a.yml: " + std::string(key) + ": got true, expected false" + not_predicted);
+  }
+  CHECK(error("enable_liger_kernel: true") ==
+        "a.yaml: finetuning_type: got no value, which means lora, " + no_adapter);
   CHECK(ErrorOf({{"a.yml", "base_model: gpt2\noptimizer: adamw_bnb_8bit\n"}})
             .starts_with("a.yml: optimizer: got \"adamw_bnb_8bit\", expected adamw_torch, "));
 }
