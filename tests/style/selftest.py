@@ -5,8 +5,10 @@ import sys
 import tempfile
 import unittest
 
+import house
 import includes
 import lengths
+import links
 import paths
 import printing
 
@@ -138,6 +140,37 @@ class Lengths(Scratch):
         self.assertEqual(lengths.check_pages(self.root), ["docs/a.md:3: 101 columns, expected at most 100",
                                                           "docs/a.md:4: 103 columns, expected at most 100",
                                                           "docs/a.md:10: 104 columns, expected at most 100"])
+
+
+class House(Scratch):
+    def test_code_lines(self) -> None:
+        self.plant("core/a.cc", "// comment\n\nint a;  // code\n  // comment\n}\n")
+        self.plant("tests/core/a_test.cc", "int a;\n")
+        self.plant("web/a.js", "let a;\n")
+        self.assertEqual(house.count(self.root), {"core": 2})
+        self.assertEqual(house.check(self.root, {"core": 2}), [])
+
+    def test_growth_is_found(self) -> None:
+        self.plant("core/a.cc", "int a;\nint b;\n")
+        self.plant("cli/a.cc", "int a;\n")
+        self.assertEqual(house.check(self.root, house.read_limits("core 1  # why\nmodels 114164\n")),
+                         ["house.txt: the limits add up to 114165, expected at most 114164",
+                          "house.txt: no limit for cli, which has 1 code lines",
+                          "core: 2 code lines, expected at most 1 (tests/style/house.txt)",
+                          "house.txt: no C++ file in models; remove the entry"])
+
+
+class Links(Scratch):
+    def test_a_library_that_is_not_linked(self) -> None:
+        self.plant("core/a.h", "#include <nlohmann/json_fwd.hpp>\n")
+        self.plant("core/a.cc", '#include "core/a.h"\n#include <zlib.h>\n')
+        self.plant("core/CMakeLists.txt", "sw_library(sw_core\n  SOURCES\n    a.cc\n  HEADERS\n    a.h\n  DEPS\n    ZLIB::ZLIB\n"
+                                          "  PRIVATE_DEPS\n    nlohmann_json::nlohmann_json\n)\n")
+        self.plant("cli/main.cc", '#include "core/a.h"\n#include <zlib.h>\n')
+        self.plant("cli/CMakeLists.txt", "sw_executable(main\n  SOURCES\n    main.cc\n  DEPS\n    sw_core  # json\n)\n")
+        self.assertEqual(links.check(self.root),
+                         ["cli/main.cc: target main includes nlohmann/json_fwd.hpp through core/a.h and does not link "
+                          "nlohmann_json::nlohmann_json"])
 
 
 class Paths(Scratch):
