@@ -15,6 +15,15 @@ from shardwright_test_case import TESTS, ShardwrightTestCase, interrupted, main
 SMALL = ("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128")
 
 
+class House(ShardwrightTestCase):
+
+    def test_flags_do_not_grow(self):
+        """A new flag takes the place of another one, or is a row of the table of synonyms. 161 stood on 2026-11-28."""
+        commands = json.loads(self.succeed("--help", "--json"))["commands"]
+        names = {row["name"] for command in commands for row in (*command["flags"], *command["switches"])}
+        self.assertLessEqual(len(names), 161, sorted(names))
+
+
 class Lists(ShardwrightTestCase):
 
     def test_models(self):
