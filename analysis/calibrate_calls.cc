@@ -6,8 +6,8 @@
 #include <map>
 #include <tuple>
 
+#include "analysis/kernel_prices.h"
 #include "analysis/profile_numbers.h"
-#include "analysis/validate_kernels.h"
 #include "core/error.h"
 #include "simulator/costs/kernels.h"
 

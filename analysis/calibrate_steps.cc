@@ -10,7 +10,6 @@
 #include "analysis/confidence.h"
 #include "analysis/predict_run.h"
 #include "analysis/profile_numbers.h"
-#include "analysis/run_mapping.h"
 #include "core/error.h"
 #include "schedule/lower.h"
 #include "simulator/simulate.h"
@@ -40,22 +39,24 @@ constexpr double kMostFactor = 8;
 std::vector<StepRow> StepRowsOf(const std::vector<MeasuredRun>& runs, const Profile& start) {
   std::vector<StepRow> rows;
   for (const MeasuredRun& run : runs) {
-    MappedRun mapped = MapRun(run, start);
-    if (!mapped.skipped.empty()) {
-      throw InputError(run.id + ": " + mapped.skipped);
-    }
     if (run.step_time_s <= 0) {
       throw InputError(run.id, "no step_time_s", "seconds per step");
     }
-    const std::string& gpu = mapped.plan.cluster.gpu.name;
+    PlanFile plan = run.plan;
+    const std::string& gpu = plan.cluster.gpu.name;
     if (!rows.empty() && gpu != rows[0].plan.cluster.gpu.name) {
       throw InputError(run.id, "a run on " + gpu,
                        "one on " + rows[0].plan.cluster.gpu.name + ", as " + rows[0].id);
     }
-    const PlanFile& plan = mapped.plan;
+    // What an old stack changes in the network and memory stays.
+    const Profile own = std::exchange(plan.profile, start);
+    if (own.name == start.name) {
+      plan.profile.transports = own.transports;
+      plan.profile.memory = own.memory;
+    }
     Program program = Lower(
         {.model = plan.model.model, .kernels = plan.kernels, .job = plan.job, .plan = plan.plan});
-    rows.push_back({run.id, run.step_time_s, std::move(mapped.plan), std::move(program)});
+    rows.push_back({run.id, run.step_time_s, std::move(plan), std::move(program)});
   }
   return rows;
 }

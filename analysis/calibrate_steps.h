@@ -21,8 +21,8 @@ inline constexpr double kStepNoise = 0.05;
 // `start`, with its spreads, widened until the band of these runs is what ConfidenceOf says of
 // them; runs are kStepNoise away from what the right numbers predict. The most probable numbers are
 // returned, with spreads that make the band of these runs what is left to doubt. Numbers without a
-// spread stay. Throws InputError where a run cannot be mapped, has no step time, or is on another
-// GPU than the first.
+// spread stay. Throws InputError where a run has no step time, or is on another GPU than the
+// first.
 [[nodiscard]] CalibrationResult CalibrateSteps(const std::vector<MeasuredRun>& runs,
                                                const Profile& start, const Origin& origin);
 

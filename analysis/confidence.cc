@@ -14,7 +14,8 @@ namespace shardwright {
 namespace {
 
 // Whether the numbers are those that ship under the profile's name, but for the network and memory:
-// old stacks change latencies and communicators (MapRun), of which nothing was fitted to steps.
+// old stacks change latencies and communicators (bench/lab/jobs.py), of which nothing was fitted
+// to steps.
 bool IsShipped(const Profile& profile) {
   const std::vector<std::string> names = ListProfiles();
   if (!std::binary_search(names.begin(), names.end(), profile.name)) {

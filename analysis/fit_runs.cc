@@ -24,15 +24,15 @@ bool IsOne(const std::vector<std::string>& names) {
 std::vector<std::string> FoldsOfSources(const FitGroup& group, FoldKind what) {
   std::map<std::string, std::set<std::string>> models;
   for (const GroupRow& row : group.rows) {
-    models[row.run->Source()].insert(row.run->model_name);
+    models[row.run->source].insert(row.run->model);
   }
   std::vector<std::string> folds;
   for (const GroupRow& row : group.rows) {
-    const std::string source = row.run->Source();
+    const std::string source = row.run->source;
     if (what == FoldKind::kSource) {
       folds.push_back(models.size() > 1 ? source : "");
     } else {
-      folds.push_back(models[source].size() > 1 ? source + ", " + row.run->model_name : "");
+      folds.push_back(models[source].size() > 1 ? source + ", " + row.run->model : "");
     }
   }
   return folds;
@@ -46,9 +46,9 @@ std::vector<std::string> FoldsOf(const FitGroup& group, FoldKind what) {
   std::array<std::vector<std::string>, 3> folds;
   for (const GroupRow& row : group.rows) {
     const MeasuredRun& run = *row.run;
-    folds[0].push_back(run.model_name);
-    folds[1].push_back(run.model_name + " on " + std::to_string(run.gpus) + " GPUs");
-    folds[2].push_back(run.param_dtype);
+    folds[0].push_back(run.model);
+    folds[1].push_back(run.model + " on " + std::to_string(run.plan.cluster.RankCount()) + " GPUs");
+    folds[2].push_back(run.variant);
   }
   return !IsOne(folds[0]) ? folds[0] : !IsOne(folds[1]) ? folds[1] : folds[2];
 }
@@ -154,10 +154,10 @@ void AddStacks(const FitGroup& group, const Linear& best, double spread, double 
     stack.left_out_error = left_out_error;
     std::vector<double> errors;
     for (std::size_t i = 0; i < group.rows.size(); ++i) {
-      stack.sources.insert(group.rows[i].run->Source());
+      stack.sources.insert(group.rows[i].run->source);
       if (group.rows[i].stack == s) {
         errors.push_back(std::expm1(best.errors[i]));
-        ++stack.rows_of[group.rows[i].kernel_set];
+        ++stack.rows_of[group.rows[i].run->plan.kernels.name];
       }
     }
     stack.rows = errors.size();
@@ -188,7 +188,7 @@ void FitGroupRows(FitGroup& group, const FitOptions& options, RunFit& fit) {
     for (std::size_t i = 0; i < errors.size(); ++i) {
       if (errors[i]) {
         const double error = std::expm1(*errors[i]);
-        fit.left_out_rows.push_back({group.rows[i].run->id, error});
+        fit.left_out_rows.push_back({group.rows[i].run->id, group.rows[i].run->source, error});
         left_out_error += std::abs(error) / static_cast<double>(count);
       }
     }

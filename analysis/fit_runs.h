@@ -36,7 +36,6 @@ struct FitOptions {
   // One stack per GPU type, whatever the kernel sets: these then differ by their kernels alone, so
   // that a stack with fewer of them is never slower.
   bool one_per_gpu = false;
-  std::vector<std::string> tiers = {"A"};
   FoldKind leave_out = FoldKind::kModel;
   // One line per fit, in the order in which they end, from any thread but one at a time; may be
   // empty.
@@ -81,6 +80,7 @@ struct LeftOutModel {
 // A row predicted by numbers that were fitted without its model, or what else is left out.
 struct LeftOutRow {
   std::string id;
+  std::string source;
   double error = 0;  // predicted / measured - 1
 };
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <mutex>
 
-#include "analysis/csv.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/portable.h"
@@ -12,6 +11,21 @@
 
 namespace shardwright {
 namespace {
+
+// One field as it must stand in a file: quoted if it has to be.
+std::string CsvField(std::string_view text) {
+  if (text.find_first_of(",\"\r\n") == std::string_view::npos) {
+    return std::string(text);
+  }
+  std::string quoted = "\"";
+  for (const char c : text) {
+    quoted += c;
+    if (c == '"') {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
+}
 
 // An axis without values has one: as it is.
 template <class T>

@@ -27,11 +27,9 @@ extern const Command kCompareCommand;
 extern const Command kAdviseCommand;
 extern const Command kReportCommand;
 extern const Command kValidateCommand;
-extern const Command kValidateNcclCommand;
-extern const Command kValidateKernelsCommand;
+extern const Command kPriceCommand;
 extern const Command kCalibrateCommand;
 extern const Command kFitCommand;
-extern const Command kFitNcclCommand;
 extern const Command kPageCommand;
 extern const Command kDiffCommand;
 extern const Command kCheckCommand;
@@ -43,15 +41,14 @@ extern const Command kManCommand;
 
 std::span<const Command* const> AllCommands() {
   static constexpr std::array kCommands = {
-      &kEstimateCommand,  &kListCommand,       &kInspectCommand,      &kPlanCommand,
-      &kSimulateCommand,  &kSweepCommand,      &kGoodputCommand,      &kBaselinesCommand,
-      &kEmitCommand,      &kImportRunCommand,  &kExportCommand,       &kRunCommand,
-      &kEvalCommand,      &kGenerateCommand,   &kCheckpointCommand,   &kCompareCommand,
-      &kAdviseCommand,    &kValidateCommand,   &kValidateNcclCommand, &kValidateKernelsCommand,
-      &kCalibrateCommand, &kFitCommand,        &kFitNcclCommand,      &kReportCommand,
-      &kPageCommand,      &kDiffCommand,       &kCheckCommand,        &kConfigCommand,
-      &kDoctorCommand,    &kCompletionCommand, &kManCommand,          &kInspectTraceCommand,
-      &kTopoCommand,      &kHangCommand,
+      &kEstimateCommand, &kListCommand,         &kInspectCommand,    &kPlanCommand,
+      &kSimulateCommand, &kSweepCommand,        &kGoodputCommand,    &kBaselinesCommand,
+      &kEmitCommand,     &kImportRunCommand,    &kExportCommand,     &kRunCommand,
+      &kEvalCommand,     &kGenerateCommand,     &kCheckpointCommand, &kCompareCommand,
+      &kAdviseCommand,   &kValidateCommand,     &kPriceCommand,      &kCalibrateCommand,
+      &kFitCommand,      &kReportCommand,       &kPageCommand,       &kDiffCommand,
+      &kCheckCommand,    &kConfigCommand,       &kDoctorCommand,     &kCompletionCommand,
+      &kManCommand,      &kInspectTraceCommand, &kTopoCommand,       &kHangCommand,
   };
   return kCommands;
 }

@@ -10,8 +10,6 @@
 
 #include "analysis/calibrate.h"
 #include "analysis/calibrate_steps.h"
-#include "analysis/measured_run.h"
-#include "analysis/run_mapping.h"
 #include "analysis/run_match.h"
 #include "cli/calibrate_calls.h"
 #include "cli/command.h"
@@ -20,6 +18,7 @@
 #include "cli/device_flags.h"
 #include "cli/flow.h"
 #include "cli/recordings.h"
+#include "cli/run_list.h"
 #include "cli/run_processes.h"
 #include "cli/table.h"
 #include "cli/traced_run.h"
@@ -173,22 +172,22 @@ std::vector<TracedRun> ReadTraces(const Arguments& arguments,
   return runs;
 }
 
-// Of tables; nothing where the files are something else.
+// Of lists of runs; nothing where the files are something else.
 std::optional<std::vector<MeasuredRun>> ReadStepTimes(const std::vector<std::string>& files) {
-  const auto is_table = [](const std::string& file) { return file.ends_with(".csv"); };
-  if (std::none_of(files.begin(), files.end(), is_table)) {
+  if (std::none_of(files.begin(), files.end(), IsRunList)) {
     return std::nullopt;
   }
   std::vector<MeasuredRun> runs;
   for (const std::string& file : files) {
-    if (!is_table(file)) {
-      throw UsageError("tables of step times and traces do not mix: " + file + " is no .csv");
+    if (!IsRunList(file)) {
+      throw UsageError("step times and traces do not mix: " + file + " is no list of runs");
     }
-    const std::vector<MeasuredRun> of_file = ReadMeasuredRuns(file);
-    runs.insert(runs.end(), of_file.begin(), of_file.end());
+    for (MeasuredRun& run : ReadRuns(ReadRunList(file))) {
+      runs.push_back(std::move(run));
+    }
   }
   if (runs.empty()) {
-    throw InputError(files.front(), "no row", "a run and its step time");
+    throw InputError(files.front(), "no run", "a run and its step time");
   }
   return runs;
 }
@@ -366,11 +365,8 @@ int WriteResult(const Arguments& arguments, CalibrationResult& result, const Pro
 
 int CalibrateByStepTimes(const Arguments& arguments, const std::vector<MeasuredRun>& runs,
                          const std::string& date) {
-  const MappedRun first = MapRun(runs.front(), "auto");
-  if (!first.skipped.empty()) {
-    throw InputError(runs.front().id + ": " + first.skipped);
-  }
-  Profile start = DefaultProfile(first.plan.cluster.gpu, first.plan.kernels.name);
+  const PlanFile& first = runs.front().plan;
+  Profile start = DefaultProfile(first.cluster.gpu, first.kernels.name);
   arguments.Set("--profile", start, [](const Flag& flag) { return LoadProfile(flag.text); });
   const std::string source =
       "shardwright calibrate over the step times of " + Listed(runs, &MeasuredRun::id);

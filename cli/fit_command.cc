@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "analysis/fit_runs.h"
-#include "analysis/measured_run.h"
 #include "cli/command.h"
 #include "cli/fit_print.h"
+#include "cli/run_list.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
@@ -17,31 +17,28 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kFitAbout = R"(Fits the numbers of profiles to published training runs.
+constexpr const char* kFitAbout = R"(Fits the numbers of profiles to measured training runs.
 
 Runs on one chip (A100 of 40 and of 80 GB) by one framework share all numbers but two. Every model
 is also left out in turn and predicted by numbers that never saw it (in a group with one model:
 every number of GPUs). With --one-per-gpu all kernel sets of a framework share one profile per GPU.
 
 Examples:
-  shardwright fit bench/published/measured_runs.csv --source llmfoundry
-  shardwright fit runs.csv --gpu h100-80 --kernel-set composer-2024 --date 2026-11-21 -o mine.json)";
+  shardwright fit runs.json
+  shardwright fit runs.json --date 2026-11-21 -o profiles/
+
+The keys of a list of runs are described in docs/cli.md; bench/fit.py makes lists of published
+tables.)";
 
 constexpr std::array<PositionalRow, 1> kFitPositionals = {
-    {{"RUNS", "table of measured runs (CSV)", "fit needs a table of measured runs", false,
+    {{"RUNS", "list of measured runs (JSON)", "fit needs a list of measured runs", false,
       FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 11> kFitFlags = {{
+constexpr std::array<FlagRow, 6> kFitFlags = {{
     {"--output,-o", "FILE",
-     "write the profile of one fitted stack; a folder (with a / at its end) for all",
+     "write the profile of the fitted stack; a folder (with a / at its end) for several",
      FileRole::kWriteWhen},
-    {"--date", "YYYY-MM-DD", "when the table was made or read; required with --output"},
-    {"--gpu", "NAME", "GPU type of the stack to write, where several were fitted"},
-    {"--kernel-set", "NAME",
-     "kernel set of the stack to write, likewise (with --one-per-gpu the framework)"},
-    {"--source", "LIST", "fit rows of these sources only (ids up to the first '-')"},
-    {"--gpu-class", "LIST", "of these GPUs only: parts of the column gpu_class, such as A100,H100"},
-    {"--tier", "LIST", "rows to use, by their column tier (default A; rows without one count)"},
+    {"--date", "YYYY-MM-DD", "when the runs were measured or read; required with --output"},
     {"--leave-out", "model|size|source|none",
      "what is left out in turn: models (default); models of a source that has others; sources"},
     {"--profiles", "FOLDER", "profiles to choose from (default: the shipped ones)",
@@ -54,61 +51,6 @@ constexpr std::array<SwitchRow, 1> kFitSwitches = {
     {{"--one-per-gpu",
       "one profile per GPU type for all kernel sets of a framework, which then differ by their "
       "kernels alone"}}};
-
-// Which rows are fitted; empty: all.
-struct RowChoice {
-  std::vector<std::string> sources;
-  std::vector<std::string> gpus;  // parts of MeasuredRun::gpu_class
-};
-
-std::vector<MeasuredRun> Select(const std::vector<MeasuredRun>& runs, const RowChoice& choice) {
-  std::vector<MeasuredRun> selected;
-  for (const MeasuredRun& run : runs) {
-    const bool has_source = choice.sources.empty() ||
-                            std::find(choice.sources.begin(), choice.sources.end(), run.Source()) !=
-                                choice.sources.end();
-    const bool has_gpu =
-        choice.gpus.empty() ||
-        std::any_of(choice.gpus.begin(), choice.gpus.end(), [&](const std::string& part) {
-          return run.gpu_class.find(part) != std::string::npos;
-        });
-    if (has_source && has_gpu) {
-      selected.push_back(run);
-    }
-  }
-  return selected;
-}
-
-// The one fitted stack that the flags name.
-const FittedStack& Chosen(const RunFit& fit, const std::string& gpu,
-                          const std::string& kernel_set) {
-  const FittedStack* chosen = nullptr;
-  std::string names;
-  for (const FittedStack& stack : fit.stacks) {
-    names +=
-        (names.empty() ? "" : "; ") + ("--gpu " + stack.gpu) + " --kernel-set " + stack.kernel_set;
-    if ((gpu.empty() || stack.gpu == gpu) &&
-        (kernel_set.empty() || stack.kernel_set == kernel_set)) {
-      if (chosen != nullptr) {
-        throw UsageError("--output: several stacks were fitted, choose one: " + names);
-      }
-      chosen = &stack;
-    }
-  }
-  if (chosen == nullptr) {
-    throw InputError("--output: no such stack was fitted, choose one: " + names);
-  }
-  return *chosen;
-}
-
-// " --source a,b", or nothing.
-std::string FlagText(const std::string& flag, const std::vector<std::string>& values) {
-  std::string text;
-  for (const std::string& value : values) {
-    text += (text.empty() ? ' ' + flag + ' ' : ",") + value;
-  }
-  return text;
-}
 
 void CheckOwn(const FitOptions& options) {
   const std::vector<std::string> fitted =
@@ -127,11 +69,7 @@ int RunFitCommand(const Arguments& arguments) {
   if (const Flag folder = arguments.Get("--profiles"); folder.is_given()) {
     ShipProfilesOf(folder.text);
   }
-  RowChoice choice;
-  arguments.Set("--source", choice.sources, ReadList);
-  arguments.Set("--gpu-class", choice.gpus, ReadList);
   FitOptions options;
-  arguments.Set("--tier", options.tiers, ReadList);
   arguments.Set("--numbers", options.numbers, ReadList);
   arguments.Set("--own", options.own, ReadList);
   if (options.numbers.size() > 8) {
@@ -148,18 +86,16 @@ int RunFitCommand(const Arguments& arguments) {
   options.progress = [](const std::string& line) { Say(line); };
   const std::string output = arguments.Get("--output").text;
   std::string date;
-  std::string gpu;
-  std::string kernel_set;
-  arguments.SetText("--gpu", gpu);
-  arguments.SetText("--kernel-set", kernel_set);
   arguments.Set("--date", date, ReadDate);
   if (!output.empty()) {
     arguments.Require("--date");
   }
-  const RunFit fit = FitRuns(Select(ReadMeasuredRuns(file), choice), options);
+  const RunList list = ReadRunList(file);
+  const std::vector<MeasuredRun> runs = ReadRuns(list);
+  RunFit fit = FitRuns(runs, options);
+  fit.skipped += list.skipped;
   if (!output.empty()) {
-    const std::string source = "shardwright fit " + file + FlagText("--source", choice.sources) +
-                               FlagText("--gpu-class", choice.gpus);
+    const std::string source = "shardwright fit " + list.name;
     if (output.ends_with('/')) {
       std::vector<OutputFile> files;
       for (const FittedStack& stack : fit.stacks) {
@@ -168,7 +104,11 @@ int RunFitCommand(const Arguments& arguments) {
       }
       WriteFilesAtomically(files);
     } else {
-      WriteFileAtomically(output, FittedProfileJson(Chosen(fit, gpu, kernel_set), source, date));
+      if (fit.stacks.size() > 1) {
+        throw UsageError(
+            "--output: several stacks were fitted; give a folder, with a / at its end");
+      }
+      WriteFileAtomically(output, FittedProfileJson(fit.stacks[0], source, date));
     }
     if (output == "-") {
       return kExitOk;

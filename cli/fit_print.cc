@@ -6,7 +6,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "analysis/measured_run.h"
 #include "cli/command.h"
 #include "cli/table.h"
 #include "core/json.h"
@@ -36,9 +35,7 @@ void Row(Table& table, std::vector<std::string> cells, const ErrorStatistics& s)
 std::map<std::string, ErrorStatistics> BySource(const RunFit& fit) {
   std::map<std::string, std::vector<double>> errors;
   for (const LeftOutRow& row : fit.left_out_rows) {
-    MeasuredRun run;
-    run.id = row.id;
-    errors[run.Source()].push_back(row.error);
+    errors[row.source].push_back(row.error);
   }
   std::map<std::string, ErrorStatistics> statistics;
   for (const auto& [source, values] : errors) {

@@ -346,6 +346,11 @@ RecomputeChoice ReadRecompute(const Flag& flag) {
     choice.keep_every = ReadCount({flag.name, flag.text.substr(10)}, 1, 65535);
     return choice;
   }
+  if (flag.text.starts_with("full:")) {
+    choice.is_on = true;
+    choice.part = ReadPositive({flag.name, flag.text.substr(5)}, 1);
+    return choice;
+  }
   const std::size_t index = ReadChoice(flag, kNames);
   choice.is_on = index > 0;
   if (index == 2) {

@@ -63,6 +63,7 @@ struct RecomputeChoice {
   bool is_on = false;
   RecomputeKind kind = RecomputeKind::kFull;
   std::int64_t keep_every = 1;
+  double part = 1;  // of the blocks, evenly spread
 };
 [[nodiscard]] RecomputeChoice ReadRecompute(const Flag& flag);
 

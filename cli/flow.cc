@@ -1,6 +1,7 @@
 #include "cli/flow.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
 #include "core/json.h"
@@ -65,6 +66,25 @@ void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
   }
 }
 
+namespace {
+
+// Of each stretch of blocks the part `part`, evenly spread: block i when floor((i + 1) * part) >
+// floor(i * part), as fms-fsdp and torchtitan choose them.
+void KeepPart(double part, std::vector<RecomputeRegion>& regions) {
+  std::vector<RecomputeRegion> kept;
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    // A small surplus, so that 3 * (1 / 3) counts as 1.
+    constexpr double kRounding = 1e-9;
+    const auto index = static_cast<double>(i);
+    if (std::floor((index + 1) * part + kRounding) > std::floor(index * part + kRounding)) {
+      kept.push_back(regions[i]);
+    }
+  }
+  regions = kept;
+}
+
+}  // namespace
+
 // Units and recomputed regions.
 void SetUnits(const PlanOptions& options, const Model& model, const Job& job, Plan& plan) {
   const WrapSpec wrap =
@@ -76,6 +96,7 @@ void SetUnits(const PlanOptions& options, const Model& model, const Job& job, Pl
   if (options.recompute) {
     plan.recompute =
         RecomputeBlocks(model, options.recompute_kind, options.keep_every, "--recompute");
+    KeepPart(options.recompute_part, plan.recompute);
   }
 }
 

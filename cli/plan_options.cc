@@ -55,9 +55,9 @@ constexpr std::array<FlagRow, 56> kPlanOptionFlags = {{
     {"--reshard", "always|never|N",
      "what units do after forward: free, keep, or keep one copy per N ranks (default: free, but "
      "keep root and [norm, head])"},
-    {"--recompute", "none|full|selective[:N]",
-     "activation checkpointing of each block; selective keeps attention and every N-th linear "
-     "(default none, N 2)"},
+    {"--recompute", "none|full[:X]|selective[:N]",
+     "activation checkpointing of each block, or of the part X of them; selective keeps attention "
+     "and every N-th linear (default none, X 1, N 2)"},
     {"--offload", "LIST",
      "none, or some of parameters,optimizer,activations,moments (default none)"},
     {"--precision", "NAME",
@@ -303,6 +303,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.recompute = recompute.is_on;
   options.recompute_kind = recompute.kind;
   options.keep_every = recompute.keep_every;
+  options.recompute_part = recompute.part;
   ReadJobFlags(arguments, options.job);
   ReadPlanFlags(arguments, options.plan);
   CheckChoices(options, arguments);

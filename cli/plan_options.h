@@ -35,6 +35,7 @@ struct PlanOptions {
   bool recompute = false;
   RecomputeKind recompute_kind = RecomputeKind::kFull;
   std::int64_t keep_every = 1;
+  double recompute_part = 1;
   // Everything that is copied into the plan as it is. job.sequence_length 0: the model's default.
   Job job;
   Plan plan;

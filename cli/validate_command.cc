@@ -2,66 +2,100 @@
 #include <optional>
 #include <vector>
 
-#include "analysis/measured_run.h"
-#include "analysis/validate.h"
+#include <nlohmann/json.hpp>
+
+#include "analysis/confidence.h"
+#include "analysis/predict_run.h"
 #include "cli/command.h"
-#include "cli/validation_print.h"
+#include "cli/run_list.h"
+#include "cli/table.h"
+#include "core/error.h"
+#include "core/parallel.h"
 #include "topologies/profile.h"
 
 namespace shardwright {
 namespace {
 
-constexpr const char* kValidateAbout = R"(Predicts published training runs and reports the errors.
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kValidateAbout = R"(Predicts all runs of a list.
+
+Published runs and their errors: bench/validate.py, which makes such lists of tables.
 
 Examples:
-  shardwright validate bench/published/measured_runs.csv
-  shardwright validate bench/published/measured_runs.csv --oom bench/published/oom_runs.csv --json
-  shardwright validate runs.csv --tier A,B --profile my-profile.json
+  shardwright validate runs.json
+  shardwright validate runs.json --profiles my-profiles --json
 
-The columns of a table are described in bench/published/README.md.)";
+The keys of a list are described in docs/cli.md.)";
 
 constexpr std::array<PositionalRow, 1> kValidatePositionals = {
-    {{"RUNS", "table of measured runs (CSV)", "validate needs a table of measured runs", false,
-      FileRole::kRead}}};
+    {{"RUNS", "list of runs (JSON)", "validate needs a list of runs", false, FileRole::kRead}}};
 
-constexpr std::array<SwitchRow, 1> kValidateSwitches = {
-    {{"--bands", "also the uncertainty of every step time, by the spreads of the profile"}}};
-
-constexpr std::array<FlagRow, 4> kValidateFlags = {{
-    {"--oom", "FILE", "table of runs that fit or ran out of memory", FileRole::kRead},
-    {"--profile", "NAME|FILE", "profile for all rows (default auto: by GPU and kernel set)",
-     FileRole::kRead},
+constexpr std::array<FlagRow, 1> kValidateFlags = {{
     {"--profiles", "FOLDER", "profiles to choose from (default: the shipped ones)",
      FileRole::kRead},
-    {"--tier", "LIST", "rows to use, by their column tier (default A; rows without one count)"},
 }};
+
+// What is said of one run, or why nothing is.
+Json PredictListed(const JsonValue& listed, const RunList& list) {
+  Json json = {{"id", listed.At("id").AsString()}};
+  try {
+    const MeasuredRun run = ReadRun(listed);
+    const PlanFile& plan = run.plan;
+    if (list.wants_plans) {
+      json["plan"] = Json::parse(PlanFileJson(plan));
+      return json;
+    }
+    const RunPrediction prediction = PredictRun(plan);
+    json["step_time_s"] = prediction.step_time.value;
+    json["allocated"] = prediction.allocated.value;
+    json["reserved"] = prediction.reserved.value;
+    json["outside"] = prediction.outside.value;
+    json["usable"] = prediction.usable.value;
+    json["out_of_memory"] = prediction.out_of_memory;
+    json["profile"] = plan.profile.name;
+    json["parameters"] = CountParameters(plan.model.model);
+    if (list.has_bands) {
+      json["band"] = ConfidenceOf(plan, run.source).band;
+    }
+  } catch (const InputError& error) {
+    json["error"] = error.what();
+  }
+  return json;
+}
+
+std::string PredictionsText(const std::vector<Json>& runs) {
+  using Align = Table::Align;
+  Table table({Align::kLeft, Align::kRight, Align::kRight, Align::kLeft});
+  table.Row({"run", "step", "reserved", ""});
+  for (const Json& run : runs) {
+    const bool is_predicted = run.contains("step_time_s");
+    table.Row({run["id"], is_predicted ? Format(Seconds(run["step_time_s"])) : "",
+               is_predicted ? Format(Bytes(run["reserved"])) : "",
+               is_predicted ? (run["out_of_memory"] ? "out of memory" : "")
+                            : run.value("error", std::string())});
+  }
+  return table.WrappedText(0);
+}
 
 int RunValidate(const Arguments& arguments) {
   if (const Flag folder = arguments.Get("--profiles"); folder.is_given()) {
     ShipProfilesOf(folder.text);
   }
-  ValidateOptions options;
-  arguments.SetText("--profile", options.profile);
-  options.bands = arguments.Has("--bands");
-  arguments.Set("--tier", options.tiers, ReadList);
-  const std::vector<MeasuredRun> runs = ReadMeasuredRuns(arguments.Get("RUNS").text);
-  const Flag oom = arguments.Get("--oom");
-  std::vector<MeasuredRun> outcomes;
-  if (oom.is_given()) {
-    outcomes = ReadMeasuredRuns(oom.text);
-  }
-  ValidationOutput output{.report = Validate(runs, options), .outcomes = std::nullopt};
-  if (oom.is_given()) {
-    output.outcomes = ValidateOutcomes(outcomes, runs, options);
-  }
-  arguments.Print(arguments.IsJson() ? ValidationJson(output) : ValidationText(output));
+  const RunList list = ReadRunList(arguments.Get("RUNS").text);
+  std::vector<Json> runs(list.runs.size());
+  ParallelFor(runs.size(), ThreadCount(),
+              [&](std::size_t i, std::size_t) { runs[i] = PredictListed(list.runs[i], list); });
+  Json json = ReportHead("shardwright-predictions");
+  json["runs"] = runs;
+  arguments.Print(arguments.IsJson() ? json.dump(2) + '\n' : PredictionsText(runs));
   return kExitOk;
 }
 
 }  // namespace
 
 extern const Command kValidateCommand;
-const Command kValidateCommand = {"validate",     kValidateAbout,    kValidatePositionals,
-                                  kValidateFlags, kValidateSwitches, RunValidate};
+const Command kValidateCommand = {"validate", kValidateAbout, kValidatePositionals, kValidateFlags,
+                                  {},         RunValidate};
 
 }  // namespace shardwright

@@ -1,4 +1,4 @@
-"""Writes the tables of bench/accuracy.md from the JSON reports of shardwright validate and fit."""
+"""Writes the tables of bench/accuracy.md from the JSON reports of bench/validate.py and bench/fit.py."""
 
 import concurrent.futures
 import csv
@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import accuracy_left_out
+from bench_command import bench_command
 
 # Arguments of `fit`, as in scripts/fit_profiles.sh.
 FEW = "compute.gemm.bf16,overlap.compute_sensitivity,compute.rank_spread,host.step"
@@ -34,7 +35,7 @@ FRAMEWORKS = {"llmfoundry": "composer", "fmsaccel": "hf", "internevo": "internev
 
 
 # What a fit depends on besides its arguments.
-FIT_FOLDERS = ["analysis", "core", "models", "schedule", "simulator", "topologies"]
+FIT_FOLDERS = ["analysis", "bench/lab", "core", "models", "schedule", "simulator", "topologies"]
 
 
 def is_fitted(path):
@@ -63,8 +64,8 @@ def kept_fit(program, cache, runs, flags):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def report(program, *arguments):
-    done = subprocess.run([program, *arguments, "--json"], check=True, stdout=subprocess.PIPE,
+def report(program, command, *arguments):
+    done = subprocess.run([*bench_command(program, command), *arguments, "--json"], check=True, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True)
     return json.loads(done.stdout)
 
@@ -101,7 +102,7 @@ def errors_table(validation, key):
 
 
 def quantile(values, q):
-    """As in analysis/error_statistics.h."""
+    """As in bench/lab/base.py."""
     values = sorted(values)
     below = int(q * (len(values) - 1))
     above = min(below + 1, len(values) - 1)

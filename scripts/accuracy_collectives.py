@@ -3,7 +3,7 @@
 
     scripts/accuracy_collectives.py build/shardwright
 
-Runs `shardwright validate-nccl` on the published sweeps and writes Markdown to standard output.
+Runs `bench/validate_nccl.py` on the published sweeps and writes Markdown to standard output.
 """
 
 import collections
@@ -16,6 +16,7 @@ import sys
 import tempfile
 
 import collective_sets
+from bench_command import bench_command
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 PUBLISHED = "bench/published/nccl_measured.csv"
@@ -82,7 +83,7 @@ def statistics_of(rows):
 
 
 def predictions(program, sweep, *flags):
-    command = [program, "validate-nccl", str(sweep), "--json", *flags]
+    command = [*bench_command(program, "validate-nccl"), str(sweep), "--json", *flags]
     return json.loads(subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout)["rows"]
 
 
@@ -110,7 +111,7 @@ def without_its_source(program, predicted):
             left_out = []
             for profile, members in sorted(by_profile.items()):
                 fitted = folder / "fitted.json"
-                subprocess.run([program, "fit-nccl", str(others), "--all-reduce", "--extends", profile, "--date", "2026-11-28",
+                subprocess.run([*bench_command(program, "fit-nccl"), str(others), "--all-reduce", "--extends", profile, "--date", "2026-11-28",
                                 "-o", str(fitted)], cwd=REPOSITORY, check=True, stdout=subprocess.PIPE)
                 left_out += predictions(program, write("rows.csv", members), "--profile", str(fitted))
             groups = collections.defaultdict(list)
@@ -149,12 +150,12 @@ def main(arguments):
     if len(arguments) != 2:
         sys.exit(f"usage: {arguments[0]} PATH_OF_SHARDWRIGHT")
     program = str(pathlib.Path(arguments[1]).resolve())
-    command = [program, "validate-nccl", PUBLISHED, "--left-out", "--scale", SCALE, "--json"]
+    command = [*bench_command(program, "validate-nccl"), PUBLISHED, "--left-out", "--scale", SCALE, "--json"]
     output = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
     report = json.loads(output.stdout)
 
     print("## Collectives\n")
-    print(f"`shardwright validate-nccl {PUBLISHED} --left-out --scale {SCALE}`. Errors are")
+    print(f"`bench/validate_nccl.py {PUBLISHED} --left-out --scale {SCALE}`. Errors are")
     print("predicted / measured time - 1 for sizes from 64 KiB to 16 GiB. Numbers of gathers were fitted to all")
     print("rows of all-gathers and reduce-scatters before they were split; those of all-reduces and all-to-alls")
     print("to the fit rows alone, but for two (`scripts/collective_sets.py`: the rule, fixed before there was a model of them;")

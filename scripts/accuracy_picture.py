@@ -14,6 +14,8 @@ import statistics
 import subprocess
 import sys
 
+from bench_command import bench_command
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WIDTH, HEIGHT = 760, 360  # of the axes, pixels
 LEFT, TOP, BOTTOM = 70, 20, 60
@@ -113,7 +115,7 @@ def main():
     program = sys.argv[1]
     output = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/images/accuracy.svg"
     table = ROOT / "bench/published/measured_runs.csv"
-    answer = subprocess.run([program, "validate", str(table), "--json"], check=True, stdout=subprocess.PIPE)
+    answer = subprocess.run([*bench_command(program, "validate"), str(table), "--json"], check=True, stdout=subprocess.PIPE)
     output.write_text(picture(points_of(json.loads(answer.stdout)["rows"])), encoding="utf-8")
 
 

@@ -32,7 +32,7 @@ NETWORKS = ("TCPXO", "TCPX", "EFAv2", "EFAv3", "EFAv4", "EFA", "RoCE", "IB", "In
 
 
 def source_of(row):
-    """Repository or page, as ShortSource of analysis/nccl_sweep.cc."""
+    """Repository or page, as SweepRow.short_source of bench/lab/nccl.py."""
     text = row["source"]
     if text.startswith("github.com/"):
         return "/".join(text.removeprefix("github.com/").split("/")[:2])

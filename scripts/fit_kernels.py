@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 
 import left_out
+from bench_command import bench_command
 
 MEASURED = ("time_us", "statistic", "source", "note")
 SMALL_ERROR = 0.05
@@ -65,7 +66,7 @@ class Table:
         """log(predicted / measured) of every row."""
         path = pathlib.Path(self.scratch.name) / "profile.json"
         path.write_text(json.dumps(profile), encoding="utf-8")
-        done = subprocess.run([self.program, "validate-kernels", str(self.file), "--profile", str(path), "--json"],
+        done = subprocess.run([*bench_command(self.program, "validate-kernels"), str(self.file), "--profile", str(path), "--json"],
                               check=True, capture_output=True, text=True)
         rows = json.loads(done.stdout)["rows"]
         if len(rows) != len(self.rows):

@@ -11,11 +11,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 date=${1:?fit_profiles.sh: no date given, expected YYYY-MM-DD}
-shardwright=${2:-build}/shardwright
+program=${2:-build}/shardwright
 runs=bench/published/measured_runs.csv
 
 fit() {
-  "$shardwright" fit "$runs" --date "$date" -o topologies/profiles/ "$@" >/dev/null
+  python3 -B bench/fit.py "$runs" --program "$program" --date "$date" -o topologies/profiles/ "$@" >/dev/null
 }
 
 # One call per framework; the sources with eight or more rows of tier A.

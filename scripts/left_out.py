@@ -11,7 +11,7 @@ Without words: all four. Prints a table and adds its lines to bench/left_out.csv
           groups have no other source (its fits take an hour).
   gpu     Every chip in turn: all profiles of it are taken away, the ones from single kernels too, and the generic one's numbers are those of
           the other chips in the middle (the median). "generic" is the shipped generic profile on the same rows, which has seen them all.
-  row     As "source"; then each row of it alone (of many ten, evenly spread) corrects the profile that it starts from (`calibrate ROW.csv`), and the source's other rows
+  row     As "source"; then each row of it alone (of many ten, evenly spread) corrects the profile that it starts from (`calibrate`), and the source's other rows
           that start from the same profile are predicted by the corrected one.
 
 Nothing is chosen by these rows. A GPU type of "gpu" is a chip: A100 of 40 and 80 GB are left out together.
@@ -30,6 +30,7 @@ import subprocess
 import tempfile
 
 import accuracy
+from bench_command import bench_command
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RUNS = ROOT / "bench/published/measured_runs.csv"
@@ -46,8 +47,8 @@ EIGHTY = 1.2816
 EIGHTY_OF_NINETY = EIGHTY / 1.6449
 
 
-def run_json(program, *arguments):
-    return json.loads(subprocess.run([program, *map(str, arguments), "--json"], check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+def run_json(program, command, *arguments):
+    return json.loads(subprocess.run([*bench_command(program, command), *map(str, arguments), "--json"], check=True, capture_output=True, text=True, cwd=ROOT).stdout)
 
 
 def read_rows():
@@ -128,7 +129,7 @@ def without_source(program, profiles, path, source):
         if others:
             flags = ["--source", ",".join(others), *recipe["flags"][2:]]
             # Fails where no row is left.
-            subprocess.run([program, "fit", str(table), *flags, "--leave-out", "none", "--date", DATE, "-o", f"{new}/"], capture_output=True, cwd=ROOT)
+            subprocess.run([*bench_command(program, "fit"), str(table), *flags, "--leave-out", "none", "--date", DATE, "-o", f"{new}/"], capture_output=True, cwd=ROOT)
         made = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in new.glob("*.json")}
         gone = [name for name in fitted if name not in made]
         next_to = [name for name in made if name in fitted]
@@ -316,8 +317,11 @@ class Study:
         mine = self.scratch / f"{row_id}.json"
         write_rows(own, [self.rows[row_id]])
         write_rows(rest, [self.rows[i] for i in group if i != row_id])
-        subprocess.run([self.program, "calibrate", str(own), "--profiles", str(folder.path), "--date", DATE, "-o", str(mine), "--even-if-worse"],
+        jobs = self.scratch / f"{row_id}-own"
+        subprocess.run([*bench_command(self.program, "jobs"), str(own), "--profiles", str(folder.path), "-o", str(jobs)],
                        check=True, capture_output=True, cwd=ROOT)
+        subprocess.run([self.program, "calibrate", str(jobs / "runs.json"), "--profiles", str(folder.path), "--date", DATE, "-o", str(mine),
+                        "--even-if-worse"], check=True, capture_output=True, cwd=ROOT)
         return predicted(run_json(self.program, "validate", rest, "--profile", mine, *(["--bands"] if has_bands else [])))
 
     def row(self):

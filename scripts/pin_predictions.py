@@ -11,6 +11,8 @@ import pathlib
 import subprocess
 import sys
 
+from bench_command import bench_command
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PINNED = ROOT / "bench/published/predictions.csv"
 HEAD = "id,profile,measured_s,predicted_s\n"
@@ -23,7 +25,7 @@ def text_of(rows):
 
 
 def predicted(program):
-    command = [program, "validate", "bench/published/measured_runs.csv", "--json"]
+    command = [*bench_command(program, "validate"), "bench/published/measured_runs.csv", "--json"]
     return text_of(json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)["rows"])
 
 

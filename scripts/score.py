@@ -15,6 +15,8 @@ import pathlib
 import subprocess
 import sys
 
+from bench_command import bench_command
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROTOCOL = ROOT / "bench/protocol.json"
 LOG = ROOT / "bench/scorings.csv"
@@ -106,7 +108,7 @@ def main():
             sys.exit("bench/test_rows.md is not that of bench/scorings.csv; run scripts/score.py")
         return
     test = next(s for s in rules["sets"] if s["name"] == "test")
-    command = [arguments.program, "validate", test["file"], "--tier", "A,B", "--bands", "--json"]
+    command = [*bench_command(arguments.program, "validate"), test["file"], "--tier", "A,B", "--bands", "--json"]
     result = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
     is_new = not LOG.exists()

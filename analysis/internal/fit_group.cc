@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "analysis/profile_numbers.h"
-#include "analysis/run_mapping.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "schedule/lower.h"
@@ -148,17 +147,11 @@ FitGroups MakeGroups(const std::vector<MeasuredRun>& runs, const FitOptions& opt
                      std::size_t& skipped) {
   FitGroups groups;
   for (const MeasuredRun& run : runs) {
-    const bool has_tier = run.tier.empty() || std::find(options.tiers.begin(), options.tiers.end(),
-                                                        run.tier) != options.tiers.end();
-    MappedRun mapped;
-    if (has_tier && run.step_time_s > 0) {
-      mapped = MapRun(run, "auto");
-    }
-    if (!has_tier || run.step_time_s <= 0 || !mapped.skipped.empty()) {
+    if (run.step_time_s <= 0) {
       ++skipped;
       continue;
     }
-    const PlanFile& plan = mapped.plan;
+    const PlanFile& plan = run.plan;
     const std::string family = FamilyOf(plan.kernels.name);
     FitGroup& group = groups[{ChipOf(plan.cluster.gpu), family}];
     group.family = family;
@@ -167,8 +160,7 @@ FitGroups MakeGroups(const std::vector<MeasuredRun>& runs, const FitOptions& opt
     try {
       Program program = Lower(
           {.model = plan.model.model, .kernels = plan.kernels, .job = plan.job, .plan = plan.plan});
-      group.rows.push_back(
-          {&run, run.step_time_s, stack, plan.kernels.name, plan.cluster, std::move(program)});
+      group.rows.push_back({&run, stack, std::move(program)});
     } catch (const InputError&) {
       ++skipped;
     }

@@ -32,10 +32,7 @@ struct Variable {
 
 struct GroupRow {
   const MeasuredRun* run = nullptr;
-  double measured_s = 0;
   std::size_t stack = 0;
-  std::string kernel_set;
-  Cluster cluster;
   Program program;
 };
 
@@ -55,7 +52,7 @@ struct FitGroup {
 
 using FitGroups = std::map<std::pair<std::string, std::string>, FitGroup>;  // by chip and family
 
-// Rows whose plan can be lowered; `runs` must outlive them. Counts the others.
+// Measured rows whose plan can be lowered; `runs` must outlive them. Counts the others.
 [[nodiscard]] FitGroups MakeGroups(const std::vector<MeasuredRun>& runs, const FitOptions& options,
                                    std::size_t& skipped);
 

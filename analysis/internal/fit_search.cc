@@ -158,12 +158,12 @@ std::vector<double> RowErrors(const FitGroup& group, const std::vector<double>& 
     }
     const GroupRow& row = group.rows[i];
     if (work.simulator) {
-      work.simulator->Use(row.cluster, profiles[row.stack]);
+      work.simulator->Use(row.run->plan.cluster, profiles[row.stack]);
     } else {
-      work.simulator.emplace(row.cluster, profiles[row.stack]);
+      work.simulator.emplace(row.run->plan.cluster, profiles[row.stack]);
     }
     const SimTime time = work.simulator->Run(row.program, options).step_time;
-    errors[i] = std::log(ToSeconds(time).value / row.measured_s);
+    errors[i] = std::log(ToSeconds(time).value / row.run->step_time_s);
   }
   return errors;
 }

@@ -12,22 +12,26 @@
 #include "analysis/confidence.h"
 #include "analysis/predict_run.h"
 #include "analysis/profile_numbers.h"
-#include "analysis/run_mapping.h"
 #include "core/error.h"
+#include "tests/analysis/made_runs.h"
 
 namespace shardwright {
 namespace {
 
 const Origin kOrigin{NumberKind::kFitted, "a test", "2026-11-28"};
 
-MeasuredRun RowNamed(const std::string& id) {
-  for (const MeasuredRun& run : ReadMeasuredRuns("../bench/published/measured_runs.csv")) {
-    if (run.id == id) {
-      return run;
-    }
-  }
-  FAIL("no row " << id);
-  return {};
+MeasuredRun OneRun(const std::string& gpu = "a100-40") {
+  MeasuredRun run = testing::MakeRun(
+      {.layers = 24, .hidden = 2048, .micro_batch = 4, .sequence = 2048, .gpu = gpu});
+  run.id = "one";
+  return run;
+}
+
+// The run's plan by another profile.
+PlanFile By(const MeasuredRun& run, const Profile& profile) {
+  PlanFile plan = run.plan;
+  plan.profile = profile;
+  return plan;
 }
 
 // A profile of the user's, so that bands come from its numbers alone: products uncertain by
@@ -42,7 +46,7 @@ Profile OneNumber(double spread) {
 }
 
 double Predicted(const MeasuredRun& run, const Profile& profile) {
-  return PredictRun(MapRun(run, profile).plan).step_time.value;
+  return PredictRun(By(run, profile)).step_time.value;
 }
 
 double Gemm(Profile profile) {
@@ -50,7 +54,7 @@ double Gemm(Profile profile) {
 }
 
 TEST_CASE("CalibrateSteps: one uncertain number takes what the step says, less the noise") {
-  MeasuredRun run = RowNamed("llmfoundry-256");
+  MeasuredRun run = OneRun();
   const Profile start = OneNumber(0.3);
   Profile truth = start;
   *NumberAt(truth, "compute.gemm.bf16", "test").value = 0.65;
@@ -59,7 +63,7 @@ TEST_CASE("CalibrateSteps: one uncertain number takes what the step says, less t
 
   // With variance P of the step by the number and n^2 of the noise, P / (P + n^2) of the way, in
   // logarithms; what the slope changes on the way is less than the tolerance.
-  const double band = StepTimeBand(MapRun(run, start).plan);
+  const double band = StepTimeBand(By(run, start));
   const double variance = std::pow(band / 1.6449, 2);
   const double part = variance / (variance + kStepNoise * kStepNoise);
   REQUIRE(part > 0.8);
@@ -77,11 +81,11 @@ TEST_CASE("CalibrateSteps: one uncertain number takes what the step says, less t
 
   // What is left to doubt: the noise twice, of the row that was seen and of the next one.
   const double doubt = 1.6449 * std::sqrt(variance * (1 - part) + kStepNoise * kStepNoise);
-  CHECK(StepTimeBand(MapRun(run, result.profile).plan) == doctest::Approx(doubt).epsilon(0.1));
+  CHECK(StepTimeBand(By(run, result.profile)) == doctest::Approx(doubt).epsilon(0.1));
 }
 
 TEST_CASE("CalibrateSteps: a number without a spread stays, a fraction stays below 1") {
-  MeasuredRun run = RowNamed("llmfoundry-256");
+  MeasuredRun run = OneRun();
   const Profile start = OneNumber(0.3);
   run.step_time_s = Predicted(run, start) / 3;  // no products are as fast
   const CalibrationResult result = CalibrateSteps({run}, start, kOrigin);
@@ -95,7 +99,7 @@ TEST_CASE("CalibrateSteps: a number without a spread stays, a fraction stays bel
 }
 
 TEST_CASE("CalibrateSteps: two rows know more than one") {
-  MeasuredRun run = RowNamed("llmfoundry-256");
+  MeasuredRun run = OneRun();
   const Profile start = OneNumber(0.05);
   const double expected = Predicted(run, start);
   run.step_time_s = 1.1 * expected;
@@ -112,12 +116,13 @@ TEST_CASE("CalibrateSteps: two rows know more than one") {
 
 TEST_CASE("CalibrateSteps: rows of two GPUs, and rows without a time") {
   const Profile start = LoadProfile("a100-torch-eager");
-  MeasuredRun run = RowNamed("llmfoundry-256");
-  MeasuredRun other = RowNamed("llmfoundry-003");
+  MeasuredRun run = OneRun();
+  MeasuredRun other = OneRun("h100-80");
+  run.step_time_s = other.step_time_s = 1;
   CHECK_THROWS_AS((void)CalibrateSteps({run, other}, start, kOrigin), InputError);
   run.step_time_s = 0;
   CHECK_THROWS_WITH_AS((void)CalibrateSteps({run}, start, kOrigin),
-                       "llmfoundry-256: got no step_time_s, expected seconds per step", InputError);
+                       "one: got no step_time_s, expected seconds per step", InputError);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 script = importlib.import_module("fit_kernels")
+script.bench_command = lambda program, name: [program, name]
 
 # Predicts n microseconds at a rate of 1.
 PROGRAM = """#!{python}

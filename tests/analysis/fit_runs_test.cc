@@ -7,48 +7,46 @@
 #include <cstddef>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
 
-#include "analysis/measured_run.h"
 #include "analysis/profile_numbers.h"
-#include "analysis/run_mapping.h"
 #include "core/error.h"
 #include "schedule/lower.h"
 #include "simulator/simulate.h"
+#include "tests/analysis/made_runs.h"
 
 namespace shardwright {
 namespace {
 
-// Rows of small models on eight GPUs of one type, measured by a machine of our own making: the
-// base profile with a few numbers changed.
+// Runs measured by a machine of our own making: the base profile with a few numbers changed.
 std::vector<MeasuredRun> SyntheticRuns(double gemm, double elementwise, double attention,
-                                       const std::string& gpu_class = "A100-40GB") {
+                                       const std::string& gpu = "a100-40") {
   std::vector<MeasuredRun> runs;
-  for (const MeasuredRun& run : ReadMeasuredRuns("../bench/published/measured_runs.csv")) {
-    const bool is_wanted = run.Source() == "llmfoundry" && run.gpu_class == gpu_class &&
-                           run.gpus == 8 && run.hidden <= 1024;
-    if (!is_wanted) {
-      continue;
+  for (const auto& [layers, hidden] : {std::pair(12, 768), std::pair(24, 1024)}) {
+    for (const auto& [micro_batch, sequence] :
+         {std::pair(1, 2048), std::pair(4, 2048), std::pair(8, 2048), std::pair(2, 4096),
+          std::pair(1, 8192)}) {
+      MeasuredRun run = testing::MakeRun({layers, hidden, micro_batch, sequence, gpu});
+      const PlanFile& plan = run.plan;
+      Profile truth = DefaultProfile(plan.cluster.gpu, "");
+      *NumberAt(truth, "compute.gemm.bf16", "test").value = gemm;
+      *NumberAt(truth, "compute.elementwise", "test").value = elementwise;
+      *NumberAt(truth, "compute.triton_attention_backward", "test").value = attention;
+      const Program program = Lower(
+          {.model = plan.model.model, .kernels = plan.kernels, .job = plan.job, .plan = plan.plan});
+      SimulateOptions options;
+      options.reserved = false;
+      run.step_time_s = ToSeconds(Simulate({.program = program,
+                                            .cluster = plan.cluster,
+                                            .profile = truth,
+                                            .options = options})
+                                      .step_time)
+                            .value;
+      runs.push_back(std::move(run));
     }
-    const PlanFile plan = MapRun(run, "auto").plan;
-    Profile truth = DefaultProfile(plan.cluster.gpu, "");
-    *NumberAt(truth, "compute.gemm.bf16", "test").value = gemm;
-    *NumberAt(truth, "compute.elementwise", "test").value = elementwise;
-    *NumberAt(truth, "compute.triton_attention_backward", "test").value = attention;
-    const Program program = Lower(
-        {.model = plan.model.model, .kernels = plan.kernels, .job = plan.job, .plan = plan.plan});
-    SimulateOptions options;
-    options.reserved = false;
-    MeasuredRun synthetic = run;
-    synthetic.step_time_s =
-        ToSeconds(
-            Simulate(
-                {.program = program, .cluster = plan.cluster, .profile = truth, .options = options})
-                .step_time)
-            .value;
-    runs.push_back(synthetic);
   }
   return runs;
 }
@@ -64,7 +62,7 @@ TEST_CASE("FitRuns: known numbers are found again") {
   const RunFit fit = FitRuns(runs, options);
   REQUIRE(fit.stacks.size() == 1);
   CHECK(fit.stacks[0].rows == runs.size());
-  CHECK(fit.stacks[0].sources == std::set<std::string>{"llmfoundry"});
+  CHECK(fit.stacks[0].sources == std::set<std::string>{"made"});
   const std::vector<FittedNumber>& numbers = fit.stacks[0].numbers;
   const double fp16 = numbers[3].start * numbers[0].value / numbers[0].start;
   // The mild pull towards what is expected costs about a percent.
@@ -78,10 +76,8 @@ TEST_CASE("FitRuns: known numbers are found again") {
 
 TEST_CASE("FitRuns: GPU types with one chip share all numbers but those of each stack") {
   std::vector<MeasuredRun> runs = SyntheticRuns(0.55, 0.5, 0.3);
-  for (const MeasuredRun& run : SyntheticRuns(0.65, 0.6, 0.3, "A100-80GB")) {
-    if (run.date >= "2024") {
-      runs.push_back(run);
-    }
+  for (const MeasuredRun& run : SyntheticRuns(0.65, 0.6, 0.3, "a100-80")) {
+    runs.push_back(run);
   }
   FitOptions options;
   options.numbers = {"compute.gemm.bf16", "compute.elementwise",
@@ -110,12 +106,12 @@ TEST_CASE("FitRuns: what is left out is not seen") {
   std::vector<MeasuredRun> runs = SyntheticRuns(0.55, 0.5, 0.3);
   FitOptions options;
   options.numbers = {"compute.gemm.bf16", "compute.elementwise"};
-  const std::string model = runs[0].model_name;
+  const std::string model = runs[0].model;
   const auto predicted = [&] {
     const RunFit fit = FitRuns(runs, options);
     std::vector<double> times;
     for (std::size_t i = 0; i < runs.size(); ++i) {
-      if (runs[i].model_name == model) {
+      if (runs[i].model == model) {
         times.push_back((1 + fit.left_out_rows[i].error) * runs[i].step_time_s);
       }
     }
@@ -123,7 +119,7 @@ TEST_CASE("FitRuns: what is left out is not seen") {
   };
   const std::vector<double> before = predicted();
   for (MeasuredRun& run : runs) {
-    run.step_time_s *= run.model_name == model ? 2 : 1;
+    run.step_time_s *= run.model == model ? 2 : 1;
   }
   const std::vector<double> after = predicted();
   REQUIRE(before.size() < runs.size());
@@ -135,9 +131,9 @@ TEST_CASE("FitRuns: what is left out is not seen") {
 // Two sources on one chip, of which the second has one model.
 std::vector<MeasuredRun> TwoSources() {
   std::vector<MeasuredRun> runs = SyntheticRuns(0.55, 0.5, 0.3);
-  const std::string model = runs[0].model_name;
+  const std::string model = runs[0].model;
   for (MeasuredRun& run : runs) {
-    run.id = (run.model_name == model && run.micro_batch > 4 ? "second-" : "first-") + run.id;
+    run.source = run.model == model && run.plan.plan.micro_batch > 2 ? "second" : "first";
   }
   return runs;
 }
@@ -157,7 +153,7 @@ TEST_CASE("FitRuns: sources and models of a source are left out") {
   options.leave_out = FoldKind::kSize;
   const RunFit by_size = FitRuns(runs, options);
   const auto of_first = static_cast<std::size_t>(std::count_if(
-      runs.begin(), runs.end(), [](const MeasuredRun& run) { return run.Source() == "first"; }));
+      runs.begin(), runs.end(), [](const MeasuredRun& run) { return run.source == "first"; }));
   REQUIRE(of_first < runs.size());
   CHECK(by_size.left_out_rows.size() == of_first);
   for (const LeftOutModel& fold : by_size.left_out) {
@@ -174,7 +170,7 @@ TEST_CASE("FitRuns: what a source measured does not move how it is predicted whi
     const RunFit fit = FitRuns(runs, options);
     std::vector<double> times;
     for (std::size_t i = 0; i < runs.size(); ++i) {
-      if (runs[i].Source() == "second") {
+      if (runs[i].source == "second") {
         times.push_back((1 + fit.left_out_rows[i].error) * runs[i].step_time_s);
       }
     }
@@ -182,7 +178,7 @@ TEST_CASE("FitRuns: what a source measured does not move how it is predicted whi
   };
   const std::vector<double> before = predicted();
   for (MeasuredRun& run : runs) {
-    run.step_time_s *= run.Source() == "second" ? 2 : 1;
+    run.step_time_s *= run.source == "second" ? 2 : 1;
   }
   const std::vector<double> after = predicted();
   REQUIRE(!before.empty());

@@ -1,6 +1,5 @@
 """The table of exit codes in docs/cli.md, over all commands and flags that --help lists."""
 
-import csv
 import json
 import os
 import pathlib
@@ -22,15 +21,15 @@ WORDS = {
     "run": ("none.json",), "eval": ("none.json", "--checkpoint", "none", "--data", "random"),
     "generate": ("none.json", "--checkpoint", "none", "--prompt", "x"),
     "checkpoint": ("inspect", "none"), "compare": ("none.json", "none.gz"), "advise": ("none.gz", "--plan", "none.json"),
-    "validate": ("none.csv",),
-    "validate-nccl": ("none.csv",), "validate-kernels": ("none.csv",), "calibrate": ("none.gz", "-o", "new.json"), "fit": ("none.csv",),
-    "fit-nccl": ("none.csv",), "report": ("none.json",), "diff": ("none.json", "none.json"), "check": ("none.toml",), "hang": ("none_0",), "config": (),
+    "validate": ("none.json",),
+    "price": ("none.json",), "calibrate": ("none.gz", "-o", "new.json"), "fit": ("none.json",),
+    "report": ("none.json",), "diff": ("none.json", "none.json"), "check": ("none.toml",), "hang": ("none_0",), "config": (),
     "doctor": (), "completion": ("bash",), "man": (), "inspect-trace": ("none",), "topo": ("import", "none"),
     "page": (),
 }
 VALUES = ("N", "X", "SIZE", "TIME", "RATE", "SIGMA", "R:FACTOR", "LEVEL:FACTOR", "PERCENT", "YYYY-MM-DD")
 OUTPUTS = {"plan": "-o", "simulate": "--trace", "sweep": "--csv", "emit": "--as-emitted", "import-run": "-o", "export": "-o",
-           "advise": "-o", "calibrate": "-o", "fit-nccl": "-o", "report": "-o", "topo": "-o", "page": "-o"}
+           "advise": "-o", "calibrate": "-o", "report": "-o", "topo": "-o", "page": "-o"}
 
 
 def without(words, flag):
@@ -128,21 +127,7 @@ class Tables(ShardwrightTestCase):
 
     def test_numbers_that_are_not_fitted(self):
         self.assert_fails(2, '--own: got "host.stepp", expected a number that is fitted; did you mean "host.step"?',
-                          "fit", "none.csv", "--own", "host.stepp")
-
-    def test_rows_with_unknown_words_are_skipped(self):
-        with open(TESTS.parent / "bench/published/measured_runs.csv", encoding="utf-8", newline="") as table:
-            reader = csv.DictReader(table)
-            row = next(row for row in reader if row["sharding_strategy"] == "FULL_SHARD" and row["tier"] == "A")
-        rows = [{**row, "optimizer": "Lion"}, {**row, "sharding_strategy": "HALF"}]
-        with open(self.folder / "runs.csv", "w", encoding="utf-8", newline="") as table:
-            writer = csv.DictWriter(table, reader.fieldnames)
-            writer.writeheader()
-            writer.writerows({**changed, "id": f"x-{i}"} for i, changed in enumerate(rows))
-        skipped = [row["skipped"] for row in json.loads(self.succeed("validate", "runs.csv", "--json"))["rows"]]
-        self.assertEqual(skipped, ['optimizer: got "Lion", expected AdamW, Adam, SGD, SOAP or Muon',
-                                   'sharding_strategy: got "HALF", expected FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, '
-                                   "NO_SHARD, FSDP or ZeRO-1 to ZeRO-3"])
+                          "fit", "none.json", "--own", "host.stepp")
 
 
 class AllOrNothing(ShardwrightTestCase):

@@ -5,13 +5,13 @@ import json
 import pathlib
 import shutil
 
-from shardwright_test_case import ShardwrightTestCase, main
+from shardwright_test_case import BenchTestCase, main
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUNS = ROOT / "bench/published/measured_runs.csv"
 
 
-class LeftOut(ShardwrightTestCase):
+class LeftOut(BenchTestCase):
 
     def setUp(self):
         super().setUp()
@@ -50,7 +50,9 @@ class LeftOut(ShardwrightTestCase):
         self.table("runs.csv", ["llmfoundry-256"])
         before = self.row("--profile", "generic", "--bands")
         self.table("own.csv", ["llmfoundry-256"], step_time_s=str(1.2 * before["predicted"]))
-        report = json.loads(self.succeed("calibrate", "own.csv", "--profile", "generic", "-o", "mine.json", "--date", "2026-11-28", "--json"))
+        self.succeed("jobs", "own.csv", "-o", "jobs")
+        report = json.loads(self.succeed("calibrate", "jobs/runs.json", "--profile", "generic", "-o", "mine.json", "--date", "2026-11-28",
+                                         "--json"))
         run, = report["runs"]
         self.assertAlmostEqual(run["before_s"], before["predicted"], delta=0.002 * before["predicted"])
         self.assertAlmostEqual(run["measured_s"], 1.2 * before["predicted"])
@@ -63,11 +65,17 @@ class LeftOut(ShardwrightTestCase):
                          ("fitted", "shardwright calibrate over the step times of llmfoundry-256", "2026-11-28"))
 
     def test_step_times_and_traces_do_not_mix(self):
-        self.table("runs.csv", ["llmfoundry-256"])
-        self.assert_fails(2, "tables of step times and traces do not mix: trace.json is no .csv", "calibrate", "runs.csv", "trace.json",
+        runs = {"format": "shardwright-runs", "version": 1, "runs": [
+            {"id": "mine", "step_time_s": 0.5, "flags": {"--model": "gpt2", "--cluster": "dgx-h100"}},
+            {"id": "other", "step_time_s": 0.5, "flags": {"--model": "gpt2", "--cluster": "dgx-a100"}}]}
+        (self.folder / "runs.json").write_text(json.dumps(runs))
+        (self.folder / "trace.json").write_text('{"traceEvents": []}')
+        self.assert_fails(2, "step times and traces do not mix: trace.json is no list of runs", "calibrate", "runs.json", "trace.json",
                           "-o", "mine.json")
-        self.table("runs.csv", ["llmfoundry-256", "llmfoundry-003"])
-        self.assertEqual(self.run_program("calibrate", "runs.csv", "-o", "mine.json")[0], 3)
+        self.assert_fails(3, "other: got a run on a100-80, expected one on h100-80, as mine", "calibrate", "runs.json", "-o", "mine.json")
+        runs["runs"] = [{**runs["runs"][0], "step_time_s": 0}]
+        (self.folder / "runs.json").write_text(json.dumps(runs))
+        self.assert_fails(3, "mine: got no step_time_s, expected seconds per step", "calibrate", "runs.json", "-o", "mine.json")
 
     def test_fitted_numbers_are_counted(self):
         profiles = {p["name"]: p for p in json.loads(self.succeed("list", "profiles", "--json"))["profiles"]}

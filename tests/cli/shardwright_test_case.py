@@ -31,9 +31,12 @@ class ShardwrightTestCase(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
+    def command(self, *arguments):
+        return [PROGRAM, *arguments]
+
     def run_program(self, *arguments, stdin="", stdout=subprocess.PIPE):
         """(exit code, standard output, standard error)."""
-        done = subprocess.run([PROGRAM, *arguments], input=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True,
+        done = subprocess.run(self.command(*arguments), input=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True,
                               cwd=self.folder, timeout=500, check=False)
         return done.returncode, done.stdout, done.stderr
 
@@ -49,6 +52,18 @@ class ShardwrightTestCase(unittest.TestCase):
         before = sorted(os.listdir(self.folder))
         self.assertEqual(self.run_program(*arguments, stdin=stdin), (code, "", f"error: {error}\n"))
         self.assertEqual(sorted(os.listdir(self.folder)), before)
+
+
+class BenchTestCase(ShardwrightTestCase):
+    """A test of the scripts in bench/ that know the published tables, which are called as if they were commands."""
+
+    SCRIPTS = ("validate", "validate-nccl", "validate-kernels", "fit", "fit-nccl", "jobs")
+
+    def command(self, *arguments):
+        if arguments[0] not in self.SCRIPTS:
+            return [PROGRAM, *arguments]
+        script = TESTS.parent / "bench" / (arguments[0].replace("-", "_") + ".py")
+        return [sys.executable, "-B", str(script), "--program", PROGRAM, *arguments[1:]]
 
 
 def interrupted(arguments, folder):

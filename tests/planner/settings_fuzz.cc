@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "analysis/csv.h"
 #include "planner/importers/run_settings.h"
 #include "tests/traces/fuzz.h"
 
@@ -91,8 +90,6 @@ std::vector<FuzzTarget> Targets() {
       Settings("torchrun, command line", kTorchrun, ".sh"),
       Settings("fairseq, command line", kFairseq, ".sh"),
       Settings("fairseq, YAML", kFairseqYaml, ".yaml"),
-      {"CSV", "a,\"b\"\"c\",d\n1,\"x,\ny\",2.5\n\n3,,4\n",
-       [](const std::string& text) { (void)ParseCsv(text, "fuzz.csv"); }},
   };
 }
 

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Predicts measured times of single GPU kernels and reports the errors.
+
+    bench/validate_kernels.py kernels.csv
+    bench/validate_kernels.py kernels.csv --profile my-profile.json --json
+
+The columns of a table are described in docs/cli.md.
+"""
+
+from lab import base
+
+TEXTS = ("gpu", "stack", "op", "direction", "dtype")
+COUNTS = ("batch", "m", "n", "k", "groups", "sequence", "kv_sequence", "heads", "kv_heads", "head_dim", "value_dim", "rows", "features")
+COLUMNS = TEXTS + COUNTS[:11] + ("causal",) + COUNTS[11:] + ("time_us",)
+GPUS = base.data("machines.json")["kernel_gpus"]
+
+
+def read_rows(file):
+    """(line, question for the program, measured seconds) of every row."""
+    rows = []
+    for row in base.read_table(file, COLUMNS, "a table of kernel times"):
+        if row["causal"] not in ("", "0", "1"):
+            raise base.InputError(row.where("causal"), f'"{row["causal"]}"', "0, 1 or nothing")
+        question = {**{c: row[c] for c in TEXTS}, **{c: row.count(c) for c in COUNTS}, "causal": int(row["causal"] == "1")}
+        question["gpu"] = next((known["gpu"] for known in GPUS if known["part"] in row["gpu"]), row["gpu"])
+        rows.append((row.line, question, 1e-6 * row.number("time_us")))
+    return rows
+
+
+def report_of(program, rows, profile):
+    timed = [row for row in rows if row[2] > 0]
+    answers = program.ask("price", {"profile": profile, "kernels": [question for _, question, _ in timed]})["kernels"]
+    skipped, errors, found = {}, {}, []
+    if len(timed) < len(rows):
+        skipped["no time"] = len(rows) - len(timed)
+    for (line, question, measured), answer in zip(timed, answers):
+        if "error" in answer:
+            skipped[answer["error"]] = skipped.get(answer["error"], 0) + 1
+            continue
+        of = {key: question[key] for key in ("gpu", "stack", "op")}
+        found.append({"line": line, **of, "predicted_s": answer["time_s"], "measured_s": measured,
+                      "error": answer["time_s"] / measured - 1, "profile": answer["profile"]})
+        errors.setdefault(tuple(of.values()), []).append(found[-1]["error"])
+    groups = []
+    for (gpu, stack, op), values in sorted(errors.items()):
+        s = base.statistics(values)
+        groups.append({"gpu": gpu, "stack": stack, "op": op, "n": s["count"], "mean_abs": s["mean"], "median_abs": s["median"],
+                       "p90_abs": s["p90"], "bias": s["bias"]})
+    return {"groups": groups, "skipped": [{"reason": reason, "rows": count} for reason, count in sorted(skipped.items())], "rows": found}
+
+
+def text_of(answer):
+    rows = [["GPU", "library", "op", "rows", "mean", "median", "p90", "bias"]]
+    rows += [[g["gpu"], g["stack"], g["op"], g["n"], base.percent(g["mean_abs"]), base.percent(g["median_abs"]),
+              base.percent(g["p90_abs"]), base.percent(g["bias"], "+")] for g in answer["groups"]]
+    text = base.table("lllrrrrr", rows)
+    if answer["skipped"]:
+        text += "\n" + base.table("rl", [["rows", "not priced"], *([s["rows"], s["reason"]] for s in answer["skipped"])])
+    return text
+
+
+def main():
+    parser = base.parser(__doc__, "table of kernel times (CSV)")
+    parser.add_argument("--profile", default="", help="profile for all rows (default: by GPU and library)")
+    arguments = parser.parse_args()
+    answer = base.report("shardwright-kernel-validation",
+                         **report_of(base.Program(arguments.program), read_rows(arguments.table), arguments.profile))
+    base.show(arguments.json, answer, lambda: text_of(answer))
+
+
+base.start(main)
