@@ -170,11 +170,6 @@ int RunCheckpoint(const Arguments& arguments) {
   OpenOrOfferOlder(folder, "", [&] { opened.emplace(folder).Verify(); });
   const Checkpoint& checkpoint = *opened;
   if (exports) {
-    std::vector<NamedFile> inputs;
-    for (const SavedFile& file : checkpoint.manifest().files) {
-      inputs.push_back({"FOLDER", folder + "/" + file.name});
-    }
-    RefuseOverwriting(inputs, std::array{NamedFile{"--output", output.text}});
     ExportCheckpoint(checkpoint, output.text, options);
   }
   if (arguments.IsJson()) {
