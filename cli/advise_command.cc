@@ -23,6 +23,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "core/writable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
 #include "planner/search.h"

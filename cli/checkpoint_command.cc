@@ -6,7 +6,6 @@
 
 #include "cli/command.h"
 #include "cli/first_weights.h"
-#include "cli/named_files.h"
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
