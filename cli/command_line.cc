@@ -18,6 +18,7 @@
 #include "cli/version.h"
 #include "core/budget.h"
 #include "core/error.h"
+#include "core/staged_file.h"
 
 namespace shardwright {
 namespace {
@@ -249,6 +250,7 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
     SetBudgetFactor(ReadCount(budget, 1, kLargestBudgetFactor));
   }
   ApplyConfiguration(*chosen->command, chosen->arguments);
+  const CommandReads reads;
   CheckFiles(*chosen->command, chosen->arguments);
   return chosen->command->run(chosen->arguments);
 }

@@ -293,6 +293,14 @@ RunOptions OptionsOf(const Arguments& arguments, const RunFlags& flags, const Ru
   return run;
 }
 
+// Before the first step, so that no run ends without its trace, or with one in the place of a file
+// that has been read so far.
+void CheckTrace(const RunFlags& flags, bool is_first) {
+  if (is_first && !flags.trace.empty()) {
+    CheckWritable(flags.trace);
+  }
+}
+
 int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   const PlanFile& file = parts.file;
   RunOptions run = OptionsOf(arguments, flags, parts);
@@ -337,6 +345,7 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
         std::make_unique<RunCheckpoints>(flags.checkpoint, flags.keep, identity, file.model.model,
                                          file.job, parts.program, parts.sampler, processes);
   }
+  AllOrNone(processes, MessagePassing::kAll, {"trace"}, [&] { CheckTrace(flags, is_first); });
   const LoopReport loop =
       RunLoop(flags.loop, {file.model.model, parts.sampler, session.runtime(),
                            session.runtime().rank_count() * file.plan.accumulation,
@@ -399,10 +408,8 @@ int RunRun(const Arguments& arguments) {
   const Sampler sampler{data->size(), file.job.global_batch, flags.training.seed,
                         flags.training.shuffle, flags.training.epoch_tail};
   CheckSampler(sampler, "--data");
-  if (launch.rank == 0 && !flags.trace.empty()) {
-    CheckWritable(flags.trace);  // before the first step, so that no run ends without it
-  }
   const std::unique_ptr<HubWeights> weights = OpenWeights(flags, model, launch, plan);
+  CheckTrace(flags, launch.rank == 0);
   std::optional<StopSignals> signals;
   if (flags.saves_on_signal && !(flags.checkpoint.empty() && flags.trace.empty())) {
     signals.emplace();

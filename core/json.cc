@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/budget.h"
+#include "core/staged_file.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -218,6 +219,7 @@ std::string ReadTextFile(const std::string& file, std::int64_t largest) {
   if (std::filesystem::is_directory(status)) {
     throw InputError(file, "a directory", "a file");
   }
+  RememberRead(file);
   std::ifstream in(file, std::ios::binary);
   if (!in) {
     throw InputError(file, "a file that cannot be opened", "a readable file");

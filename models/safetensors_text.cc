@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/staged_file.h"
 
 namespace shardwright {
 namespace {
@@ -31,6 +32,7 @@ SafetensorsText ReadSafetensorsText(const std::string& file) {
   }
   SafetensorsText raw;
   raw.file_size = static_cast<std::int64_t>(size);
+  RememberRead(file);
   std::ifstream in(file, std::ios::binary);
   std::array<unsigned char, 8> length_bytes{};
   if (raw.file_size < 8 || !in.read(reinterpret_cast<char*>(length_bytes.data()), 8)) {

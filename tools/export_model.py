@@ -18,7 +18,7 @@ op each.
 """
 
 import argparse
-import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -29,6 +29,13 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+
+from model_export import outside  # noqa: E402
+
+if sys.flags.isolated and __name__ == "__main__":  # as `shardwright export` starts it
+    outside.search_packages()
+    if sys.argv[1:] == ["--find-torch"]:
+        sys.exit(importlib.util.find_spec("torch") is None)
 
 try:
     import torch
@@ -238,9 +245,8 @@ def build(arguments):
     if arguments.config:
         return build_transformers(arguments)
     module, _, function = arguments.builder.partition(":")
-    sys.path.insert(0, os.getcwd())
     try:
-        maker = getattr(importlib.import_module(module), function)
+        maker = getattr(outside.named_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise Unsupported(f"{arguments.builder}: {error}") from error
     return without_weights(maker)
@@ -358,19 +364,14 @@ def program():
     return next((str(p) for p in beside if p.is_file()), shutil.which("shardwright"))
 
 
-def write_whole(path, text):
-    """Never a half-written file, nor one that the program would refuse; the mode is that of any new file (umask)."""
-    path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
+def write_whole(file, text):
+    """Writes nothing that the program would refuse."""
+    with outside.replacing(file) as path:
+        path.write_text(text, encoding="utf-8")
         if program():
-            read = subprocess.run([program(), "inspect", str(temporary), "--json"], capture_output=True, text=True, check=False)
+            read = subprocess.run([program(), "inspect", str(path), "--json"], capture_output=True, text=True, check=False)
             if read.returncode != 0:
                 raise Unsupported(f"shardwright would not load the result: {read.stderr.strip()}")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def printable(error):
@@ -389,13 +390,21 @@ def main():
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of weights and activations in the trace (default: bf16)")
     parser.add_argument("--task", choices=TASKS, help="which Auto class of Transformers; default: by the configuration")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
-    parser.add_argument("-o", "--output", default="model.json")
+    parser.add_argument("-o", "--output", default="model.json", help="the file (default: model.json); - is standard output")
     arguments = parser.parse_args()
     if bool(arguments.builder) == bool(arguments.config) or not (arguments.seq > 0 or arguments.image > 0 or arguments.input):
         parser.error("give a builder or --config, and --seq, --image or --input")
+    printed = None
+    if arguments.output == "-":
+        printed = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)  # what the model prints is no part of the result
     try:
         text = json.dumps(export_as_asked(arguments), indent=1) + "\n"
-        write_whole(arguments.output, text)
+        if printed is None:
+            write_whole(arguments.output, text)
+        else:
+            printed.write(text)
+            printed.close()
     except Unsupported as error:
         print("error: " + printable(error), file=sys.stderr)
         return 3

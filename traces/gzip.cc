@@ -11,6 +11,7 @@
 #include <zlib.h>
 
 #include "core/error.h"
+#include "core/staged_file.h"
 
 namespace shardwright {
 namespace {
@@ -110,6 +111,7 @@ TextSource::TextSource(const std::string& file)
   if (std::filesystem::is_directory(file, ignored)) {
     throw InputError(file, "a folder", "a trace file");
   }
+  RememberRead(file);
   stream_->file = std::fopen(file.c_str(), "rb");
   if (stream_->file == nullptr) {
     throw InputError(file, std::strerror(errno), "a trace file");

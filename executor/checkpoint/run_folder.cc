@@ -17,6 +17,7 @@
 
 #include "core/error.h"
 #include "core/printable.h"
+#include "core/staged_file.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/save.h"
 
@@ -71,6 +72,11 @@ RunFolder::RunFolder(const std::string& folder, bool resumes) {
   MakeCheckpointFolder(folder);
   CheckUnused(folder);
   Lock(folder);
+  std::error_code ignored;
+  std::filesystem::recursive_directory_iterator file(folder, ignored);
+  for (; file != std::filesystem::end(file); file.increment(ignored)) {
+    RememberRead(file->path().string());  // no trace replaces a part of a checkpoint
+  }
   const std::vector<std::string> finished = FinishedCheckpoints(folder);
   if (!resumes && !finished.empty()) {
     ::close(descriptor_);

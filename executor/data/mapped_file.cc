@@ -9,11 +9,13 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/staged_file.h"
 #include "executor/checkpoint/output_file.h"
 
 namespace shardwright {
 
 MappedFile::MappedFile(const std::string& file) {
+  RememberRead(file);
   const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) {
     throw InputError(file, std::strerror(errno), "a readable file");

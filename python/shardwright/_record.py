@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ._errors import MachineError, UsageError
+from ._export.model_export import outside
 from ._results import AdviceReport, Comparison, advise, compare
 from ._run import PlanLike
 
@@ -103,11 +104,11 @@ class Recording:
             torch.cuda.memory._record_memory_history(max_entries=1_000_000)
 
     def _save(self, profiler: profile) -> None:
-        unfinished = self.folder / f".rank{self.rank}.json.gz"
-        profiler.export_chrome_trace(str(unfinished))
-        os.replace(unfinished, self._file(self.rank))
+        with outside.replacing(self._file(self.rank), follows=False) as unfinished:
+            profiler.export_chrome_trace(str(unfinished))
         if self._memory:
-            torch.cuda.memory._dump_snapshot(str(self._snapshot()))
+            with outside.replacing(self._snapshot(), follows=False) as unfinished:
+                torch.cuda.memory._dump_snapshot(str(unfinished))
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def _end(self) -> None:

@@ -9,6 +9,7 @@ import house
 import includes
 import lengths
 import links
+import outputs
 import paths
 import printing
 
@@ -194,6 +195,18 @@ class Printing(Scratch):
         self.assertEqual([finding.split(" ")[0:2] for finding in printing.check(self.root)],
                          [["cli/a.cc:1:", "stderr"], ["cli/a.cc:2:", "std::cout"], ["cli/a.cc:3:", "printf"], ["cli/a.cc:4:", "puts"],
                           ["cli/a.cc:7:", "STDOUT_FILENO"]])
+
+
+class Outputs(Scratch):
+    def test_past_the_writers(self) -> None:
+        self.plant("cli/a.cc", 'std::ofstream out(name);\nstd::fopen(name, "wb");\n::open(name, O_WRONLY | O_CREAT);\nstd::ifstream in(name);\n'
+                               '::popen(x, "r");  // popen(\nfopen(name, "rb");\n')
+        self.plant("core/staged_file.cc", "::openat(folder, name, O_CREAT | O_EXCL);\n")
+        self.plant("python/shardwright/a.py", 'with open(name, "w") as out:\npath.write_text(text)\nos.replace(a, b)\npickle.loads(data)\n'
+                                              'with open(name, "rb") as file:\ntext.replace(a, b)\nsys.path.insert(0, os.getcwd())\n')
+        self.plant("tests/cli/a_test.py", 'open(name, "w")\n')
+        self.assertEqual([finding.split(" ")[0] for finding in outputs.check(self.root)],
+                         [*(f"cli/a.cc:{line}:" for line in (1, 2, 3, 5)), *(f"python/shardwright/a.py:{line}:" for line in (1, 2, 3, 4, 7))])
 
 
 class Skips(Scratch):
