@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/printable.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/save.h"
@@ -27,7 +28,7 @@ constexpr const char* kLockName = ".lock";
 constexpr off_t kLongestLock = 100;  // bytes of what ThisProcess says
 
 void CheckUnused(const std::string& folder) {
-  if (std::filesystem::exists(std::filesystem::path(folder) / kManifestName)) {
+  if (Exists(std::filesystem::path(folder) / kManifestName)) {
     throw InputError(folder, "a checkpoint", "a folder for checkpoints, such as the one it is in");
   }
 }

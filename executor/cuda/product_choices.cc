@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/files.h"
+#include "core/json.h"
 
 namespace shardwright {
 namespace {
@@ -30,9 +32,9 @@ std::optional<LtAlgorithmData> ProductChoices::Find(const std::string& product) 
 }
 
 ProductChoices::Table ProductChoices::Read() const {
-  std::ifstream in(file_);
+  std::istringstream in(Exists(file_) ? ReadTextFile(file_) : "");
   std::string line;
-  if (!in || !std::getline(in, line)) {
+  if (!std::getline(in, line)) {
     return {};
   }
   const std::string title = kTitle;
