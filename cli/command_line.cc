@@ -18,6 +18,7 @@
 #include "cli/version.h"
 #include "core/budget.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/staged_file.h"
 
 namespace shardwright {
@@ -248,6 +249,12 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
   chosen->arguments.streams = streams;
   if (const Flag budget = chosen->arguments.Get(kBudgetFlag.name); budget.is_given()) {
     SetBudgetFactor(ReadCount(budget, 1, kLargestBudgetFactor));
+  }
+  for (const auto& [name, text] : chosen->arguments.text) {
+    NameByUser(text);
+  }
+  for (const auto& [name, texts] : chosen->arguments.lists) {
+    std::for_each(texts.begin(), texts.end(), NameByUser);
   }
   ApplyConfiguration(*chosen->command, chosen->arguments);
   const CommandReads reads;

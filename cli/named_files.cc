@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "cli/exit_codes.h"
+#include "core/files.h"
 #include "core/staged_file.h"
 #include "core/writable.h"
 
@@ -17,14 +18,14 @@ namespace fs = std::filesystem;
 
 bool IsSameFile(const std::string& a, const std::string& b) {
   std::error_code error;
-  if (fs::is_regular_file(a, error) && fs::is_regular_file(b, error)) {
+  if (IsRegularFile(a) && IsRegularFile(b)) {
     return fs::equivalent(a, b, error);  // hard links and symbolic ones, too
   }
   // Two outputs that do not exist yet; "-" is standard output.
   const auto resolved = [&](const std::string& path) {
     return fs::weakly_canonical(fs::absolute(path, error), error);
   };
-  return a == b || (!fs::exists(a, error) && resolved(a) == resolved(b));
+  return a == b || (!Exists(a) && resolved(a) == resolved(b));
 }
 
 std::string Shown(const NamedFile& file) {

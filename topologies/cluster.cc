@@ -1,7 +1,9 @@
 #include "topologies/cluster.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cstddef>
-#include <regex>
+#include <optional>
 
 #include "core/embedded.h"
 #include "core/error.h"
@@ -111,23 +113,71 @@ std::int64_t NodesOf(const std::string& spec, const GpuSpec& gpu, std::int64_t c
   return count / most;
 }
 
+std::string_view Trimmed(std::string_view text) {
+  const std::size_t begin = std::min(text.find_first_not_of(' '), text.size());
+  return text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
+}
+
+// A number of one to seven digits; nothing for other texts.
+std::optional<std::int64_t> CountIn(std::string_view text) {
+  return text.size() > 7 ? std::nullopt : IntegerIn(text);
+}
+
+// Takes the count of "h100 x 8" off its end.
+std::optional<std::int64_t> TakeCountBehind(std::string_view& text) {
+  const std::size_t letter = text.find_last_not_of("0123456789 ");
+  if (letter == text.npos || text[letter] != 'x') {
+    return std::nullopt;
+  }
+  const std::optional<std::int64_t> count = CountIn(Trimmed(text.substr(letter + 1)));
+  text = count ? Trimmed(text.substr(0, letter)) : text;
+  return count;
+}
+
+// Takes the count of "8x h100" and, where `needs_x` is false, of "8 h100" off its begin.
+std::optional<std::int64_t> TakeCountBefore(std::string_view& text, bool needs_x) {
+  const std::size_t end = text.find_first_not_of("0123456789");
+  const std::optional<std::int64_t> count = CountIn(text.substr(0, end));
+  std::string_view rest = count && end != text.npos ? Trimmed(text.substr(end)) : text;
+  const bool has_x = rest.starts_with('x');
+  if (!count || rest.size() == text.size() || (needs_x && !has_x)) {
+    return std::nullopt;
+  }
+  text = has_x ? Trimmed(rest.substr(1)) : rest;
+  return count;
+}
+
+// "h100", "rtx 4090" or "4090": up to four words, the first begins with a letter.
+bool IsGpuWord(std::string_view text) {
+  constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyz0123456789- ";
+  const bool is_name = !text.empty() && kAllowed.find(text[0]) < 26 && !text.ends_with(' ') &&
+                       text.find_first_not_of(kAllowed) == text.npos &&
+                       text.find("  ") == text.npos &&
+                       std::count(text.begin(), text.end(), ' ') <= 3;
+  return is_name || (text.size() == 4 && CountIn(text));
+}
+
 // "4x p5.48xlarge" and "8xRTX5090" with the catalogs' names.
 std::string InOurNames(std::string head) {
   for (const InstanceType& type : InstanceTypes()) {
     if (const std::size_t at = head.find(type.name); at != head.npos) {
       // "g5.48xlarge x2": a description has its count in front.
-      static const std::regex kCount(R"(\s*x\s*(\d{1,7})\s*)");
-      std::smatch count;
-      const std::string behind = head.substr(at + type.name.size());
-      if (at == 0 && type.node.find(',') != type.node.npos &&
-          std::regex_match(behind, count, kCount)) {
-        return count.str(1) + "x " + std::string(type.node);
+      std::string_view behind = std::string_view(head).substr(at + type.name.size());
+      const std::optional<std::int64_t> count = TakeCountBehind(behind);
+      if (at == 0 && type.node.find(',') != type.node.npos && count && behind.empty()) {
+        return std::to_string(*count) + "x " + std::string(type.node);
       }
       return head.replace(at, type.name.size(), type.node);
     }
   }
-  static const std::regex kNoDash("rtx ?(?=[0-9a-z])");
-  return std::regex_replace(head, kNoDash, "rtx-");
+  for (std::size_t at = 0; (at = head.find("rtx", at)) != head.npos;) {
+    at += 3;
+    const std::size_t next = at + (head.substr(at, 1) == " " ? 1 : 0);
+    if (next < head.size() && std::isalnum(static_cast<unsigned char>(head[next])) != 0) {
+      head.replace(at, next - at, "-");
+    }
+  }
+  return head;
 }
 
 // What people write in many ways, in one: "8xH100", "h100-80x8", "2x8 H100" (two nodes of eight),
@@ -155,20 +205,22 @@ Spelled Spell(const std::string& spec) {
     return Spell(head);
   }
   // A count or two, a name, and a count behind it.
-  static const std::regex kForm(
-      R"(\s*(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x?\s*)?([a-z][a-z0-9-]*?(?: (?!x\s*\d)[a-z0-9-]+){0,3}|\d{4})(?:\s*x\s*(\d{1,7}))?\s*)");
-  std::smatch match;
-  if (!std::regex_match(head, match, kForm)) {
+  std::vector<std::int64_t> counts;
+  std::string_view text = Trimmed(head);
+  const std::optional<std::int64_t> behind = TakeCountBehind(text);
+  for (const bool needs_x : {true, false}) {
+    if (const auto count = IsGpuWord(text) ? std::nullopt : TakeCountBefore(text, needs_x)) {
+      counts.push_back(*count);
+    }
+  }
+  if (behind) {
+    counts.push_back(*behind);
+  }
+  if (!IsGpuWord(text)) {
     const std::string product = GpuOfProduct(head);  // "NVIDIA H100 80GB HBM3"
     return {product.empty() ? spec : product + spec.substr(comma), 0};
   }
-  std::vector<std::int64_t> counts;
-  for (const std::size_t group : {1U, 2U, 4U}) {
-    if (match[group].matched) {
-      counts.push_back(std::stoll(match[group]));
-    }
-  }
-  std::string name = match[3];
+  std::string name(text);
   std::replace(name.begin(), name.end(), ' ', '-');  // "rtx 4090", "h100 sxm"
   const std::string gpu = GpuNamed(name);
   if (gpu.empty() && !IsInCatalog(name)) {

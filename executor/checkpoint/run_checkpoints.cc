@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/printable.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/state.h"
@@ -338,11 +339,11 @@ void SetLaterAside(const std::string& folder, std::int64_t step) {
   const std::string from = CheckpointFolder(folder, step);
   std::vector<std::string> finished = FinishedCheckpoints(folder);
   while (!finished.empty() && finished.back() != from) {
-    std::error_code error;
     std::string aside = finished.back() + "-set-aside";
-    for (int k = 2; std::filesystem::exists(aside, error); ++k) {
+    for (int k = 2; Exists(aside); ++k) {
       aside = finished.back() + "-set-aside-" + std::to_string(k);
     }
+    std::error_code error;
     std::filesystem::rename(finished.back(), aside, error);
     if (error) {
       throw EnvironmentError(finished.back() + ": cannot rename: " + error.message());

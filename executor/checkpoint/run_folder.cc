@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/printable.h"
 #include "core/staged_file.h"
 #include "executor/checkpoint/manifest.h"
@@ -28,7 +29,7 @@ constexpr const char* kLockName = ".lock";
 constexpr off_t kLongestLock = 100;  // bytes of what ThisProcess says
 
 void CheckUnused(const std::string& folder) {
-  if (std::filesystem::exists(std::filesystem::path(folder) / kManifestName)) {
+  if (Exists(std::filesystem::path(folder) / kManifestName)) {
     throw InputError(folder, "a checkpoint", "a folder for checkpoints, such as the one it is in");
   }
 }
@@ -72,10 +73,10 @@ RunFolder::RunFolder(const std::string& folder, bool resumes) {
   MakeCheckpointFolder(folder);
   CheckUnused(folder);
   Lock(folder);
-  std::error_code ignored;
-  std::filesystem::recursive_directory_iterator file(folder, ignored);
-  for (; file != std::filesystem::end(file); file.increment(ignored)) {
-    RememberRead(file->path().string());  // no trace replaces a part of a checkpoint
+  for (const std::filesystem::path& checkpoint : EntriesOf(folder)) {
+    for (const std::filesystem::path& file : EntriesOf(checkpoint)) {
+      RememberRead(file.string());  // no trace replaces a part of a checkpoint
+    }
   }
   const std::vector<std::string> finished = FinishedCheckpoints(folder);
   if (!resumes && !finished.empty()) {

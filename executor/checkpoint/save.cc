@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/staged_file.h"
 #include "executor/checkpoint/output_file.h"
@@ -288,32 +289,26 @@ void BackgroundWriter::Wait() {
 }
 
 void RemoveUnfinishedCheckpoints(const std::string& folder) {
-  std::error_code error;
-  std::vector<std::filesystem::path> found;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.path().filename().string().starts_with(kTemporaryPrefix)) {
-      found.push_back(entry.path());
+  std::error_code ignored;
+  for (const std::filesystem::path& path : EntriesOf(folder)) {
+    if (path.filename().string().starts_with(kTemporaryPrefix)) {
+      std::filesystem::remove_all(path, ignored);
     }
-  }
-  for (const std::filesystem::path& path : found) {
-    std::filesystem::remove_all(path, error);
   }
 }
 
 std::vector<std::string> FinishedCheckpoints(const std::string& folder) {
-  std::error_code error;
   std::vector<std::pair<std::uint64_t, std::string>> found;  // by step
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
+  for (const std::filesystem::path& path : EntriesOf(folder)) {
+    const std::string name = path.filename().string();
     if (!name.starts_with(kStepPrefix)) {
       continue;
     }
     std::uint64_t step = 0;
     const char* const name_end = name.data() + name.size();
     const auto [end, problem] = std::from_chars(name.data() + kStepPrefix.size(), name_end, step);
-    if (problem == std::errc() && end == name_end &&
-        std::filesystem::exists(entry.path() / kManifestName, error)) {
-      found.emplace_back(step, entry.path().string());
+    if (problem == std::errc() && end == name_end && Exists(path / kManifestName)) {
+      found.emplace_back(step, path.string());
     }
   }
   std::sort(found.begin(), found.end());

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 
 namespace shardwright {
@@ -28,9 +29,9 @@ std::optional<LtAlgorithmData> ProductChoices::Find(const std::string& product) 
 }
 
 ProductChoices::Table ProductChoices::Read() const {
-  std::ifstream in(file_);
+  std::istringstream in(Exists(file_) ? ReadTextFile(file_) : "");
   std::string line;
-  if (!in || !std::getline(in, line)) {
+  if (!std::getline(in, line)) {
     return {};
   }
   const std::string title = kTitle;

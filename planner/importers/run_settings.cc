@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/text.h"
 #include "planner/importers/document.h"
@@ -277,12 +278,11 @@ void ReadOne(const std::string& file, RunSettings& run) {
 
 // A file that another one names, there or beside that one.
 void ReadNamed(const std::string& name, const char* kind, RunSettings& run) {
-  std::error_code error;
   std::filesystem::path path(name);
-  if (!std::filesystem::exists(path, error)) {
+  if (!Exists(path)) {
     path = std::filesystem::path(run.files.front()).parent_path() / path.filename();
   }
-  if (!std::filesystem::exists(path, error)) {
+  if (!Exists(path)) {
     throw InputError(run.files.front(),
                      std::string(kind) + " file \"" + name + "\" that is not there",
                      "that file as a further argument");

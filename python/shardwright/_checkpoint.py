@@ -8,11 +8,12 @@ import json
 import math
 import os
 import pathlib
+import stat
 import struct
 import tempfile
 import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, BinaryIO, NamedTuple, Optional, Union
 
 import torch
 from torch.distributed import checkpoint as dcp
@@ -52,6 +53,18 @@ class _Saved(NamedTuple):
     stretches: list[_Stretch]  # by begin
 
 
+def _open(path: pathlib.Path) -> BinaryIO:
+    """A regular file. A folder of a stranger may hold a pipe or a link to a device, which would be waited on for ever."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(f"{path}: got {error.strerror}, expected a file of the checkpoint") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{path}: got no regular file, expected a file of the checkpoint")
+    return open(descriptor, "rb")
+
+
 def _newest(folder: pathlib.Path) -> pathlib.Path:
     if (folder / "manifest.json").exists():
         return folder
@@ -62,7 +75,8 @@ def _newest(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _manifest(folder: pathlib.Path) -> dict[str, Any]:
-    text = (folder / "manifest.json").read_bytes()
+    with _open(folder / "manifest.json") as file:
+        text = file.read()
     body, mark, _ = text.rpartition(b',\n "manifest_crc32": "')
     manifest: dict[str, Any] = json.loads(text)
     if not mark or f"{zlib.crc32(body):08x}" != manifest.get("manifest_crc32"):
@@ -72,25 +86,40 @@ def _manifest(folder: pathlib.Path) -> dict[str, Any]:
 
 def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
     """Of a safetensors file, and where its tensors begin."""
-    with open(path, "rb") as file:
+    with _open(path) as file:
         (length,) = struct.unpack("<Q", file.read(8))
+        if 8 + length > os.fstat(file.fileno()).st_size:
+            raise ValueError(f"a header of {length} bytes")
         return json.loads(file.read(length)), 8 + length
 
 
 def _saved_tensors(folder: pathlib.Path, manifest: Mapping[str, Any]) -> dict[str, _Saved]:
     tensors = {t["name"]: _Saved(_DTYPES[t["dtype"]], tuple(t["shape"]), []) for t in manifest["tensors"]}
     for file in manifest["files"]:
+        if file["name"] in ("", "..") or "/" in file["name"]:
+            raise ValueError(f"the file name {file['name']!r}")
         path = folder / file["name"]
-        if path.parent != folder:
-            raise InputError(f"{folder / 'manifest.json'}: got the file {json.dumps(file['name'])}, expected one of this folder")
-        if not path.exists() or path.stat().st_size != file["size_bytes"]:
+        if not path.is_file() or path.stat().st_size != file["size_bytes"]:
             raise InputError(f"{path}: expected a file of {file['size_bytes']} bytes, as the manifest says")
         header, begin = _header(path)
         for part in file["stretches"]:
-            tensors[part["tensor"]].stretches.append(
-                _Stretch(part["begin"], part["count"], file["name"], begin + header[part["tensor"]]["data_offsets"][0]))
-    for saved in tensors.values():
+            saved = tensors[part["tensor"]]
+            first, end = header[part["tensor"]]["data_offsets"]
+            if not 0 <= first <= end or end - first != part["count"] * saved.dtype.itemsize or begin + end > file["size_bytes"]:
+                raise ValueError(f"bytes {first} to {end} of {part['tensor']} in {file['name']}")
+            saved.stretches.append(_Stretch(part["begin"], part["count"], file["name"], begin + first))
+    for name, saved in tensors.items():
         saved.stretches.sort()
+        end = 0
+        for stretch in saved.stretches:
+            if stretch.begin != end:
+                break
+            end += stretch.count
+        else:
+            if end == math.prod(saved.shape):
+                continue
+        raise InputError(f"{folder / 'manifest.json'}: got stretches of {name!r} that end at element {end}, expected stretches that "
+                         f"cover all {math.prod(saved.shape)} once")
     return tensors
 
 
@@ -128,8 +157,13 @@ class CheckpointReader(dcp.StorageReader):
     def reset(self, checkpoint_id: Optional[Path] = None) -> None:
         if checkpoint_id is not None:
             self.folder = _newest(pathlib.Path(checkpoint_id))
-            self.manifest = _manifest(self.folder)
-            self._tensors = _saved_tensors(self.folder, self.manifest)
+            try:
+                self.manifest = _manifest(self.folder)
+                self._tensors = _saved_tensors(self.folder, self.manifest)
+            except InputError:
+                raise
+            except (KeyError, TypeError, ValueError, AttributeError, struct.error, RecursionError) as error:
+                raise InputError(f"{self.folder}: got {error!r}, expected a checkpoint of shardwright run") from None
 
     @functools.cached_property
     def _keys(self) -> dict[str, Optional[str]]:
@@ -202,7 +236,7 @@ class CheckpointReader(dcp.StorageReader):
         while place < first + count:
             stretch = saved.stretches[at]
             end = min(first + count, stretch.begin + stretch.count)
-            with open(self.folder / stretch.file, "rb") as file:
+            with _open(self.folder / stretch.file) as file:
                 file.seek(stretch.offset + (place - stretch.begin) * width)
                 if file.readinto(memory[(place - first) * width:(end - first) * width]) != (end - place) * width:
                     raise InputError(f"{self.folder / stretch.file}: it ends before its tensors do")
@@ -317,7 +351,7 @@ def from_dcp(checkpoint: Path, folder: Path, model: Any, *, prefix: str = "model
     hyper-parameters from its own options. The checkpoint is read as data: nothing that its files name is called.
     """
     path = pathlib.Path(checkpoint)
-    if not (path / ".metadata").exists():
+    if not (path / ".metadata").is_file():
         raise InputError(f"{path}: got no file .metadata, expected a folder that torch.distributed.checkpoint.save wrote")
     saved = Folder(path)
     parts = _parts(saved, prefix + "." if prefix else "", optimizer + "." if optimizer else optimizer)

@@ -255,7 +255,7 @@ TEST_CASE("damaged, torn and foreign checkpoints are told apart") {
   CHECK(open() == shard + ": got " + std::to_string(whole.size() - 4) + " bytes, expected " +
                       std::to_string(whole.size()) + ", as the manifest says");
   std::filesystem::remove(shard);
-  CHECK(open() == shard + ": got No such file or directory, expected a file of the checkpoint");
+  CHECK(open() == shard + ": got no such file, expected a readable file");
   WriteFileAtomically(shard, whole);
   CHECK(open() == "no error");
 
@@ -298,13 +298,16 @@ TEST_CASE("stretches that leave a gap or overlap are refused") {
   const ScratchFolder folder;
   const Model model = SmallNet();
   const std::array<float, 20> data = {};
-  const auto error = [&](std::int64_t begin, std::int64_t count) {
+  const auto error = [&](std::int64_t begin, std::int64_t count, std::int64_t last = 20) {
     Manifest manifest;
     manifest.sampler.dataset_size = 1;
     manifest.tensors = {{"a", TensorKind::kParameter, DType::kFp32, {4, 5}}};
     CheckpointWriter writer(folder.File("c"), 1);
     writer.WriteRank(0, {{{{"a", 0, 10}, DType::kFp32, data.data()}}});
     writer.WriteRank(1, {{{{"a", begin, count}, DType::kFp32, data.data()}}});
+    if (last < 20) {
+      writer.WriteRank(2, {{{{"a", last, 20 - last}, DType::kFp32, data.data()}}});
+    }
     const std::string path = writer.Commit(manifest);
     const std::string text = ErrorOf([&] { const Checkpoint checkpoint(path); });
     const std::string file = path + "/manifest.json";
@@ -320,6 +323,12 @@ TEST_CASE("stretches that leave a gap or overlap are refused") {
   CHECK(error(10, 9) ==
         ": got stretches of \"a\" that end at element 19, expected stretches that "
         "cover all 20 once");
+  // An empty one is allowed; one inside of another, before a last one that ends right, is not.
+  CHECK(error(10, 0, 10) == "no error");
+  for (const std::int64_t inside : {0, 3, 9}) {
+    CHECK(error(inside, 1, 10) != "no error");
+    CHECK(error(inside, 20 - inside, 16) != "no error");
+  }
 }
 
 TEST_CASE("a checkpoint appears whole or not at all, and replaces one of its step") {

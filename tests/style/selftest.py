@@ -6,6 +6,7 @@ import tempfile
 import unittest
 
 import house
+import files
 import includes
 import lengths
 import links
@@ -75,6 +76,26 @@ class Includes(Scratch):
                 "executor/d.h:2: nccl.h: CUDA and NCCL headers may be included in executor/cuda/ only",
             ],
         )
+
+
+class Files(Scratch):
+    def test_what_goes_past_the_door(self) -> None:
+        self.plant("core/files.cc", "int f = ::open(name, O_RDONLY); fs::directory_iterator it(a, error);\n")
+        self.plant("models/a.cc", "#include <fstream>\nint f = ::open(name, 0);\nstd::ifstream in(name);\nFILE* g = fopen(name, \"r\");\n"
+                                  "// ::open(\nSay(\"fopen(\");\nin.open();\nOpen(name);\n")
+        self.plant("traces/b.cc", "#include <regex>\nstd::regex r;\nfor (auto& e : fs::directory_iterator(a, error)) {}\n")
+        self.assertEqual([line.split(" ")[0] for line in files.check(self.root)],
+                         ["models/a.cc:1:", "models/a.cc:2:", "models/a.cc:3:", "models/a.cc:4:", "traces/b.cc:1:", "traces/b.cc:2:",
+                          "traces/b.cc:3:"])
+
+    def test_what_throws(self) -> None:
+        self.plant("cli/a.cc", "fs::exists(a);\nfs::exists(a, error);\nstd::filesystem::rename(a, b(c, error),\n    ignored);\n"
+                               "fs::remove_all(\n    f(a, error));\nfs::path(a);\n")
+        self.plant("cli/b.cc", "#include <nlohmann/json.hpp>\ndocument.at(key);\nkNames.at(i);\narguments.lists.at(name);\n"
+                               "Parse(x).at(y);\n")
+        self.plant("cli/c.cc", "map.at(key);\n")
+        self.assertEqual([line.split(" ")[0] for line in files.check(self.root)],
+                         ["cli/a.cc:1:", "cli/a.cc:5:", "cli/b.cc:2:", "cli/b.cc:5:"])
 
 
 class Lengths(Scratch):
