@@ -52,6 +52,11 @@ Checkpoint::Checkpoint(const std::string& folder)
     throw InputError(folder, std::string("no ") + kManifestName, "a finished checkpoint");
   }
   manifest_ = ParseManifest(ReadTextFile(file), file);
+  if (const auto step = StepIn(folder); step && *step != manifest_.step) {
+    throw InputError(file, "step " + std::to_string(manifest_.step),
+                     std::to_string(*step) + ", as the folder's name says",
+                     "the folder was renamed or copied");
+  }
   for (std::size_t t = 0; t < manifest_.tensors.size(); ++t) {
     if (!files_->tensors.emplace(manifest_.tensors[t].name, t).second) {
       throw InputError(file, "tensor " + Quoted(manifest_.tensors[t].name) + " twice", "once");

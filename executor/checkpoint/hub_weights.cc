@@ -177,6 +177,14 @@ void HubWeights::Match(const Model& model) {
   }
 }
 
+std::uint32_t HubWeights::Checksum() const {
+  std::uint32_t crc = 0;
+  for (const std::unique_ptr<MappedFile>& file : files_) {
+    crc = ContentChecksum(file->bytes(), crc);
+  }
+  return crc;
+}
+
 bool HubWeights::Read(const std::string& name, std::int64_t begin, std::int64_t count, DType dtype,
                       void* out) const {
   const auto found = found_.find(name);
