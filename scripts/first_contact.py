@@ -55,7 +55,7 @@ def judge(program, folder, path, cluster):
         if code and "--seq" in said:
             code, said = ask(program, folder, path, *flags, "--model", "llama-3-8b")
     # A run says for how many GPUs it is.
-    count = re.search(r"expected the (\d+) GPUs|got (\d+), expected the \d+ GPUs of|(?:product|multiple) of (?:the )?\d+ ranks", said)
+    count = re.search(r"expected the (\d+) GPUs|got (\d+), expected the \d+ GPUs of|(?:product|multiple) of (?:the )?\d+ (?:ranks|GPUs)", said)
     if code and count:
         for nodes in (1, 2, 4, 8, 16, 32, 64):
             again, words = ask(program, folder, path, *flags[:1], f"{cluster}, nodes {nodes}", *(["--model", "llama-3-8b"] if column != "read" else []))

@@ -263,9 +263,20 @@ void ReadScript(const JsonValue& root, TrainerFile& file) {
   file.script.has_bf16_weights = dtype && dtype->AsString() == "bfloat16";
   if (FindOne(root, {"cutoff_len", "finetuning_type", "stage", "enable_liger_kernel", "template",
                      "infer_backend", "export_dir", kLlamaFactoryRecompute})) {
-    ReadLlamaFactory(root, file);
-  } else if (FindOne(root, {"max_length", "packing", "dataset_mixture", "dataset_text_field",
-                            "assistant_only_loss", "completion_only_loss", "loss_type"})) {
+    return ReadLlamaFactory(root, file);
+  }
+  const bool says_trl =
+      FindOne(root, {"max_length", "packing", "dataset_mixture", "dataset_text_field",
+                     "assistant_only_loss", "completion_only_loss", "loss_type"})
+          .has_value();
+  // Transformers' run_clm.py has this one, too, beside others of its own.
+  const bool may_be_trl = root.Find("dataset_name") &&
+                          !FindOne(root, {"block_size", "dataset_config_name", "model_max_length",
+                                          "validation_split_percentage"});
+  if (says_trl || may_be_trl) {
+    if (!says_trl) {
+      file.script.assumed.push_back({"script", "TRL's sft"});
+    }
     ReadTrl(root, file);
   }
 }
@@ -298,13 +309,28 @@ bool HasBf16(const JsonValue& root) {
   return true;
 }
 
+// Liger's kernels of layers are a stack of ours together only; its head and loss in chunks are a
+// switch of their own.
+void ReadLiger(const JsonValue& root, const JsonValue& plugin, TrainerFile& file) {
+  const bool gated = IsOn(root, "liger_glu_activation") || IsOn(root, "liger_swiglu");
+  const int layers = int(IsOn(root, "liger_rope")) + int(IsOn(root, "liger_rms_norm")) + int(gated);
+  if (layers != 0 && layers != 3) {
+    throw plugin.Error(
+        "liger_rope, liger_rms_norm and liger_glu_activation all on or all off, since some of "
+        "Liger's kernels alone cannot be predicted");
+  }
+  constexpr std::int64_t kLigerChunks = 16;
+  file.result.settings.use_liger_kernel = layers == 3;
+  file.script.loss_chunks = IsOn(root, "liger_fused_linear_cross_entropy") ? kLigerChunks : 1;
+}
+
 // Liger, and Cut Cross Entropy, which holds no logits.
 void ReadPlugins(const JsonValue& root, TrainerFile& file) {
   const auto plugins = root.Find("plugins");
   for (std::size_t i = 0; plugins && plugins->IsArray() && i < plugins->size(); ++i) {
     const std::string name = (*plugins)[i].AsString();
     if (name.find("liger") != std::string::npos) {
-      file.result.settings.use_liger_kernel = true;
+      ReadLiger(root, (*plugins)[i], file);
     } else if (name.find("cut_cross_entropy") != std::string::npos) {
       const auto told = root.Find("cut_cross_entropy");
       file.script.loss_rows = told && !told->AsBool() ? 0 : kLossRows;

@@ -32,7 +32,8 @@ struct ScriptFacts {
   bool has_bf16_weights = false;      // before anybody makes others of them
   bool recomputes_by_itself = false;  // the Trainer does not know of it
   bool offloads_activations = false;  // what is kept for backward waits on the host
-  std::int64_t loss_rows = 0;         // head and loss run over so many at a time; 0: over all
+  std::int64_t loss_rows = 0;         // head and loss run over so many at a time
+  std::int64_t loss_chunks = 0;       // or in so many chunks; both 0: as the kernel set has it
   std::int64_t dp_shard = 0;          // axolotl's mesh
   std::int64_t dp_replicate = 0;
   std::string accelerate_file;  // that `accelerate launch` is told to read

@@ -245,6 +245,40 @@ TEST_CASE("Scripts: heads and losses in chunks, by what files say of their versi
             .ends_with("since a cross-entropy in chunks of whole logits cannot be predicted"));
 }
 
+TEST_CASE("Scripts: Liger's layers are all or none, its head and loss a switch of their own") {
+  const std::string text =
+      std::string(kAxolotl) +
+      "sequence_len: 1024\nplugins: [axolotl.integrations.liger.LigerPlugin]\n";
+  const std::string layers = "liger_rope: true\nliger_rms_norm: true\nliger_glu_activation: true\n";
+  const std::string loss = "liger_fused_linear_cross_entropy: true\n";
+  const auto facts = [&](const std::string& more) {
+    const Folder folder;
+    const RunFacts facts = FactsOf(Read(folder, {{"a.yaml", text + more}}));
+    return std::pair(facts.kernel_set, facts.loss_chunks);
+  };
+  CHECK(facts(layers + loss) == std::pair<std::string, std::int64_t>("hf-liger", 16));
+  CHECK(facts(layers) == std::pair<std::string, std::int64_t>("hf-liger", 1));
+  CHECK(facts(loss) == std::pair<std::string, std::int64_t>("hf-eager", 16));
+  CHECK(ErrorOf({{"a.yaml", text + "liger_rms_norm: true\n"}})
+            .ends_with("since some of Liger's kernels alone cannot be predicted"));
+  CHECK(ErrorOf({{"a.yaml", text + layers + "liger_cross_entropy: true\n"}})
+            .ends_with("since Liger's cross-entropy over whole logits cannot be predicted"));
+  CHECK(ErrorOf({{"t.yaml", std::string(kTrainer) +
+                                "use_liger_kernel: true\nliger_kernel_config: {rope: false}\n"}})
+            .ends_with("since some of Liger's kernels alone cannot be predicted"));
+}
+
+TEST_CASE("Scripts: a file that may be TRL's is taken for it aloud") {
+  const Folder folder;
+  const std::string text = "model_name_or_path: gpt2\ndataset_name: a/b\noutput_dir: o\n";
+  const RunSettings run = Read(folder, {{"t.yaml", text}});
+  CHECK(run.script.assumed[0].key == "script");
+  CHECK(run.script.sequence_length == 1024);
+  CHECK(run.trainer->bf16 == true);
+  const RunSettings clm = Read(folder, {{"c.yaml", text + "dataset_config_name: x\n"}});
+  CHECK(!clm.trainer->bf16);
+}
+
 TEST_CASE("axolotl: offload beside recomputation, and its mesh") {
   const std::string text = std::string(kAxolotl) + "sequence_len: 128\n";
   for (const char* line : {"gradient_checkpointing: offload", "activation_offloading: true",
