@@ -234,7 +234,7 @@ std::string ReportJson(const RunSettings& run, const PlanFile& file, const Assum
     json["assumed"][assumption.key] = assumption.value;
   }
   json["left_out"] = run.left_out;
-  json["plan"] = Json::parse(PlanFileJson(file));
+  json["plan"] = Json::parse(PlanFileJson(file, run.target));
   return json.dump(2) + "\n";
 }
 
@@ -273,11 +273,11 @@ int RunImportRun(const Arguments& arguments) {
   std::string report =
       arguments.IsJson() ? ReportJson(run, file, assumed) : ReportText(run, file, assumed);
   if (output == "-" && !arguments.IsJson()) {
-    arguments.PrintFile(PlanFileJson(file), report);
+    arguments.PrintFile(PlanFileJson(file, run.target), report);
     return kExitOk;
   }
   if (!output.empty() && output != "-") {
-    WriteFileAtomically(output, PlanFileJson(file));
+    WriteFileAtomically(output, PlanFileJson(file, run.target));
     report += arguments.IsJson() ? "" : "Wrote " + output + "\n";
   }
   arguments.Print(report);

@@ -331,6 +331,11 @@ RunSettings ReadRun(std::span<const std::string> files) {
   CheckTogether(run);
   CheckSizes(run);
   run.framework = NameOfFrameworks(run);
+  run.target = run.torchtitan   ? "torchtitan"
+               : run.fairseq    ? "fairseq"
+               : run.deepspeed  ? "deepspeed"
+               : run.accelerate ? "accelerate"
+                                : "trainer";
   return run;
 }
 

@@ -51,6 +51,7 @@ struct RunSettings {
   std::optional<DeepSpeedSettings> deepspeed;
   ScriptFacts script;
   std::string framework;           // "torchtitan", "accelerate + deepspeed", ...
+  std::string target;              // of emit, that writes such settings
   std::vector<std::string> files;  // those read
   std::string trainer_file;        // those of them that may name others
   std::string accelerate_file;
