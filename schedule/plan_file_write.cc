@@ -238,9 +238,16 @@ Json PlanPart(const Plan& plan) {
 }  // namespace
 
 std::string PlanFileJson(const PlanFile& file) {
+  return PlanFileJson(file, "");
+}
+
+std::string PlanFileJson(const PlanFile& file, std::string_view imported_from) {
   Json json;
   json["format"] = "shardwright-plan";
   json["version"] = 1;
+  if (!imported_from.empty()) {
+    json["imported_from"] = imported_from;
+  }
   json["model"] = ModelPart(file.model);
   json["kernel_set"] = KernelSetPart(file.kernels);
   json["cluster"] = ClusterPart(file.cluster);

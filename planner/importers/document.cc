@@ -133,15 +133,18 @@ Json FromYaml(const YAML::Node& node, std::size_t depth, Limits& limits) {
 }
 
 Json ReadYaml(const std::string& text, const std::string& file) {
-  YAML::Node root;
+  std::vector<YAML::Node> documents;
   try {
-    root = YAML::Load(text);
+    documents = YAML::LoadAll(text);
   } catch (const YAML::Exception& error) {
     const int line = error.mark.line + 1;
     throw InputError(file + ": line " + std::to_string(line), error.msg, "YAML");
   }
+  if (documents.size() > 1) {
+    throw InputError(file, std::to_string(documents.size()) + " YAML documents", "one");
+  }
   Limits limits(file);
-  return FromYaml(root, 0, limits);
+  return documents.empty() ? Json() : FromYaml(documents.front(), 0, limits);
 }
 
 // The text behind the string or comment that begins at `at`; it may end inside.
@@ -311,7 +314,7 @@ Json Guess(const std::string& word) {
     return word;
   }
   const Json value = Json::parse(word, nullptr, /*allow_exceptions=*/false);
-  return value.is_number() || value.is_boolean() || value.is_array() ? value : Json(word);
+  return value.is_number() || value.is_boolean() || value.is_structured() ? value : Json(word);
 }
 
 Json FromCommandLine(const std::string& text, const std::string& file) {
@@ -354,6 +357,9 @@ Json FromCommandLine(const std::string& text, const std::string& file) {
 
 JsonValue ParseDocument(std::string_view view, const std::string& file) {
   Budget(file, "bytes of settings", kMaxText).Take(std::ssize(view));
+  if (view.find('\0') != std::string_view::npos) {
+    throw InputError(file, "a NUL byte", "text in UTF-8");
+  }
   const std::string text(view);
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   const bool is_json =
