@@ -1,6 +1,7 @@
 #include "cli/flow.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/json.h"
@@ -67,8 +68,11 @@ void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
 
 // Units and recomputed regions.
 void SetUnits(const PlanOptions& options, const Model& model, const Job& job, Plan& plan) {
-  const WrapSpec wrap =
-      options.wrap ? *options.wrap : ParseWrap(DefaultWrap(plan.dialect), "--wrap");
+  std::string_view rule = DefaultWrap(plan.dialect);
+  if (rule == "block" && BlocksOf(model).empty()) {
+    rule = "root";
+  }
+  const WrapSpec wrap = options.wrap ? *options.wrap : ParseWrap(rule, "--wrap");
   plan.units = Wrap(model, wrap, options.reshard, plan.dialect, "--wrap");
   if (wrap.kind != WrapSpec::Kind::kFile) {
     KeepFullPrecision(model, job.precision, plan);
