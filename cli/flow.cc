@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/json.h"
@@ -87,8 +88,11 @@ void KeepPart(double part, std::vector<RecomputeRegion>& regions) {
 
 // Units and recomputed regions.
 void SetUnits(const PlanOptions& options, const Model& model, const Job& job, Plan& plan) {
-  const WrapSpec wrap =
-      options.wrap ? *options.wrap : ParseWrap(DefaultWrap(plan.dialect), "--wrap");
+  std::string_view rule = DefaultWrap(plan.dialect);
+  if (rule == "block" && BlocksOf(model).empty()) {
+    rule = "root";
+  }
+  const WrapSpec wrap = options.wrap ? *options.wrap : ParseWrap(rule, "--wrap");
   plan.units = Wrap(model, wrap, options.reshard, plan.dialect, "--wrap");
   if (wrap.kind != WrapSpec::Kind::kFile) {
     KeepFullPrecision(model, job.precision, plan);

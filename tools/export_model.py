@@ -54,9 +54,15 @@ TASKS = {"causal-lm": "AutoModelForCausalLM", "masked-lm": "AutoModelForMaskedLM
          "base": "AutoModel"}
 
 
-def module_tree(model, used, norms):
+def only_holds(module, called):
+    """Does nothing call the module, but something one below it? `called`: ids of modules."""
+    return id(module) not in called and any(id(inner) in called for inner in module.modules())
+
+
+def module_tree(model, used, norms, called):
     """The entry of the root as model.json lists it; a storage belongs to the first name it has. `used`: ids of the parameters that ops
-    read; `norms`: those of the modules that are ops "batch_norm"."""
+    read; `norms`: those of the modules that are ops "batch_norm"; `called`: those of the modules that something calls. One that only
+    holds others is a ModuleList, whatever its class: nothing can be hooked into it."""
     owner, first = {}, {}
 
     def parameters(module, prefix):
@@ -80,7 +86,7 @@ def module_tree(model, used, norms):
         if first.setdefault(id(module), prefix[:-1]) != prefix[:-1]:
             row["same_as"] = first[id(module)]
         params = parameters(module, prefix)
-        children = [{"name": child, "class": type(m).__name__, **entry(m, f"{prefix}{child}.")} for child, m in module._modules.items()
+        children = [{"name": child, "class": "ModuleList" if only_holds(m, called) else type(m).__name__, **entry(m, f"{prefix}{child}.")} for child, m in module._modules.items()
                     if m is not None]
         elements = sum(b.numel() if b.is_floating_point() else -(-b.numel() * b.element_size() // 4) for b in module.buffers(recurse=False))
         if params:
@@ -99,10 +105,11 @@ def module_tree(model, used, norms):
     return root
 
 
-def block_class(model):
+def block_class(model, called):
     """The class of the layers, or a list of them: those that Transformers says are never split, as far as they stand in lists; else
-    the class of the longest list, or dictionary, of equal modules."""
-    lists = [list(m.children()) for m in model.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential))]
+    the class of the longest list, or dictionary, of equal modules. A module that only holds others is no layer."""
+    lists = [[child for child in m.children() if id(child) in called] for m in model.modules()
+             if isinstance(m, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential))]
     whole = set(getattr(model, "_no_split_modules", None) or ())
     names = list(dict.fromkeys(type(child).__name__ for one in lists for child in one if {type(c).__name__ for c in one} <= whole))
     if names:
@@ -197,6 +204,7 @@ def without_data(model, dtype):
 
 def export(model, inputs, sequence_length=0, dtype=None):
     """model.json as a dictionary. `inputs` are the arguments of one sample by name; the batch comes first."""
+    trace.check_wrappers(model)
     model = trace.unwrap(model)
     if any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
         name, module = next((n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.RNNBase))
@@ -218,8 +226,9 @@ def export(model, inputs, sequence_length=0, dtype=None):
     used = {name for op in graph.ops for name in op["inputs"]}
     document = {"format": "shardwright-model", "version": 1, "_source": "tools/export_model.py, torch " + torch.__version__,
                 "class": type(model).__name__}
-    if block_class(model):
-        document["block_class"] = block_class(model)
+    called = runs[0].called
+    if block_class(model, called):
+        document["block_class"] = block_class(model, called)
     if sequence_length:
         document["sequence_length"] = sequence_length
     if reason:
@@ -227,7 +236,7 @@ def export(model, inputs, sequence_length=0, dtype=None):
     document["inputs"] = {name: spec for name, spec in graph.inputs.items() if name in used}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     document |= module_tree(model, {id(parameters[name]) for name in graph.used_parameters},
-                            {id(graph.modules[op["module"]]) for op in graph.ops if op["op"] == "batch_norm" and "module" in op})
+                            {id(graph.modules[op["module"]]) for op in graph.ops if op["op"] == "batch_norm" and "module" in op}, called)
     document["ops"] = graph.ops
     export.traces, export.points = runs, points
     return document

@@ -7,12 +7,14 @@ import os
 import pathlib
 import platform
 import time
+import warnings
 from typing import Any, Optional, Union
 
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from . import _live
 from ._errors import MachineError, UsageError
 from ._export.model_export import outside
 from ._results import AdviceReport, Comparison, advise, compare
@@ -37,6 +39,7 @@ class Recording:
         self._last = self._first + steps
         self._step = 0
         self._profile: Optional[profile] = None
+        self.changed: list[str] = []  # settings of FSDPModule that are no longer the plan's
 
     def __enter__(self) -> "Recording":
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -56,6 +59,7 @@ class Recording:
         """Ends a step. Before and after the recorded ones it does next to nothing."""
         if self._profile is None:
             return
+        self._look_at_settings()
         self._step += 1
         self._profile.step()
         if self._step >= self._last:
@@ -86,6 +90,13 @@ class Recording:
     def advise(self, **flags: Any) -> AdviceReport:
         """What the job should change, and the better plan; one rank may ask alone."""
         return advise(*self.traces(), plan=self.plan or None, **flags)
+
+    def _look_at_settings(self) -> None:
+        """Warns once of each setting of fully_shard that was changed after apply(): the plan's prediction is of another run."""
+        for line in _live.changed_settings():
+            if line not in self.changed:
+                self.changed.append(line)
+                warnings.warn(f"record: the model is no longer as the plan says: {line}", stacklevel=3)
 
     def _file(self, rank: int) -> pathlib.Path:
         return self.folder / f"rank{rank}.json.gz"

@@ -316,8 +316,9 @@ def why(plan: Plan) -> str:
     lines = []
     if plan.prediction is None:
         floor = plan.printed["floor"]
-        lines.append(f"No plan of {plan.model} on {plan.cluster} fits into {_size(plan.printed['memory_limit_bytes'])} per GPU; the least "
-                     f"memory found is {_size(floor['memory_bytes'])}: {floor['label']}.")
+        least = (f"the least memory found is {_size(floor['memory_bytes'])}: {floor['label']}" if floor["label"] else
+                 "of no plan that was tried the memory is known")
+        lines.append(f"No plan of {plan.model} on {plan.cluster} fits into {_size(plan.printed['memory_limit_bytes'])} per GPU; {least}.")
         for fix in plan.printed["fixes"]:
             lines.append(f"It fits with {fix['change']}: {fix['step_time_s']:.4g} s a step, {_size(fix['memory_bytes'])}.")
     else:

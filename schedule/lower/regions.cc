@@ -306,8 +306,7 @@ PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where
   for (std::size_t i = 0; i < in.plan.recompute.size(); ++i) {
     const ModuleId module = modules.at(in.plan.recompute[i].module);
     const std::string& class_name = in.model.modules[module.value].class_name;
-    if (calls[module.value].empty() &&
-        (class_name == "ModuleList" || class_name == "ModuleDict" || in.model.ops.empty())) {
+    if (calls[module.value].empty() && (IsContainer(class_name) || in.model.ops.empty())) {
       FailWithoutOps(in.model, module, where + ": recompute[" + std::to_string(i) + "].module");
     }
     for (const Region& call : calls[module.value]) {
