@@ -5,8 +5,10 @@
 
 #include "cli/flag_values.h"
 #include "cli/sweep_axes.h"
+#include "core/printable.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/plan_names.h"
+#include "topologies/gpu_names.h"
 
 namespace shardwright {
 namespace {
@@ -281,6 +283,10 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   PlanOptions options;
   options.model = arguments.Get("--model").text;
   options.cluster = arguments.Get("--cluster").text;
+  if (const GpuName name = ReadGpuName(options.cluster.substr(0, options.cluster.find(',')));
+      !name.assumed.empty()) {
+    Say("note: " + name.assumed + "; --cluster names it");
+  }
   arguments.SetText("--kernel-set", options.kernel_set);
   arguments.Set("--attention", options.attention, [](const Flag& flag) {
     return static_cast<AttentionImpl>(ReadChoice(flag, kAttentionNames));
