@@ -1,9 +1,7 @@
 #include "core/error.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstdlib>
-#include <iterator>
 #include <vector>
 
 #include "core/printable.h"
@@ -126,35 +124,6 @@ std::string NearestMatch(std::string_view word, std::span<const std::string> can
 std::string DidYouMean(std::string_view word, std::span<const std::string> candidates) {
   const std::string best = NearestMatch(word, candidates);
   return best.empty() ? std::string() : "did you mean \"" + best + "\"?";
-}
-
-std::string DidYouMeanOfAKind(std::string_view word, std::span<const std::string> candidates) {
-  const auto part = [](std::string_view text, int (*is)(int)) {
-    std::string kept;
-    std::copy_if(text.begin(), text.end(), std::back_inserter(kept),
-                 [&](char c) { return is(static_cast<unsigned char>(c)) != 0; });
-    return kept;
-  };
-  constexpr std::size_t kLongestWord = 200;
-  if (word.size() > kLongestWord) {
-    return "";
-  }
-  const std::string digits = part(word, std::isdigit);
-  const std::string letters = part(word, std::isalpha);
-  std::vector<std::string> alike;
-  for (const std::string& candidate : candidates) {
-    const std::string other = part(candidate, std::isdigit);
-    const std::string spelled = part(candidate, std::isalpha);
-    const bool same_numbers = digits.starts_with(other) || other.starts_with(digits);
-    if (same_numbers && digits.empty() == other.empty() &&
-        letters.size() < 2 * spelled.size() + 4 &&
-        Unlikeness(letters, spelled) <=
-            (letters.size() < 2 ? 0 : 2 * std::max<std::size_t>(1, letters.size() / 3))) {
-      alike.push_back(candidate);
-    }
-  }
-  const std::string near = DidYouMean(word, alike);
-  return alike.empty() || !near.empty() ? near : "did you mean \"" + alike.front() + "\"?";
 }
 
 void CheckFailed(const char* file, int line, const char* condition, const std::string& detail) {

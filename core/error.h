@@ -52,10 +52,6 @@ class Path {
 // "did you mean \"x\"?" for the nearest match, or empty.
 [[nodiscard]] std::string DidYouMean(std::string_view word,
                                      std::span<const std::string> candidates);
-// The same for names of products and models, whose numbers tell them apart: of candidates with the
-// numbers of `word` as far as both go, and about its letters. "l5" is not like "l4".
-[[nodiscard]] std::string DidYouMeanOfAKind(std::string_view word,
-                                            std::span<const std::string> candidates);
 
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition,
                               const std::string& detail);

@@ -99,7 +99,7 @@ std::string Hint(std::string_view word, const std::vector<std::string>& names) {
       return "did you mean \"" + name + "\"?";
     }
   }
-  return DidYouMeanOfAKind(low, names);
+  return DidYouMeanProduct(low, names);
 }
 
 [[noreturn]] void RefuseName(const std::string& spec, const std::string& head,

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <regex>
 #include <set>
 
+#include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
 #include "topologies/cluster.h"
@@ -53,9 +55,13 @@ bool Has(const Words& words, const std::string& word) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-Words WordsAt(const JsonValue& object, std::string_view key) {
+std::string TextAt(const JsonValue& object, std::string_view key) {
   const auto value = object.Find(key);
-  return value ? Split(value->AsString()) : Words();
+  return value ? value->AsString() : "";
+}
+
+Words WordsAt(const JsonValue& object, std::string_view key) {
+  return Split(TextAt(object, key));
 }
 
 Row ReadRow(const JsonValue& value) {
@@ -64,13 +70,12 @@ Row ReadRow(const JsonValue& value) {
   row.gpu = value.At("gpu").AsString();
   row.words = WordsAt(value, "words");
   row.also = WordsAt(value, "also");
-  row.form = value.Find("form") ? value.At("form").AsString() : "";
-  row.pci = value.Find("pci") ? value.At("pci").AsString() : "";
-  const JsonValue sizes = value.Find("gb") ? value.At("gb") : JsonValue::Parse("[]", "");
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    row.gb.push_back(sizes[i].AsInt());
+  row.form = TextAt(value, "form");
+  row.pci = TextAt(value, "pci");
+  for (const std::string& size : WordsAt(value, "gb")) {
+    row.gb.push_back(IntegerIn(size).value());
   }
-  row.only_with = value.Find("only_with") ? value.At("only_with").AsString() : "";
+  row.only_with = TextAt(value, "only_with");
   return row;
 }
 
@@ -332,6 +337,23 @@ std::int64_t MostOfANode(const GpuSpec& gpu) {
 
 const std::vector<std::pair<std::string, std::string>>& CloudNodes() {
   return TheNames().nodes;
+}
+
+std::string DidYouMeanProduct(std::string_view word, const std::vector<std::string>& names) {
+  const auto digits = [](std::string_view text) {
+    std::string kept;
+    std::copy_if(text.begin(), text.end(), std::back_inserter(kept),
+                 [](unsigned char c) { return std::isdigit(c); });
+    return kept;
+  };
+  const std::string own = digits(word);
+  std::vector<std::string> alike;
+  std::copy_if(names.begin(), names.end(), std::back_inserter(alike), [&](const std::string& name) {
+    const std::string other = digits(name);
+    return !own.empty() && !other.empty() && name.front() == word.front() &&
+           (own.starts_with(other) || other.starts_with(own));
+  });
+  return DidYouMean(word, alike);
 }
 
 }  // namespace shardwright

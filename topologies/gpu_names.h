@@ -38,4 +38,9 @@ struct GpuName {
 // description of one node. A name that is the begin of another one follows it.
 [[nodiscard]] const std::vector<std::pair<std::string, std::string>>& CloudNodes();
 
+// "did you mean \"x\"?" for names of products, whose numbers tell them apart: of those with the
+// numbers of `word` as far as both go. "l5" is not like "l4".
+[[nodiscard]] std::string DidYouMeanProduct(std::string_view word,
+                                            const std::vector<std::string>& names);
+
 }  // namespace shardwright

@@ -287,7 +287,7 @@ TEST_CASE("GpuNames: what is another card is refused with the way on") {
 TEST_CASE("GpuNames: a suggestion is of the same kind and near, or none") {
   for (const auto& [spec, hint] :
        std::vector<std::pair<const char*, const char*>>{{"dgx-h10", "did you mean \"dgx-h100\"?"},
-                                                        {"hh100", "did you mean \"h100-80\"?"},
+                                                        {"dgx-h200x", "did you mean \"dgx-h200\"?"},
                                                         {"something-else-entirely", ""},
                                                         {"p9", ""},
                                                         {"l5", ""},
