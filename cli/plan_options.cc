@@ -81,7 +81,8 @@ constexpr std::array<FlagRow, 56> kPlanOptionFlags = {{
      "of memory)"},
     {"--allocator", "CONF",
      "settings of PyTorch's caching allocator, as PYTORCH_ALLOC_CONF has them: "
-     "expandable_segments:True,max_split_size_mb:N,garbage_collection_threshold:X (default none)"},
+     "expandable_segments:True,max_split_size_mb:N,garbage_collection_threshold:X,"
+     "pinned_max_round_threshold_mb:N (default none)"},
     {"--torch", "2.13|2.8|2.6",
      "fsdp2, fsdp1, ddp: the release of PyTorch whose rules are followed (default 2.13)"},
     {"--backward-prefetch", "pre|post|none", "fsdp1 (default pre)"},
