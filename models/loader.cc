@@ -155,7 +155,13 @@ bool LooksLikeHubId(std::string_view spec) {
                      "download its configuration with: huggingface-cli download " + spec +
                          " config.json --local-dir " + folder);
   }
-  std::string hint = DidYouMean(spec, ZooNames());
+  const std::vector<std::string> zoo = ZooNames();
+  // "gpt2-small" begins with "gpt2".
+  const auto whole = std::find_if(zoo.begin(), zoo.end(), [&](const std::string& name) {
+    return spec.starts_with(name + "-");
+  });
+  const std::string hint =
+      whole == zoo.end() ? DidYouMean(spec, zoo) : "did you mean \"" + *whole + "\"?";
   throw InputError("model", found,
                    "a zoo name (shardwright list models), a config.json, a folder with one, or a "
                    "model.json",

@@ -155,6 +155,9 @@ Json JobPart(const Job& job) {
     json["allocator"] = {{"expandable_segments", allocator.expandable_segments},
                          {"max_split_size", FormatExact(allocator.max_split_size)},
                          {"garbage_collection_threshold", allocator.garbage_collection_threshold}};
+    if (allocator.pinned_max_round_mib > 0) {
+      json["allocator"]["pinned_max_round_mib"] = allocator.pinned_max_round_mib;
+    }
   }
   return json;
 }

@@ -237,6 +237,7 @@ class FlightReader {
     if (call.completed == 0 && NameAt(entry, "state") == "completed") {
       call.completed = std::max<std::int64_t>(call.created, 1);
     }
+    call.is_scheduled = call.started == 0 && NameAt(entry, "state") == "scheduled";
     call.retired = NumberAt(entry, "retired") != 0;
     ReadFrames(entry, call);
     dump_.calls.push_back(std::move(call));

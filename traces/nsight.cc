@@ -221,8 +221,7 @@ class ExportReader {
           work.span.name = raw_.names.Find(name);
           work.span.thread = NumberOf({row.Int(2), row.Int(3)});
           work.correlation = row.Int(4);
-          const auto code = internal::CollectiveOfName(name);
-          if (name.starts_with("nccl") && code) {
+          if (const auto code = internal::CollectiveOfKernel(name)) {
             work.kind = ActivityKind::kCollective;
             work.collective = *code;
           }

@@ -242,11 +242,15 @@ def make_mesh(plan, device_type=None):
 
 
 def _selective_contexts(keep_every):
-    """Keeps the output of every `keep_every`-th matrix product, and of attention always."""
+    """Keeps the output of every `keep_every`-th product of two matrices, and of fused attention and convolutions always.
+
+    Batched and grouped products (a mixture's experts) are not on the list, as in torchtitan's: the plan's program has the same
+    list (KeptOps in schedule/lower/regions.cc)."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
     aten = torch.ops.aten
-    linears = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.linear.default}
-    attention = {aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default}
+    linears = {aten.mm.default, aten.addmm.default, aten.linear.default}
+    attention = {aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default,
+                 aten.convolution.default}
     for name in ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
                  "_scaled_dot_product_fused_attention_overrideable"):
         if hasattr(aten, name):
