@@ -24,7 +24,7 @@ WORDS = {
     "checkpoint": ("inspect", "none"), "compare": ("none.json", "none.gz"), "advise": ("none.gz", "--plan", "none.json"),
     "validate": ("none.csv",),
     "validate-nccl": ("none.csv",), "validate-kernels": ("none.csv",), "calibrate": ("none.gz", "-o", "new.json"), "fit": ("none.csv",),
-    "fit-nccl": ("none.csv",), "report": ("none.json",), "diff": ("none.json", "none.json"), "check": ("none.toml",), "hang": ("none_0",), "config": (),
+    "fit-nccl": ("none.csv",), "report": ("none.json",), "diff": ("none.json", "none.json"), "check": ("none.toml",), "hang": ("none_0",), "judge": ("none.log", "--plan", "none.json"), "config": (),
     "doctor": (), "completion": ("bash",), "man": (), "inspect-trace": ("none",), "topo": ("import", "none"),
     "page": (),
 }
