@@ -25,18 +25,18 @@ constexpr double kNoise = 0.03;
 // Of the difference; what explains less is no cause.
 constexpr double kLeastExplained = 1.0 / 3;
 
-struct Step {
+struct JudgedStep {
   Seconds time;
   Bytes memory;
 };
 
 // The plan's job under changes, as the log counts it.
-class Simulated {
+class SimulatedRun {
  public:
-  Simulated(const PlanFile& file, const StepLog& log) : file_(file), log_(log) {}
+  SimulatedRun(const PlanFile& file, const StepLog& log) : file_(file), log_(log) {}
 
   // For the plan's tokens: a step of half the samples counts twice where the log says a rate.
-  [[nodiscard]] Step Whole(const PlanFile& file) const {
+  [[nodiscard]] JudgedStep Whole(const PlanFile& file) const {
     const PlanOutcome outcome = Evaluate(file, {.telling = Telling::kOnAverage});
     const Seconds time = ToSeconds(outcome.step_time) * SharesOf(file);
     return {time > Seconds(0) ? time : Time(file), Counted(outcome)};  // 0: it does not fit
@@ -91,7 +91,7 @@ Seconds MeasuredStep(const PlanFile& file, const StepLog& log, Seconds predicted
 }
 
 // A way in which the run may differ. `make` changes the file; false: that cannot be here.
-struct Change {
+struct RunChange {
   const char* name;
   const char* check;
   std::function<bool(PlanFile&)> make;
@@ -143,8 +143,8 @@ bool Recompile(PlanFile& file, bool is_compiled) {
   return set.fused_elementwise != is_compiled && !set.host_kernels && !set.cuda_kernels;
 }
 
-const std::array<Change, 12>& Changes() {
-  static const std::array<Change, 12> changes = {{
+const std::array<RunChange, 12>& Changes() {
+  static const std::array<RunChange, 12> changes = {{
       {"every block is recomputed", "look for activation checkpointing in the run's settings",
        [](PlanFile& f) { return Recompute(f, true); }},
       {"nothing is recomputed", "look for activation checkpointing in the run's settings",
@@ -250,7 +250,7 @@ const std::array<Slowing, 4>& Slowings() {
 }
 
 // The strength at which the step takes `target`; 0 where none up to `most` does, or it cannot be.
-double FindStrength(const Simulated& simulated, const Slowing& slowing, Seconds target) {
+double FindStrength(const SimulatedRun& simulated, const Slowing& slowing, Seconds target) {
   const auto time = [&](double strength) {
     PlanFile file = simulated.file();
     return slowing.make(file, strength) ? simulated.Time(file) : Seconds(0);
@@ -267,23 +267,23 @@ double FindStrength(const Simulated& simulated, const Slowing& slowing, Seconds 
   return std::exp(high);
 }
 
-std::string WithNumber(std::string text, const std::string& number) {
+std::string WithStrength(std::string text, const std::string& number) {
   return text.replace(text.find("%s"), 2, number);
 }
 
-double Square(double x) {
+double SquareOf(double x) {
   return x * x;
 }
 
-double Mismatch(const Judgement& judgement, const Step& step) {
+double Mismatch(const Judgement& judgement, const JudgedStep& step) {
   const double time = std::log(Ratio(step.time, judgement.measured)) / kNoise;
   const double memory = judgement.measured_memory ? Ratio(step.memory - *judgement.measured_memory,
                                                           judgement.memory_error)
                                                   : 0.0;
-  return Square(time) + Square(memory);
+  return SquareOf(time) + SquareOf(memory);
 }
 
-bool Explains(const Judgement& judgement, const Step& step) {
+bool Explains(const Judgement& judgement, const JudgedStep& step) {
   const double whole = std::log(Ratio(judgement.measured, judgement.predicted));
   const double part = std::log(Ratio(step.time, judgement.predicted));
   const bool time = !judgement.IsTimeAsPredicted() && part / whole > kLeastExplained;
@@ -294,14 +294,14 @@ bool Explains(const Judgement& judgement, const Step& step) {
   return time || Ratio(step.memory - judgement.predicted_memory, missing) > kLeastExplained;
 }
 
-void AddChanges(const Simulated& simulated, Judgement& judgement) {
-  for (const Change& change : Changes()) {
+void AddChanges(const SimulatedRun& simulated, Judgement& judgement) {
+  for (const RunChange& change : Changes()) {
     PlanFile file = simulated.file();
     if (!change.make(file)) {
       continue;
     }
     try {
-      const Step step = simulated.Whole(file);
+      const JudgedStep step = simulated.Whole(file);
       if (Explains(judgement, step)) {
         judgement.causes.push_back(
             {change.name, change.check, step.time, step.memory, Mismatch(judgement, step) + 1});
@@ -312,11 +312,11 @@ void AddChanges(const Simulated& simulated, Judgement& judgement) {
   }
 }
 
-void AddSlowings(const Simulated& simulated, Judgement& judgement) {
+void AddSlowings(const SimulatedRun& simulated, Judgement& judgement) {
   if (judgement.measured < judgement.predicted || judgement.IsTimeAsPredicted()) {
     return;
   }
-  const Step step = {judgement.measured, judgement.predicted_memory};
+  const JudgedStep step = {judgement.measured, judgement.predicted_memory};
   const double memory = Mismatch(judgement, step);
   // What simulations of memory and rough ones differ by is not the cause's.
   const Seconds target =
@@ -326,15 +326,15 @@ void AddSlowings(const Simulated& simulated, Judgement& judgement) {
       const std::string number =
           slowing.is_share ? Fixed(100 / strength, "%.2g %%") : Fixed(strength, "%.2g");
       judgement.causes.push_back(
-          {WithNumber(slowing.name, number), slowing.check, step.time, std::nullopt,
-           memory + Square(std::log(strength / slowing.usual) / std::log(slowing.spread))});
+          {WithStrength(slowing.name, number), slowing.check, step.time, std::nullopt,
+           memory + SquareOf(std::log(strength / slowing.usual) / std::log(slowing.spread))});
     }
   }
   const Seconds extra = judgement.measured - judgement.predicted;
   judgement.causes.push_back(
       {"the loop waits " + Format(extra) + " per step for data, logging or checkpoints",
        "run with data made in memory, and without saving", step.time, std::nullopt,
-       memory + 1 + Square(Ratio(extra, judgement.predicted) / 0.25)});
+       memory + 1 + SquareOf(Ratio(extra, judgement.predicted) / 0.25)});
 }
 
 }  // namespace
@@ -349,8 +349,8 @@ bool Judgement::IsMemoryAsPredicted() const {
 }
 
 Judgement JudgeLog(const PlanFile& file, const StepLog& log) {
-  const Simulated simulated(file, log);
-  const Step step = simulated.Whole(file);
+  const SimulatedRun simulated(file, log);
+  const JudgedStep step = simulated.Whole(file);
   Judgement judgement;
   judgement.predicted = step.time;
   judgement.predicted_memory = step.memory;
