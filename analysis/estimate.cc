@@ -35,15 +35,18 @@ SearchInput InputOf(const PlanFile& file) {
   return {file.model.model, file.kernels, file.cluster, file.profile, file.job};
 }
 
-// A micro-batch of 0 is free.
-Searched SearchBatch(const PlanFile& problem, std::int64_t global_batch, std::int64_t micro_batch) {
-  Searched searched{problem, {}, {}};
+// A micro-batch of 0 is free, or `given`'s.
+Searched SearchBatch(const PlanFile& problem, std::int64_t global_batch, std::int64_t micro_batch,
+                     const SearchOptions& given) {
+  Searched searched{problem, given, {}};
   searched.file.job.global_batch = global_batch;
   SearchOptions& options = searched.options;
   options.base.dialect = Dialect::kFsdp2;
   options.effort = kEffort;
-  options.fixed.micro_batch = micro_batch > 0;
-  options.base.micro_batch = std::max<std::int64_t>(micro_batch, 1);
+  if (micro_batch > 0) {
+    options.fixed.micro_batch = true;
+    options.base.micro_batch = micro_batch;
+  }
   searched.result = Search(InputOf(searched.file), options);
   if (!searched.result.is_feasible) {
     options.effort = kMisfitEffort;
@@ -53,11 +56,14 @@ Searched SearchBatch(const PlanFile& problem, std::int64_t global_batch, std::in
 }
 
 // The fastest of the powers of two, and whether the last one that was tried still gained.
-std::pair<Searched, bool> SearchMicroBatches(const PlanFile& problem) {
+std::pair<Searched, bool> SearchMicroBatches(const PlanFile& problem, const SearchOptions& given) {
   const std::int64_t ranks = problem.cluster.RankCount();
-  Searched best = SearchBatch(problem, ranks, 0);
+  if (given.fixed.micro_batch) {
+    return {SearchBatch(problem, ranks * given.base.micro_batch, 0, given), false};
+  }
+  Searched best = SearchBatch(problem, ranks, 0, given);
   for (std::int64_t micro = 2; micro <= kMostMicroBatch && best.result.is_feasible; micro *= 2) {
-    Searched next = SearchBatch(problem, ranks * micro, micro);
+    Searched next = SearchBatch(problem, ranks * micro, micro, given);
     if (!next.result.is_feasible) {
       return {std::move(best), false};
     }
@@ -75,11 +81,12 @@ std::pair<Searched, bool> SearchMicroBatches(const PlanFile& problem) {
 
 }  // namespace
 
-Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch, bool explains_misfits) {
+Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch, const SearchOptions& given,
+                     bool explains_misfits) {
   Estimate estimate;
   auto [found, largest_tried] = global_batch > 0
-                                    ? std::pair(SearchBatch(problem, global_batch, 0), false)
-                                    : SearchMicroBatches(problem);
+                                    ? std::pair(SearchBatch(problem, global_batch, 0, given), false)
+                                    : SearchMicroBatches(problem, given);
   estimate.fits = found.result.is_feasible;
   estimate.file = std::move(found.file);
   estimate.limit = found.result.memory_limit;

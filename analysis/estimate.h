@@ -31,9 +31,10 @@ struct Estimate {
 // Searches with PyTorch's fully_shard. `problem` has everything but the plan; a global batch of 0
 // means that it is free: the micro-batch, without accumulation, is then the smallest power of two
 // within 1 % of the highest throughput. Throws InputError as Search does.
+// `given` fixes choices: micro_batch and offload of its base where its `fixed` says so.
 // Without `explains_misfits` a job that does not fit gets no `floor` and no `fixes`.
 [[nodiscard]] Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch,
-                                   bool explains_misfits = true);
+                                   const SearchOptions& given = {}, bool explains_misfits = true);
 
 // The linear modules that get LoRA adapters where nobody says which, as PEFT chooses them by the
 // names of a model's modules: {"q_proj", "v_proj"} of Llama, {"c_attn"} of GPT-2. Empty: not known.

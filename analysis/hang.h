@@ -44,6 +44,7 @@ struct HangCall {
   std::int64_t sequence = 0;  // in its group
   std::int64_t created = 0;   // nanoseconds since 1970; 0: never issued
   bool is_over = false;
+  bool is_scheduled = false;  // the rank's GPU has not started it
   // Of the plan. Several units: neighbours of equal size, of which any may be meant.
   std::vector<std::string> units;
   std::int64_t micro_batch = -1;  // -1: unknown

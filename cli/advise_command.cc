@@ -23,6 +23,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "core/writable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
 #include "planner/search.h"
@@ -333,6 +334,11 @@ int RunAdvise(const Arguments& arguments) {
   report.has_fsdp_problem = HasFsdpProblem(report.costs, report.advice);
   const std::string output = arguments.Get("--output").text;
   const std::string patch = arguments.Get("--patch").text;
+  for (const std::string& file : {output, patch}) {
+    if (!file.empty()) {
+      CheckWritable(file);  // neither is written where the other one cannot be
+    }
+  }
   if (report.better && !output.empty()) {
     WriteFileAtomically(output, PlanFileJson(report.better->file));
   }

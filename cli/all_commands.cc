@@ -25,6 +25,7 @@ extern const Command kGenerateCommand;
 extern const Command kCheckpointCommand;
 extern const Command kCompareCommand;
 extern const Command kAdviseCommand;
+extern const Command kJudgeCommand;
 extern const Command kReportCommand;
 extern const Command kValidateCommand;
 extern const Command kPriceCommand;
@@ -49,6 +50,7 @@ std::span<const Command* const> AllCommands() {
       &kFitCommand,      &kReportCommand,       &kPageCommand,       &kDiffCommand,
       &kCheckCommand,    &kConfigCommand,       &kDoctorCommand,     &kCompletionCommand,
       &kManCommand,      &kInspectTraceCommand, &kTopoCommand,       &kHangCommand,
+      &kJudgeCommand,
   };
   return kCommands;
 }

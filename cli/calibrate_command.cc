@@ -17,6 +17,7 @@
 #include "cli/device_calibration.h"
 #include "cli/device_flags.h"
 #include "cli/flow.h"
+#include "cli/rank_facts.h"
 #include "cli/recordings.h"
 #include "cli/run_list.h"
 #include "cli/run_processes.h"
@@ -306,7 +307,8 @@ CudaRuns RunOnCuda(const Arguments& arguments) {
     return {{}, RunLocalProcesses(ranks)};
   }
   CalibrationDevice device = CudaCalibration(cluster, nodes, launch.local_rank);
-  const RunProcesses group(launch, ranks, HostOptions().timeout);
+  const RunProcesses group(launch, ranks, HostOptions().timeout,
+                           [&] { return FactsOf(arguments, {}); });
   device.processes = group.get();
   return {RunCalibrationPlans(device)};
 }

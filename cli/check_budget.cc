@@ -140,18 +140,18 @@ std::vector<RecordedJob> ReadRecord(const std::string& file) {
   if (document.At("schema").AsString() != "shardwright-check-record") {
     throw document.At("schema").Error("\"shardwright-check-record\", as check --save writes it");
   }
-  const Json plans = Json::parse(text).at("jobs");
   std::vector<RecordedJob> jobs;
   const JsonValue table = document.At("jobs");
-  for (const std::string& name : table.Keys()) {
+  const std::vector<std::string> names = table.Keys();
+  Json plans = Json::parse(text)["jobs"];
+  for (const std::string& name : names) {
     const JsonValue job = table.At(name);
     RecordedJob recorded;
     recorded.name = name;
     for (std::size_t i = 0; i < kGateMetricCount; ++i) {
       recorded.figures.values[i] = job.At(NameOf(static_cast<GateMetric>(i))).AsDouble();
     }
-    recorded.plan =
-        ParsePlanFile(plans.at(name).value("plan", Json()).dump(), job.path().Field("plan").str());
+    recorded.plan = ParsePlanFile(plans[name]["plan"].dump(), job.path().Field("plan").str());
     jobs.push_back(std::move(recorded));
   }
   return jobs;

@@ -6,7 +6,6 @@
 
 #include "cli/command.h"
 #include "cli/first_weights.h"
-#include "cli/named_files.h"
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
@@ -170,11 +169,6 @@ int RunCheckpoint(const Arguments& arguments) {
   OpenOrOfferOlder(folder, "", [&] { opened.emplace(folder).Verify(); });
   const Checkpoint& checkpoint = *opened;
   if (exports) {
-    std::vector<NamedFile> inputs;
-    for (const SavedFile& file : checkpoint.manifest().files) {
-      inputs.push_back({"FOLDER", folder + "/" + file.name});
-    }
-    RefuseOverwriting(inputs, std::array{NamedFile{"--output", output.text}});
     ExportCheckpoint(checkpoint, output.text, options);
   }
   if (arguments.IsJson()) {

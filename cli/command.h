@@ -29,12 +29,20 @@ enum class FileRole : std::uint8_t {
   kWriteWhen,  // a folder, or a file that not every process writes: the command looks itself
 };
 
-// "--nodes N": a flag with a value.
+// What the ranks of one run must be given alike (cli/rank_facts.h).
+enum class Ranks : std::uint8_t {
+  kSame,   // the same value; of a file that is read, the same content
+  kGiven,  // one gives it, all give it: a place, which each machine may name in its own way
+  kAny     // a rank's own matter
+};
+
+// "--nodes N": a flag with a value. A kWrite is never compared, only whether it is given.
 struct FlagRow {
   const char* name;  // "--nodes", or with a short form "--output,-o"
   const char* value;
   const char* help;
   FileRole file = FileRole::kNone;
+  Ranks ranks = Ranks::kSame;
 };
 
 // The name without the short form.
@@ -44,6 +52,7 @@ struct FlagRow {
 struct SwitchRow {
   const char* name;
   const char* help;
+  Ranks ranks = Ranks::kSame;
 };
 
 // An argument that is no flag.

@@ -14,10 +14,15 @@
 #include "cli/configuration.h"
 #include "cli/help_json.h"
 #include "cli/named_files.h"
+#include "cli/synonyms.h"
 #include "cli/table.h"
 #include "cli/version.h"
 #include "core/budget.h"
 #include "core/error.h"
+#include "core/files.h"
+#include "core/json.h"
+#include "core/staged_file.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -97,24 +102,16 @@ std::string WithHint(const std::string& text, const std::string& hint) {
   return hint.empty() ? text : text + "; " + hint;
 }
 
-// Flags that people look for because other programs have them, and what there is instead.
-std::string InsteadOf(std::string_view flag) {
-  struct Row {
-    std::string_view flags;  // each between spaces
-    const char* instead;
-  };
-  static constexpr std::array kRows = {
-      Row{" --tp --tensor-parallel --tensor-parallel-size --cp --context-parallel --pp "
-          "--pipeline-parallel --pipeline-parallel-size --ep --expert-parallel --sp ",
-          "tensor, context, expert and pipeline parallelism are not modelled: all GPUs are data "
-          "parallel, --shard of them share one copy"},
-      Row{" --quantize --quantization --load-in-4bit --load-in-8bit --qlora ",
-          "weights of 4 or 8 bits are not modelled; --lora-rank keeps the frozen ones in 16"},
-      Row{" --gpus --num-gpus --gpu ", "the cluster says how many there are: 4xH100"},
-  };
-  for (const Row& row : kRows) {
-    if (row.flags.find(' ' + std::string(flag) + ' ') != row.flags.npos) {
-      return row.instead;
+// What people say in other programs, and what it is here: synonyms.json. Of the value `word` of
+// `flag`, or of a flag itself: "" and its name.
+std::string SynonymOf(const std::string& flag, const std::string& word) {
+  const EmbeddedFile& file = EmbeddedSynonyms()[0];
+  const JsonValue root = JsonValue::Parse(file.text, std::string(file.path));
+  const JsonValue rows = root.At(flag.empty() ? "flags" : "values");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const bool is_of_flag = flag.empty() || rows[i].At("flag").AsString() == flag;
+    if (is_of_flag && Contains(' ' + rows[i].At("words").AsString() + ' ', ' ' + word + ' ')) {
+      return rows[i].At("say").AsString();
     }
   }
   return "";
@@ -127,9 +124,6 @@ std::string InsteadOf(std::string_view flag) {
     names.emplace_back(command->name);
   }
   const std::vector<std::string> extras = app.remaining(true);
-  if (extras.empty()) {
-    throw UsageError(std::string("no command given, ") + kExpected);
-  }
   if (extras[0].starts_with("-")) {
     throw UsageError(
         WithHint("unknown flag \"" + extras[0] + "\"", DidYouMean(extras[0], FlagNames(app))));
@@ -157,7 +151,9 @@ void CheckWords(const CLI::App& app, const Parsed& parsed) {
       const std::string flag = extra.substr(0, extra.find('='));
       std::string text = "unknown flag \"";
       text.append(flag).append("\" of shardwright ").append(name);
-      const std::string instead = InsteadOf(flag);
+      std::string dashed = flag;  // "--batch_size"
+      std::replace(dashed.begin(), dashed.end(), '_', '-');
+      const std::string instead = SynonymOf("", dashed);
       throw UsageError(
           WithHint(text, instead.empty() ? DidYouMean(flag, FlagNames(*parsed.app)) : instead));
     }
@@ -167,8 +163,13 @@ void CheckWords(const CLI::App& app, const Parsed& parsed) {
                      WhatItTakes(*parsed.command));
   }
   const auto check = [&](const std::string& flag) {
-    if (parsed.app->count(flag) > 0 && !parsed.arguments.Get(flag).is_given()) {
+    const Flag given = parsed.arguments.Get(flag);
+    if (parsed.app->count(flag) > 0 && !given.is_given()) {
       throw UsageError(flag + ": got no value, expected one");
+    }
+    if (const std::string instead = given.is_given() ? SynonymOf(flag, given.text) : "";
+        !instead.empty()) {
+      throw UsageError(flag + ": got \"" + given.text + "\"; " + instead);
     }
   };
   check(kBudgetFlag.name);
@@ -216,8 +217,14 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
     AddCommand(app, *AllCommands()[i], commands[i]);
   }
   CheckValues(argc, argv);
+  // "help estimate" is "estimate --help", and nothing at all is "--help".
+  std::vector<const char*> words(argv, argv + argc);
+  if (argc == 1 || std::string_view(argv[1]) == "help") {
+    words.erase(words.begin() + 1, words.begin() + std::min(argc, 2));
+    words.push_back("--help");
+  }
   try {
-    app.parse(argc, argv);
+    app.parse(static_cast<int>(words.size()), words.data());
   } catch (const CLI::CallForHelp&) {
     streams.write(HelpOf(app, ChosenOf(commands)));
     return kExitOk;
@@ -248,7 +255,14 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
   if (const Flag budget = chosen->arguments.Get(kBudgetFlag.name); budget.is_given()) {
     SetBudgetFactor(ReadCount(budget, 1, kLargestBudgetFactor));
   }
+  for (const auto& [name, text] : chosen->arguments.text) {
+    NameByUser(text);
+  }
+  for (const auto& [name, texts] : chosen->arguments.lists) {
+    std::for_each(texts.begin(), texts.end(), NameByUser);
+  }
   ApplyConfiguration(*chosen->command, chosen->arguments);
+  const CommandReads reads;
   CheckFiles(*chosen->command, chosen->arguments);
   return chosen->command->run(chosen->arguments);
 }

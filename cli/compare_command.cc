@@ -1,6 +1,5 @@
 #include <array>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <optional>
 #include <string>
@@ -17,6 +16,7 @@
 #include "cli/flow.h"
 #include "cli/recordings.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "planner/evaluate.h"
 #include "schedule/plan_file.h"
 #include "simulator/costs/pricer.h"
@@ -83,10 +83,8 @@ double ReadPercent(const Flag& flag) {
 // Plans say what they are at their beginning; traces that carry a plan do so later.
 bool IsPlan(const std::string& file) {
   constexpr std::size_t kEnough = 4096;
-  std::ifstream stream(file, std::ios::binary);
   std::string head(kEnough, '\0');
-  stream.read(head.data(), static_cast<std::streamsize>(head.size()));
-  head.resize(static_cast<std::size_t>(stream.gcount()));
+  head.resize(InputFile(file, "a plan or a simulated trace").Read(head.data(), head.size()));
   const std::size_t plan = head.find("\"shardwright-plan\"");
   return plan != std::string::npos && plan < head.find("\"schemaVersion\"");
 }

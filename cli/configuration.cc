@@ -2,20 +2,16 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <set>
 #include <string_view>
 #include <utility>
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"
 
@@ -94,22 +90,15 @@ bool ReadOwnFile(const std::string& file, std::string& text) {
     return false;
   }
   CheckOwner(file, status);
-  const int descriptor = ::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (descriptor < 0 && errno == ENOENT) {
+  if (S_ISLNK(status.st_mode) && !Exists(file)) {
     return false;  // a link that leads nowhere
   }
-  std::FILE* const stream = descriptor < 0 ? nullptr : ::fdopen(descriptor, "r");
-  if (stream == nullptr) {
-    throw InputError(file + ": cannot read: " + std::strerror(errno));
-  }
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> closed(stream, std::fclose);
-  if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
-    throw InputError(file + ": cannot read: this is no file");
-  }
+  InputFile in(file);
+  (void)::fstat(in.descriptor(), &status);
   CheckOwner(file, status);
   constexpr std::size_t kMost = 1 << 20;
   text.resize(kMost + 1);
-  text.resize(std::fread(text.data(), 1, text.size(), stream));
+  text.resize(in.Read(text.data(), text.size()));
   if (text.size() > kMost) {
     throw InputError(file, "more than 1 MiB", "a few flags");
   }

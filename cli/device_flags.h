@@ -22,11 +22,12 @@ inline constexpr FlagRow kRendezvousKeyFlag = {
     "--rendezvous-key", "FILE",
     "under torchrun or srun: the run's key, at least 32 bytes, the same on all machines, in a file "
     "that only you can read (or SHARDWRIGHT_KEY); needed where ranks are on several machines",
-    FileRole::kRead};
+    FileRole::kRead, Ranks::kAny};
 inline constexpr SwitchRow kInsecureNetworkSwitch = {
     "--insecure-network",
     "meet without a key: whoever reaches rank 0's port may take a rank, change the result or end "
-    "the run"};
+    "the run",
+    Ranks::kAny};
 
 // Of the environment, and these two flags. Throws UsageError where ranks would meet over a network
 // with nothing to prove.

@@ -11,6 +11,7 @@
 #include "cli/named_files.h"
 #include "cli/table.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"
 #include "core/writable.h"
@@ -68,14 +69,13 @@ const Emitter& FindEmitter(const Flag& flag) {
 }
 
 // A target of one file takes a file name; "DIR/" and folders that exist take any.
-bool IsFolder(const Emission& emission, const std::string& output) {
-  return output.ends_with('/') || std::filesystem::is_directory(output) ||
-         emission.files.size() > 1;
+bool TakesFolder(const Emission& emission, const std::string& output) {
+  return output.ends_with('/') || IsFolder(output) || emission.files.size() > 1;
 }
 
 // Where each file goes.
 std::vector<std::string> PathsOf(const Emission& emission, const std::string& output) {
-  if (!IsFolder(emission, output)) {
+  if (!TakesFolder(emission, output)) {
     return {output};
   }
   std::vector<std::string> paths;
@@ -87,7 +87,7 @@ std::vector<std::string> PathsOf(const Emission& emission, const std::string& ou
 
 // All of what is asked for, or nothing.
 void WriteFiles(const Emission& emission, const std::vector<std::string>& paths, bool is_folder,
-                const std::string& as_emitted, const Arguments& arguments) {
+                const std::string& as_emitted) {
   std::vector<OutputFile> files;
   std::vector<NamedFile> names;
   for (std::size_t i = 0; i < paths.size(); ++i) {
@@ -98,7 +98,7 @@ void WriteFiles(const Emission& emission, const std::vector<std::string>& paths,
     files.push_back({as_emitted, PlanFileJson(emission.as_emitted)});
     names.push_back({"--as-emitted", as_emitted});
   }
-  RefuseOverwriting(InputsOf(kEmitCommand, arguments), names);
+  RefuseOverwriting(names);
   WriteFilesAtomically(files);
 }
 
@@ -238,7 +238,7 @@ int RunEmit(const Arguments& arguments) {
     paths = PathsOf(emission, output);
   }
   if (writes) {
-    WriteFiles(emission, paths, IsFolder(emission, output), as_emitted, arguments);
+    WriteFiles(emission, paths, TakesFolder(emission, output), as_emitted);
   }
   if (arguments.IsJson()) {
     arguments.Print(ReportJson(emitter, emission, paths, planned, emitted));

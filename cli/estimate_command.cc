@@ -58,7 +58,9 @@ void TryLora(const Question& question, Estimate& estimate) {
   if (question.options.job.lora_rank > 0 || with.options.job.lora_targets.empty()) {
     return;
   }
-  const Estimate lora = EstimateJob(MakeJobFile(with.options), estimate.file.cluster.RankCount());
+  const Estimate lora =
+      EstimateJob(MakeJobFile(with.options),
+                  estimate.file.cluster.RankCount() * with.given.base.micro_batch, with.given);
   if (lora.fits) {
     estimate.fixes.push_back({"--lora-rank 16", ToSeconds(lora.outcome.step_time),
                               lora.outcome.DeviceTotal(), RecomputeWords(lora.file)});
@@ -128,7 +130,8 @@ OnNodes EstimateOnNodes(Arguments arguments, std::int64_t nodes) {
   arguments.text["--nodes"] = std::to_string(nodes);
   OnNodes answer{ReadQuestion(arguments), {}};
   const PlanOptions& options = answer.question.options;
-  answer.estimate = EstimateJob(MakeJobFile(options), options.global_batch, false);
+  answer.estimate =
+      EstimateJob(MakeJobFile(options), options.global_batch, answer.question.given, false);
   return answer;
 }
 
@@ -138,7 +141,7 @@ std::vector<std::int64_t> NodeCounts(const Question& question, std::int64_t gpus
   const std::int64_t batch = question.options.global_batch;
   const std::int64_t most = (batch > 0 ? std::min(batch, kMostRanks) : kMostRanks) / gpus_per_node;
   for (std::int64_t nodes = 1; nodes <= most; ++nodes) {
-    if (batch % (nodes * gpus_per_node) == 0) {
+    if (batch % (nodes * gpus_per_node * question.given.base.micro_batch) == 0) {
       counts.push_back(nodes);
     }
   }
@@ -216,12 +219,13 @@ int RunEstimateCommand(const Arguments& arguments) {
   Question question = ReadQuestion(arguments);
   const PlanFile problem = MakeJobFile(question.options);
   const std::int64_t ranks = problem.cluster.RankCount();
-  if (question.options.global_batch % ranks != 0) {
+  const std::int64_t micro = question.given.base.micro_batch;
+  if (question.options.global_batch % (ranks * micro) != 0) {
     throw InputError("--global-batch: got " + std::to_string(question.options.global_batch) +
-                     ", expected a multiple of " + std::to_string(ranks) +
-                     " ranks x micro-batch 1");
+                     ", expected a multiple of " + std::to_string(ranks) + " ranks x micro-batch " +
+                     std::to_string(micro));
   }
-  Estimate estimate = EstimateJob(problem, question.options.global_batch);
+  Estimate estimate = EstimateJob(problem, question.options.global_batch, question.given);
   if (!estimate.fits) {
     TryLora(question, estimate);
   }

@@ -1,5 +1,6 @@
 #include "cli/estimate_print.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "cli/table.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -19,6 +21,15 @@ using enum Table::Align;
 
 std::string Rounded(double value) {
   return WithCommas(std::llround(value));
+}
+
+// No more digits than an estimate has: 0.043, 7.4, 812, 29,200,000.
+std::string Few(double value) {
+  if (value < 10) {
+    return Fixed(value, value < 1 ? "%.2g" : "%.1f");
+  }
+  const double unit = std::pow(10, std::max(0.0, std::floor(std::log10(value)) - 2));
+  return Rounded(std::round(value / unit) * unit);
 }
 
 std::string Samples(const PlanFile& file) {
@@ -47,7 +58,7 @@ std::string NextCommand(const Arguments& arguments, const Question& question, co
     const std::string name = LongName(row);
     const Flag flag = arguments.Get(name);
     const bool is_set_below = name == "--global-batch" || name == "--tokens" ||
-                              name == "--deadline" || name == "--precision" ||
+                              name == "--deadline" || name == "--precision" || name == "--price" ||
                               name == "--lora-targets";
     if (flag.is_given() && !is_set_below) {
       command += " " + name + " " + ShellWord(flag.text);
@@ -68,6 +79,8 @@ std::string NextCommand(const Arguments& arguments, const Question& question, co
     }
     command += " --lora-targets " + ShellWord(targets);
   }
+  const FixedChoices& fixed = question.given.fixed;
+  command += fixed.micro_batch || fixed.offload ? " --search" : "";
   return command + " --global-batch " + std::to_string(e.file.job.global_batch) + " -o plan.json";
 }
 
@@ -136,8 +149,11 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
                      " " + RecomputeWords(file) + OffloadWords(file.plan.offload) + sharding + "\n";
   text += Rounded(e.outcome.rates.tokens_per_second_per_gpu) + " " + unit + "/s per GPU +- " +
           Percent(e.confidence.band) + "; " + Tokens(static_cast<double>(question.tokens)) + " " +
-          unit + " take " + Duration(totals.seconds) + ", " + Rounded(totals.gpu_hours) +
-          " GPU-hours\n\n";
+          unit + " take " + Duration(totals.seconds) + ", " + Few(totals.gpu_hours) + " GPU-hours" +
+          (question.price > 0 ? ", " + Few(totals.gpu_hours * question.price) + " at " +
+                                    Fixed(question.price, "%.6g") + " per GPU-hour"
+                              : "") +
+          "\n\n";
   Table table({kLeft, kLeft});
   const std::int64_t retries = e.outcome.retries_per_step;
   table.Row({"memory", Format(e.outcome.DeviceTotal()) + " of " + Format(e.limit) + " per GPU" +
@@ -269,6 +285,9 @@ std::string EstimateJson(const Arguments& arguments, const Question& question, c
     json["tokens"] = question.tokens;
     json["total_s"] = totals.seconds;
     json["gpu_hours"] = totals.gpu_hours;
+    if (question.price > 0) {
+      json["cost"] = totals.gpu_hours * question.price;
+    }
     if (question.deadline) {
       const MetDeadline& met = *question.deadline;
       json["deadline_s"] = met.limit.value;

@@ -6,16 +6,21 @@
 #include "cli/flow.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
 
-constexpr std::array<FlagRow, 15> kEstimateFlags = {{
+constexpr std::array<FlagRow, 19> kEstimateFlags = {{
     {"--nodes", "N", "nodes in use"},
     {"--seq", "N", "tokens per sample (default: the model's, at most 2048)"},
     {"--tokens", "N", "tokens (images) of the whole run (default 1e9)"},
     {"--deadline", "TIME", "the fewest nodes that end the run in that time, such as '30 days'"},
+    {"--price", "X", "of one GPU-hour, in your currency: the answer has the cost, too"},
     {"--global-batch", "N", "samples per step over all ranks (default: ranks x micro-batch)"},
+    {"--micro-batch", "N", "samples per rank and pass (default: the fastest that fits)"},
+    {"--offload", "LIST", "none, parameters or activations, as of plan (default: what it takes)"},
+    {"--attention", "NAME", "attention's kernels, as of plan (default: the stack's)"},
     {"--precision", "NAME",
      "bf16-mixed, fp16-mixed, fp32, bf16, or master/param/reduce, with +fp8 or +fp8-rowwise as of "
      "plan (default bf16-mixed; with LoRA bf16)"},
@@ -32,6 +37,8 @@ constexpr std::array<FlagRow, 15> kEstimateFlags = {{
      "fraction of device memory to leave free (default: the error of the prediction of memory)"},
     {"--allocator", "CONF", "settings of PyTorch's caching allocator, as of plan (default none)"},
 }};
+
+constexpr double kMostPrice = 1e6;
 
 // NICs of nodes of which a description says nothing: one per GPU as makers' boxes have them.
 const char* UsualNic(const std::string& architecture) {
@@ -127,19 +134,9 @@ void AssumeLora(Question& question) {
   if (!options.job.lora_targets.empty()) {
     return;
   }
-  PlanOptions whole = options;
-  whole.job.lora_rank = 0;
-  options.job.lora_targets = DefaultLoraTargets(MakeJobFile(whole).model.model);
-  if (options.job.lora_targets.empty()) {
-    throw UsageError(
-        "--lora-rank: needs --lora-targets for this model, whose modules have none of "
-        "the names that PEFT adapts by default");
-  }
-  std::string names;
-  for (const std::string& name : options.job.lora_targets) {
-    names += (names.empty() ? "" : ",") + name;
-  }
-  question.assumed.push_back("adapters: on " + names + "; --lora-targets");
+  options.job.lora_targets = UsualLoraTargets(options);
+  question.assumed.push_back("adapters: on " + Listed(options.job.lora_targets, {}, ",") +
+                             "; --lora-targets");
 }
 
 }  // namespace
@@ -158,6 +155,12 @@ Question ReadQuestion(const Arguments& arguments) {
   question.options.has_margin = arguments.Get("--memory-margin").is_given();
   arguments.Set("--tokens", question.tokens,
                 [](const Flag& flag) { return ReadWholeNumber(flag, 1); });
+  arguments.Set("--price", question.price,
+                [](const Flag& flag) { return ReadPositive(flag, kMostPrice); });
+  question.given.fixed.micro_batch = arguments.Get("--micro-batch").is_given();
+  question.given.fixed.offload = arguments.Get("--offload").is_given();
+  question.given.base.micro_batch = question.options.plan.micro_batch;
+  question.given.base.offload = question.options.plan.offload;
   AssumeNetwork(question);
   AssumeNode(question);
   AssumePrecision(question);

@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/plan_options.h"
 #include "core/units.h"
+#include "planner/search.h"
 
 namespace shardwright {
 
@@ -27,6 +28,8 @@ struct MetDeadline {
 struct Question {
   PlanOptions options;
   std::int64_t tokens = 1'000'000'000;
+  double price = 0;     // of one GPU-hour; 0: not asked
+  SearchOptions given;  // the choices that flags fix
   std::optional<MetDeadline> deadline;
   Assumed assumed;
   // options.cluster also says what usual nodes have and the question does not: without that, and

@@ -10,6 +10,7 @@
 #include "cli/evaluator.h"
 #include "cli/flow.h"
 #include "cli/forward_plan.h"
+#include "cli/rank_facts.h"
 #include "cli/run_loop.h"
 #include "cli/run_processes.h"
 #include "core/error.h"
@@ -38,12 +39,14 @@ constexpr std::array<PositionalRow, 1> kEvalPositionals = {
       false, FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 6> kEvalFlags = {{
-    {"--checkpoint", "FOLDER", "a checkpoint, or a folder whose newest one counts (required)"},
+    {"--checkpoint", "FOLDER", "a checkpoint, or a folder whose newest one counts (required)",
+     FileRole::kNone, Ranks::kGiven},
     {"--data", "SPEC", "as for run (required); every sample counts once", FileRole::kRead},
     kDeviceFlag,
     kLoopbackFlag,
     kRendezvousKeyFlag,
-    {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")"},
+    {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")",
+     FileRole::kNone, Ranks::kAny},
 }};
 
 constexpr std::array<SwitchRow, 1> kEvalSwitches = {{kInsecureNetworkSwitch}};
@@ -73,7 +76,11 @@ int RunEval(const Arguments& arguments) {
   if (NeedsProcesses(launch, device)) {
     return StartProcesses(input, arguments.Get("PLAN").text);
   }
-  const RunProcesses group(launch, file.cluster.RankCount(), host.timeout);
+  const std::unique_ptr<Dataset> data =
+      OpenDataset(arguments.Get("--data").text, model, training.seed);
+  const RunProcesses group(launch, file.cluster.RankCount(), host.timeout, [&] {
+    return FactsOf(arguments, {{"PLAN", FieldsOf(PlanFileJson(file))}, {"--data", FactsOf(*data)}});
+  });
   host.processes = group.get();
   host.threads = HostThreads(launch, file.cluster.RankCount());
   const std::string given = arguments.Get("--checkpoint").text;
@@ -90,8 +97,7 @@ int RunEval(const Arguments& arguments) {
     });
     CheckFits(*checkpoint, model, std::nullopt);
   });
-  const std::unique_ptr<Dataset> data =
-      OpenDataset(arguments.Get("--data").text, model, training.seed);
+  CheckAlike(group.get(), FactsOf(*checkpoint));
   Evaluator evaluator(input, host, {.gpu = device.GpuOf(launch)}, *data, forward.job.global_batch);
   EndProcessOnFault(evaluator.session(), group.get());
   Resume(*checkpoint, model, forward.job, evaluator.runtime(), false);

@@ -2,7 +2,7 @@
 
 // What the program's exit status means; the README repeats this table.
 
-#include <stdexcept>
+#include "core/usage_error.h"
 
 namespace shardwright {
 
@@ -15,11 +15,6 @@ enum ExitCode : int {
   kExitRun = 5,            // a plan failed while it ran
   kExitBug = 70,           // our bug; please report it
   kExitInterrupted = 130,  // Ctrl-C
-};
-
-// A wrong command line: unknown flag, missing value, a value that no flag of this kind can have.
-class UsageError : public std::runtime_error {
-  using std::runtime_error::runtime_error;
 };
 
 }  // namespace shardwright

@@ -2,9 +2,11 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -15,6 +17,7 @@
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +26,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "core/writable.h"
 #include "models/loader.h"
 
 namespace shardwright {
@@ -65,9 +69,10 @@ constexpr std::array<FlagRow, 7> kExportFlags = {{
 constexpr std::array<SwitchRow, 1> kExportSwitches = {
     {{"--trust-remote-code", "run code that comes with the model"}}};
 
-// Runs the program and waits for it; standard error stays ours, nothing is read. Nothing: it could
-// not be started.
-std::optional<int> RunTool(std::vector<std::string> words, bool is_quiet) {
+// Runs Python without what is in the current folder, and waits for it. What it prints goes to
+// `out`, and nowhere with -1; nothing is read. Nothing: it could not be started.
+std::optional<int> RunPython(const std::string& python, std::vector<std::string> words, int out) {
+  words.insert(words.begin(), {python, "-I"});
   std::vector<char*> pointers;
   pointers.reserve(words.size() + 1);
   for (std::string& word : words) {
@@ -77,7 +82,9 @@ std::optional<int> RunTool(std::vector<std::string> words, bool is_quiet) {
   posix_spawn_file_actions_t actions{};
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  if (is_quiet) {
+  if (out >= 0) {
+    ::posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
+  } else {
     ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
     ::posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
   }
@@ -94,7 +101,7 @@ std::optional<int> RunTool(std::vector<std::string> words, bool is_quiet) {
   return WIFEXITED(status) ? std::optional(WEXITSTATUS(status)) : std::nullopt;
 }
 
-std::string FindPython(const Arguments& arguments) {
+std::string FindPython(const Arguments& arguments, const std::string& tool) {
   std::vector<std::string> candidates;
   const Flag given = arguments.Get("--python");
   if (given.is_given()) {
@@ -108,10 +115,7 @@ std::string FindPython(const Arguments& arguments) {
   }
   std::string tried;
   for (const std::string& python : candidates) {
-    const std::optional<int> code =
-        RunTool({python, "-c",
-                 "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"},
-                true);
+    const std::optional<int> code = RunPython(python, {tool, "--find-torch"}, -1);
     if (code == 0) {
       return python;
     }
@@ -137,7 +141,7 @@ std::string FindTool() {
                          ", which is installed with the program; a program alone cannot export");
 }
 
-std::vector<std::string> ToolWords(const Arguments& arguments, const std::string& file) {
+std::vector<std::string> ToolWords(const Arguments& arguments, const std::string& tool) {
   const std::string source = arguments.text.at("SOURCE");
   std::error_code ignored;
   const bool exists = fs::exists(source, ignored);
@@ -147,7 +151,7 @@ std::vector<std::string> ToolWords(const Arguments& arguments, const std::string
                      "a config.json, a folder with one, a name of the hub, or "
                      "package.module:function");
   }
-  std::vector<std::string> words = {FindPython(arguments), FindTool()};
+  std::vector<std::string> words = {tool};
   if (!is_builder) {
     words.emplace_back("--config");
   }
@@ -160,7 +164,7 @@ std::vector<std::string> ToolWords(const Arguments& arguments, const std::string
   if (arguments.Has("--trust-remote-code")) {
     words.emplace_back("--trust-remote-code");
   }
-  words.insert(words.end(), {"-o", file});
+  words.insert(words.end(), {"-o", "-"});
   return words;
 }
 
@@ -214,25 +218,30 @@ int RunExport(const Arguments& arguments) {
   CheckExportFlags(arguments);
   const Flag output = arguments.Get("--output");
   const std::string file = output.is_given() ? output.text : "model.json";
-  const std::string draft = file + ".draft-" + std::to_string(::getpid());
-  const std::optional<int> code = RunTool(ToolWords(arguments, draft), false);
-  std::error_code ignored;
+  const std::string tool = FindTool();
+  const std::vector<std::string> words = ToolWords(arguments, tool);
+  // The tool prints into memory: a file would need a name, which somebody may have taken.
+  const int draft = ::memfd_create("model", MFD_CLOEXEC);
+  const std::unique_ptr<FILE, int (*)(FILE*)> closed(::fdopen(draft, "r"), std::fclose);
+  if (closed == nullptr) {
+    throw EnvironmentError(std::string("no memory for the model: ") + std::strerror(errno));
+  }
+  const std::optional<int> code = RunPython(FindPython(arguments, tool), words, draft);
   if (code != kExitOk) {
-    fs::remove(draft, ignored);
     return code.value_or(kExitEnvironment);
   }
-  try {
-    const Model model = LoadModel(draft, {});
-    std::error_code problem;
-    fs::rename(draft, file, problem);
-    if (problem) {
-      throw EnvironmentError(file + ": " + problem.message());
-    }
-    ReportExport(arguments, model, file);
-  } catch (...) {
-    fs::remove(draft, ignored);
-    throw;
+  const std::string text = ReadTextFile("/proc/self/fd/" + std::to_string(draft));
+  const Model model = ModelFromJson(JsonValue::Parse(text, file), file);
+  if (file == "-") {
+    arguments.Print(text);
+    return kExitOk;
   }
+  if (output.is_given()) {
+    WriteFileAtomically(file, text);
+  } else {
+    WriteFilesAtomically(std::array{OutputFile{file, text, /*is_in_folder=*/true}});
+  }
+  ReportExport(arguments, model, file);
   return kExitOk;
 }
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <system_error>
 
+#include "core/files.h"
 #include "core/printable.h"
 #include "core/text.h"
 #include "models/checkpoint_folder.h"
@@ -23,10 +23,9 @@ void WarnOfUnused(const std::string& path, const HubWeights& weights) {
 }
 
 void NoteWeightsBeside(const std::string& path) {
-  std::error_code error;
   std::filesystem::path folder(path);
-  if (!std::filesystem::is_directory(folder, error)) {
-    if (!std::filesystem::exists(folder, error)) {
+  if (!IsFolder(folder)) {
+    if (!Exists(folder)) {
       return;
     }
     folder = folder.has_parent_path() ? folder.parent_path() : std::filesystem::path(".");

@@ -76,8 +76,13 @@ void RefuseFlag(const Flag& flag, const std::string& expected) {
 std::int64_t ReadCount(const Flag& flag, std::int64_t min, std::int64_t max) {
   const std::optional<std::int64_t> value = IntegerIn(flag.text);
   if (!value || *value < min || *value > max) {
+    const bool has_k = flag.text.ends_with('k') || flag.text.ends_with('K');  // "32k"
+    const auto thousands = IntegerIn(std::string_view(flag.text).substr(0, flag.text.size() - 1));
     throw FlagError(flag,
-                    "an integer in [" + std::to_string(min) + ", " + std::to_string(max) + "]");
+                    "an integer in [" + std::to_string(min) + ", " + std::to_string(max) + "]",
+                    has_k && thousands && *thousands < max / 1024
+                        ? "did you mean " + std::to_string(*thousands * 1024) + "?"
+                        : "");
   }
   return *value;
 }
@@ -262,8 +267,9 @@ OptimizerSpec ReadOptimizer(const Flag& flag) {
 }
 
 AllocatorSettings ReadAllocator(const Flag& flag) {
-  static constexpr std::array<std::string_view, 3> kNames = {
-      "expandable_segments", "max_split_size_mb", "garbage_collection_threshold"};
+  static constexpr std::array<std::string_view, 4> kNames = {
+      "expandable_segments", "max_split_size_mb", "garbage_collection_threshold",
+      "pinned_max_round_threshold_mb"};
   AllocatorSettings settings;
   for (const std::string& setting : ReadList(flag)) {
     const std::vector<std::string> parts = Split(setting, ':');
@@ -272,7 +278,8 @@ AllocatorSettings ReadAllocator(const Flag& flag) {
       throw FlagError(flag,
                       "settings of PyTorch's allocator that change what fits, as "
                       "PYTORCH_ALLOC_CONF has them: expandable_segments:True|False, "
-                      "max_split_size_mb:N, garbage_collection_threshold:X",
+                      "max_split_size_mb:N, garbage_collection_threshold:X, "
+                      "pinned_max_round_threshold_mb:N",
                       HintFor(parts[0], kNames));
     }
     const Flag value{flag.name + ' ' + parts[0], parts[1]};
@@ -283,6 +290,8 @@ AllocatorSettings ReadAllocator(const Flag& flag) {
       settings.expandable_segments = parts[1] == "True";
     } else if (name == 1) {
       settings.max_split_size = ReadCount(value, 21, std::int64_t{1} << 20) * kMiB;
+    } else if (name == 3) {
+      settings.pinned_max_round_mib = static_cast<std::int32_t>(ReadCount(value, 1, 1 << 20));
     } else {
       settings.garbage_collection_threshold = ReadFraction(value);
     }

@@ -2,10 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
+#include "analysis/estimate.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/text.h"
+#include "models/loader.h"
 #include "planner/search.h"
 #include "schedule/wrap.h"
 #include "topologies/check_network.h"
@@ -87,8 +92,11 @@ void KeepPart(double part, std::vector<RecomputeRegion>& regions) {
 
 // Units and recomputed regions.
 void SetUnits(const PlanOptions& options, const Model& model, const Job& job, Plan& plan) {
-  const WrapSpec wrap =
-      options.wrap ? *options.wrap : ParseWrap(DefaultWrap(plan.dialect), "--wrap");
+  std::string_view rule = DefaultWrap(plan.dialect);
+  if (rule == "block" && BlocksOf(model).empty()) {
+    rule = "root";
+  }
+  const WrapSpec wrap = options.wrap ? *options.wrap : ParseWrap(rule, "--wrap");
   plan.units = Wrap(model, wrap, options.reshard, plan.dialect, "--wrap");
   if (wrap.kind != WrapSpec::Kind::kFile) {
     KeepFullPrecision(model, job.precision, plan);
@@ -160,9 +168,25 @@ bool UsesFp16(const PlanOptions& options, const GpuSpec& gpu) {
          !PeakFlops(gpu, MathType::kBf16) && PeakFlops(gpu, MathType::kFp16);
 }
 
+std::vector<std::string> UsualLoraTargets(const PlanOptions& options) {
+  PlanOptions whole = options;
+  whole.job.lora_rank = 0;
+  std::vector<std::string> targets = DefaultLoraTargets(MakeJobFile(whole).model.model);
+  if (targets.empty()) {
+    throw UsageError(
+        "--lora-rank: needs --lora-targets for this model, whose modules have none of "
+        "the names that PEFT adapts by default");
+  }
+  return targets;
+}
+
 PlanFile MakeJobFile(const PlanOptions& options) {
   PlanFile file;
   file.job = options.job;
+  if (file.job.lora_rank > 0 && file.job.lora_targets.empty()) {
+    file.job.lora_targets = UsualLoraTargets(options);
+    Say("note: adapters on " + Listed(file.job.lora_targets, {}, ",") + "; --lora-targets");
+  }
   file.cluster = LoadCluster(options.cluster, options.nodes, options.gpus);
   if (UsesFp16(options, file.cluster.gpu)) {
     Precision& precision = file.job.precision;
@@ -212,6 +236,12 @@ PlanFile MakePlanFile(const PlanOptions& options) {
 }
 
 PlanFile ReadPlanFile(const std::string& file, const Streams& streams) {
+  const std::vector<std::string> zoo = ZooNames();
+  if (std::find(zoo.begin(), zoo.end(), file) != zoo.end() && !Exists(file)) {
+    throw UsageError("\"" + file +
+                     "\" is a model, and a plan is needed: shardwright plan --model " + file +
+                     " --cluster 8xH100 -o plan.json writes one");
+  }
   return file == "-" ? ParsePlanFile(streams.read(), streams.source)
                      : ParsePlanFile(ReadTextFile(file), file);
 }

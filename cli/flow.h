@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cli/command.h"
 #include "cli/plan_options.h"
@@ -30,6 +31,10 @@ void SetLossChunks(const PlanOptions& options, PlanFile& file);
 // The attention kernels of --attention, where it is given. Throws UsageError for those of another
 // maker's GPUs.
 void SetAttention(const PlanOptions& options, PlanFile& file);
+
+// The modules that PEFT adapts by default where no flag names them. Throws UsageError where the
+// model has none of their names.
+[[nodiscard]] std::vector<std::string> UsualLoraTargets(const PlanOptions& options);
 
 // What runs on such ranks when no flag says it: PyTorch on GPUs, our own executor on the host.
 [[nodiscard]] const char* UsualKernelSet(const GpuSpec& gpu);

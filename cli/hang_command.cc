@@ -164,6 +164,10 @@ std::string Headline(const HangFinding& finding) {
       return who + " issued " + found + ", " + RankList(finding.waiting) + " issued " + expected +
              ", and nothing tells who is right";
     case HangKind::kLate:
+      if (finding.found) {
+        return who + (finding.ranks.size() == 1 ? " has issued " : " have issued ") + expected +
+               ", but no GPU there has started it" + WaitText(finding);
+      }
       return who + (finding.ranks.size() == 1 ? " has" : " have") + " not come to " + expected +
              WaitText(finding);
     case HangKind::kAllWait:

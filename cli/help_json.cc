@@ -26,6 +26,11 @@ const char* NameOf(FileRole role) {
   return "write";
 }
 
+// What ranks of one run must have in common.
+const char* NameOf(Ranks ranks) {
+  return ranks == Ranks::kSame ? "same" : ranks == Ranks::kGiven ? "given" : "any";
+}
+
 Json FlagJson(const FlagRow& row) {
   const std::string name = LongName(row);
   const std::string all(row.name);
@@ -36,6 +41,7 @@ Json FlagJson(const FlagRow& row) {
   json["value"] = row.value;
   json["help"] = row.help;
   json["file"] = NameOf(row.file);
+  json["ranks"] = NameOf(row.ranks);
   return json;
 }
 
@@ -53,7 +59,7 @@ Json CommandJson(const Command& command) {
   }
   flags.push_back(FlagJson(kBudgetFlag));
   const auto add_switch = [&](const SwitchRow& row) {
-    switches.push_back({{"name", row.name}, {"help", row.help}});
+    switches.push_back({{"name", row.name}, {"help", row.help}, {"ranks", NameOf(row.ranks)}});
   };
   std::for_each(command.switches.begin(), command.switches.end(), add_switch);
   add_switch(kJsonSwitch);

@@ -40,13 +40,15 @@ constexpr std::array<PositionalRow, 1> kImportRunPositionals = {
     {{"FILE", "settings files of one run", "import-run needs at least one settings file", true,
       FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 13> kImportRunFlags = {{
+constexpr std::array<FlagRow, 15> kImportRunFlags = {{
     {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json",
      FileRole::kRead},
     {"--cluster", "NAME|FILE|TEXT", "as for plan (required)", FileRole::kRead},
     {"--nodes", "N", "nodes in use (default: what the files say)"},
     {"--gpus", "N", "GPUs in use of each node (default: what the files say)"},
     {"--kernel-set", "NAME", "software stack (default: by framework)"},
+    {"--attention", "NAME", "as for plan (default: as the files say)"},
+    {"--loss-chunks", "N", "as for plan (default: as the files and their framework's version say)"},
     {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)",
      FileRole::kRead},
     {"--seq", "N", "tokens per sample, where the files do not say it"},
@@ -82,8 +84,8 @@ std::int64_t Fallback(const Arguments& arguments, const std::string& flag, std::
 Arguments BaseArguments(const Arguments& arguments, const RunFacts& facts, Assumptions& assumed) {
   Arguments base;
   base.command = "plan";
-  for (const char* flag : {"--model", "--cluster", "--kernel-set", "--profile", "--optimizer",
-                           "--recompute", "--precision"}) {
+  for (const char* flag : {"--model", "--cluster", "--kernel-set", "--attention", "--loss-chunks",
+                           "--profile", "--optimizer", "--recompute", "--precision"}) {
     if (arguments.Get(flag).is_given()) {
       base.text[flag] = arguments.Get(flag).text;
     }
@@ -100,7 +102,10 @@ Arguments BaseArguments(const Arguments& arguments, const RunFacts& facts, Assum
     assumed.push_back({"--kernel-set", facts.kernel_set});
   }
   if (!facts.attention.empty()) {
-    base.text["--attention"] = facts.attention;
+    base.text.emplace("--attention", facts.attention);
+  }
+  if (facts.loss_chunks > 0) {
+    base.text.emplace("--loss-chunks", std::to_string(facts.loss_chunks));
   }
   if (base.text.count("--optimizer") == 0 && !facts.has_optimizer) {
     assumed.push_back({"--optimizer", "adamw:foreach"});
@@ -170,7 +175,7 @@ void AppendKeys(const std::string& title, const std::vector<std::string>& entrie
   if (entries.empty()) {
     return;
   }
-  text += "\n" + title + ":\n";
+  text += (text.empty() ? "" : "\n") + title + ":\n";
   std::string file, line;
   const auto end_line = [&] {
     text += line.empty() ? "" : line + "\n";
@@ -197,7 +202,9 @@ void AppendKeys(const std::string& title, const std::vector<std::string>& entrie
 
 std::string ReportText(const RunSettings& run, const PlanFile& file, const Assumptions& assumed) {
   const Plan& plan = file.plan;
-  std::string text = run.framework + ": " + TitleOf(file) + "\n";
+  std::string text;
+  AppendKeys("Not known, and taken to change nothing in a plan", run.unknown, text);
+  text += (text.empty() ? "" : "\n") + run.framework + ": " + TitleOf(file) + "\n";
   text += "  ranks " + std::to_string(file.cluster.RankCount()) + " = shard " +
           std::to_string(plan.shard_size) + " x replicate " + std::to_string(plan.replicate_size) +
           ", micro-batch " + std::to_string(plan.micro_batch) + ", accumulation " +
@@ -213,13 +220,13 @@ std::string ReportText(const RunSettings& run, const PlanFile& file, const Assum
     }
     text += table.Text(2);
   }
-  AppendKeys("Not known, and taken to change nothing in a plan", run.unknown, text);
   AppendKeys("Read and left out, since nothing in a plan depends on it", run.left_out, text);
   return text;
 }
 
 std::string ReportJson(const RunSettings& run, const PlanFile& file, const Assumptions& assumed) {
   Json json = ReportHead("shardwright-imported-run");
+  json["unknown"] = run.unknown;
   json["framework"] = run.framework;
   json["files"] = run.files;
   json["assumed"] = Json::object();
@@ -227,8 +234,7 @@ std::string ReportJson(const RunSettings& run, const PlanFile& file, const Assum
     json["assumed"][assumption.key] = assumption.value;
   }
   json["left_out"] = run.left_out;
-  json["unknown"] = run.unknown;
-  json["plan"] = Json::parse(PlanFileJson(file));
+  json["plan"] = Json::parse(PlanFileJson(file, run.target));
   return json.dump(2) + "\n";
 }
 
@@ -267,11 +273,11 @@ int RunImportRun(const Arguments& arguments) {
   std::string report =
       arguments.IsJson() ? ReportJson(run, file, assumed) : ReportText(run, file, assumed);
   if (output == "-" && !arguments.IsJson()) {
-    arguments.PrintFile(PlanFileJson(file), report);
+    arguments.PrintFile(PlanFileJson(file, run.target), report);
     return kExitOk;
   }
   if (!output.empty() && output != "-") {
-    WriteFileAtomically(output, PlanFileJson(file));
+    WriteFileAtomically(output, PlanFileJson(file, run.target));
     report += arguments.IsJson() ? "" : "Wrote " + output + "\n";
   }
   arguments.Print(report);

@@ -17,6 +17,7 @@
 #include "cli/planned_units.h"
 #include "cli/table.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"
 #include "core/text.h"
@@ -389,8 +390,7 @@ Report Inspect(const InspectOptions& options) {
   if (target == "-") {
     return InspectDocument(options.read(), "standard input", options);
   }
-  std::error_code ignored;
-  const bool is_folder = std::filesystem::is_directory(target, ignored);
+  const bool is_folder = IsFolder(target);
   if (is_folder || target.ends_with(".safetensors") ||
       target.ends_with(".safetensors.index.json")) {
     const std::filesystem::path path(target);
@@ -404,7 +404,7 @@ Report Inspect(const InspectOptions& options) {
   if (target.ends_with(".gz")) {
     throw TraceAlone(target);
   }
-  if (target.ends_with(".json") || std::filesystem::exists(target, ignored)) {
+  if (target.ends_with(".json") || Exists(target)) {
     return InspectDocument(ReadTextFile(target), target, options);
   }
   if (!options.trace.empty()) {

@@ -7,6 +7,8 @@
 #include <system_error>
 
 #include "cli/exit_codes.h"
+#include "core/files.h"
+#include "core/staged_file.h"
 #include "core/writable.h"
 
 namespace shardwright {
@@ -16,39 +18,31 @@ namespace fs = std::filesystem;
 
 bool IsSameFile(const std::string& a, const std::string& b) {
   std::error_code error;
-  if (fs::is_regular_file(a, error) && fs::is_regular_file(b, error)) {
+  if (IsRegularFile(a) && IsRegularFile(b)) {
     return fs::equivalent(a, b, error);  // hard links and symbolic ones, too
   }
   // Two outputs that do not exist yet; "-" is standard output.
   const auto resolved = [&](const std::string& path) {
     return fs::weakly_canonical(fs::absolute(path, error), error);
   };
-  return a == b || (!fs::exists(a, error) && resolved(a) == resolved(b));
+  return a == b || (!Exists(a) && resolved(a) == resolved(b));
 }
 
 std::string Shown(const NamedFile& file) {
   return file.name + " " + (file.path == "-" ? "- (standard output)" : "\"" + file.path + "\"");
 }
 
-bool Reads(const NamedFile& input, const std::string& path) {
-  std::error_code error;
-  if (!fs::is_regular_file(path, error)) {
-    return false;
+void Remember(const NamedFile& input) {
+  std::vector<std::string> words = {input.path};
+  std::istringstream list(input.path);  // data of several files
+  for (std::string word; std::getline(list, word, ',');) {
+    words.push_back(word);
   }
-  const auto is_it = [&](const std::string& word) {
-    return IsSameFile(word, path) || IsSameFile(word.substr(word.find(':') + 1), path) ||
-           IsSameFile(word + "/config.json", path);
-  };
-  if (is_it(input.path)) {
-    return true;
-  }
-  std::istringstream words(input.path);  // data of several files
-  for (std::string word; std::getline(words, word, ',');) {
-    if (is_it(word)) {
-      return true;
+  for (const std::string& word : words) {
+    for (const std::string& path : {word, word.substr(word.find(':') + 1), word + "/config.json"}) {
+      RememberRead(path, Shown(input));
     }
   }
-  return false;
 }
 
 // The values with one of `roles`.
@@ -78,12 +72,10 @@ std::vector<NamedFile> FilesOf(const Command& command, const Arguments& argument
 
 }  // namespace
 
-void RefuseOverwriting(std::span<const NamedFile> inputs, std::span<const NamedFile> outputs) {
+void RefuseOverwriting(std::span<const NamedFile> outputs) {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    for (const NamedFile& input : inputs) {
-      if (Reads(input, outputs[i].path)) {
-        throw UsageError(Shown(outputs[i]) + " would overwrite " + Shown(input));
-      }
+    if (const std::string name = NameOfRead(outputs[i].path); !name.empty()) {
+      throw UsageError(Shown(outputs[i]) + " would overwrite " + name);
     }
     for (std::size_t k = 0; k < i; ++k) {
       if (IsSameFile(outputs[k].path, outputs[i].path)) {
@@ -93,13 +85,11 @@ void RefuseOverwriting(std::span<const NamedFile> inputs, std::span<const NamedF
   }
 }
 
-std::vector<NamedFile> InputsOf(const Command& command, const Arguments& arguments) {
-  return FilesOf(command, arguments, {FileRole::kRead});
-}
-
 void CheckFiles(const Command& command, const Arguments& arguments) {
-  RefuseOverwriting(InputsOf(command, arguments),
-                    FilesOf(command, arguments, {FileRole::kWrite, FileRole::kWriteWhen}));
+  for (const NamedFile& input : FilesOf(command, arguments, {FileRole::kRead})) {
+    Remember(input);
+  }
+  RefuseOverwriting(FilesOf(command, arguments, {FileRole::kWrite, FileRole::kWriteWhen}));
   for (const NamedFile& output : FilesOf(command, arguments, {FileRole::kWrite})) {
     CheckWritable(output.path);
   }

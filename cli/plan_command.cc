@@ -2,6 +2,8 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <iterator>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -17,8 +19,10 @@
 #include "cli/plan_options.h"
 #include "cli/plan_search.h"
 #include "cli/table.h"
+#include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
 #include "planner/warnings.h"
 #include "schedule/dialect_facts.h"
@@ -120,15 +124,18 @@ void WarnOfFrozenBesideTrainable(const PlanFile& file) {
 
 // Writes the plan where --output says; --json on standard output has it inside the report.
 void DeliverPlan(const PlanOptions& options, const Arguments& arguments, const PlanFile& file,
-                 const std::function<std::string(const std::string&)>& report) {
+                 const std::function<std::string(const std::string&)>& report,
+                 const std::string& imported_from = "") {
   const bool is_inside = options.json && (options.output.empty() || options.output == "-");
-  arguments.Deliver(options.output, "plan", is_inside ? report("") : PlanFileJson(file), report);
+  arguments.Deliver(options.output, "plan",
+                    is_inside ? report("") : PlanFileJson(file, imported_from), report);
 }
 
 // The same for what a search has found, if anything. Returns the exit code.
 int ReportSearched(const PlanOptions& options, const Arguments& arguments,
                    const SearchedPlan& searched,
-                   const std::function<std::string(const std::string&)>& report) {
+                   const std::function<std::string(const std::string&)>& report,
+                   const std::string& imported_from = "") {
   if (!searched.result.is_feasible) {
     if (searched.is_interrupted) {
       SayLines("interrupted: no plan was found so far\n");
@@ -137,7 +144,7 @@ int ReportSearched(const PlanOptions& options, const Arguments& arguments,
     arguments.Print(report(""));
     return kExitNo;
   }
-  DeliverPlan(options, arguments, searched.file, report);
+  DeliverPlan(options, arguments, searched.file, report, imported_from);
   return kExitOk;
 }
 
@@ -306,8 +313,9 @@ PlanOptions OptionsBesideRun(const Arguments& given, const PlanFile& run) {
   PlanOptions options = ReadPlanOptions(arguments);
   ReadSearchOptions(arguments, options);
   const Plan typed = options.plan;
-  options.plan = run.plan;
-  options.plan.dialect = typed.dialect;
+  // The options of one dialect are no plan of another one.
+  options.plan =
+      typed.dialect == run.plan.dialect ? run.plan : WithDialect(run.plan, typed.dialect);
   const FixedChoices& fixed = options.fixed;
   if (fixed.micro_batch) {
     options.plan.micro_batch = typed.micro_batch;
@@ -368,27 +376,124 @@ std::string AgainstRun(Seconds run, Seconds best) {
          Percent(-change) + ")\n";
 }
 
-// What would be faster than a run.
+// The target that the run's settings came from; null: the plan file does not say it, or another
+// dialect is asked for.
+const Emitter* TargetOf(const Arguments& arguments, const std::string& imported_from) {
+  if (imported_from.empty() || arguments.Get("--dialect").is_given()) {
+    return nullptr;
+  }
+  std::vector<std::string> names;
+  for (const Emitter& emitter : Emitters()) {
+    if (emitter.name == imported_from) {
+      return &emitter;
+    }
+    names.emplace_back(emitter.name);
+  }
+  throw InputError("imported_from", Quoted(imported_from), "one of " + Listed(names, Quoted));
+}
+
+// The plan as the target will run it, whatever of it is lost; nothing where it cannot.
+std::optional<PlanFile> AsEmitted(const Emitter& target, PlanFile file, const Plan& plan) {
+  file.plan = plan;
+  try {
+    return target.emit(file, {}).as_emitted;
+  } catch (const InputError&) {
+    return std::nullopt;
+  }
+}
+
+// Puts what the target makes of the search's plans in the place of the found one: the fastest of
+// them, the run's own among them. Changes nothing where none fits.
+void TakeEmitted(const PlanFile& run, const Emitter& target, SearchedPlan& searched) {
+  constexpr std::size_t kTried = 16;
+  SearchResult& r = searched.result;
+  std::vector<Candidate> tried;
+  std::copy_if(r.candidates.begin(), r.candidates.end(), std::back_inserter(tried),
+               [](const Candidate& c) {
+                 return c.status == CandidateStatus::kFits && !c.plan.units.empty();
+               });
+  std::stable_sort(tried.begin(), tried.end(), [](const Candidate& a, const Candidate& b) {
+    return a.step_time < b.step_time;
+  });
+  tried.resize(std::min(tried.size(), kTried));
+  Candidate own;
+  own.family = own.label = "the run's own";
+  own.plan = run.plan;
+  tried.push_back(std::move(own));
+  std::optional<PlanFile> best;
+  Candidate chosen;
+  for (Candidate& c : tried) {
+    const std::optional<PlanFile> file = AsEmitted(target, searched.file, c.plan);
+    if (!file) {
+      continue;
+    }
+    const PlanOutcome outcome = Evaluate(*file, {.memory_limit = r.memory_limit});
+    const Seconds time = ToSeconds(outcome.step_time);
+    if (!outcome.Fits() || outcome.retries_per_step > 0 || (best && time >= chosen.step_time)) {
+      continue;
+    }
+    best = file;
+    chosen = std::move(c);
+    chosen.plan = file->plan;
+    chosen.step_time = time;
+    chosen.memory = outcome.device_peak.total + outcome.outside;
+    chosen.needed = outcome.DeviceTotal();
+    chosen.host_memory = outcome.host_peak;
+    r.best = {.index = r.candidates.size(),
+              .plan = file->plan,
+              .step_time = time,
+              .peak = outcome.device_peak,
+              .outside = outcome.outside,
+              .reserved = outcome.reserved,
+              .host_memory = outcome.host_peak};
+  }
+  if (best) {
+    r.candidates.push_back(std::move(chosen));
+    r.pareto = {r.best.index};
+    r.proven_gap = std::max(0.0, 1 - r.lower_bound.value / r.best.step_time.value);
+    searched.file = *std::move(best);
+    searched.native_time.reset();
+  }
+}
+
+// What would be faster than a run, in the framework that it came from.
 int RunFrom(const Arguments& arguments) {
   CheckFlagsBesideRun(arguments);
-  const PlanFile run = ReadPlanFile(arguments.Get("--from").text, arguments.streams);
+  const std::string given = arguments.Get("--from").text;
+  const bool is_stream = given == "-";
+  const std::string name = is_stream ? arguments.streams.source : given;
+  const std::string text = is_stream ? arguments.streams.read() : ReadTextFile(given);
+  const PlanFile run = ParsePlanFile(text, name);
+  const std::string imported_from = ImportedFrom(text, name);
+  const Emitter* target = TargetOf(arguments, imported_from);
   const PlanOptions options = OptionsBesideRun(arguments, run);
   const PlanFile job = JobBesideRun(arguments, options, run);
-  const SearchedPlan searched = SearchPlanOf(job, options, arguments.streams.stop);
+  SearchedPlan searched = SearchPlanOf(job, options, arguments.streams.stop);
+  if (target != nullptr && searched.result.is_feasible) {
+    TakeEmitted(run, *target, searched);
+  }
   const auto report = [&](const std::string& output) {
     if (!searched.result.is_feasible) {
       return options.json ? SearchJson(searched, output) : SearchText(searched, output);
     }
+    const std::string emit = target == nullptr
+                                 ? ""
+                                 : "shardwright emit " +
+                                       (output.empty() ? "FILE" : PrintableLine(output)) +
+                                       " --to " + imported_from + " -o run/";
     if (options.json) {
       Json json = Json::parse(SearchJson(searched, output));
       json["from_run"] = Json::parse(PlanDiffJson(run, searched.file));
+      json["from_run"]["emit"] = emit;
       return json.dump(2) + "\n";
     }
     return AgainstRun(ToSeconds(Evaluate(run, {.reserved = false}).step_time),
                       searched.result.best.step_time) +
-           "\n" + PlanDiffText(run, searched.file) + "\n" + SearchText(searched, output);
+           "\n" + PlanDiffText(run, searched.file) + "\n" + SearchText(searched, output) +
+           (emit.empty() ? "" : "As the settings of the run's framework: " + emit + "\n");
   };
-  return ReportSearched(options, arguments, searched, report);
+  return ReportSearched(options, arguments, searched, report,
+                        target == nullptr ? "" : imported_from);
 }
 
 std::span<const FlagRow> AllPlanFlags() {

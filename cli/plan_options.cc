@@ -5,8 +5,10 @@
 
 #include "cli/flag_values.h"
 #include "cli/sweep_axes.h"
+#include "core/printable.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/plan_names.h"
+#include "topologies/gpu_names.h"
 
 namespace shardwright {
 namespace {
@@ -79,7 +81,8 @@ constexpr std::array<FlagRow, 56> kPlanOptionFlags = {{
      "of memory)"},
     {"--allocator", "CONF",
      "settings of PyTorch's caching allocator, as PYTORCH_ALLOC_CONF has them: "
-     "expandable_segments:True,max_split_size_mb:N,garbage_collection_threshold:X (default none)"},
+     "expandable_segments:True,max_split_size_mb:N,garbage_collection_threshold:X,"
+     "pinned_max_round_threshold_mb:N (default none)"},
     {"--torch", "2.13|2.8|2.6",
      "fsdp2, fsdp1, ddp: the release of PyTorch whose rules are followed (default 2.13)"},
     {"--backward-prefetch", "pre|post|none", "fsdp1 (default pre)"},
@@ -281,6 +284,10 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   PlanOptions options;
   options.model = arguments.Get("--model").text;
   options.cluster = arguments.Get("--cluster").text;
+  if (const GpuName name = ReadGpuName(options.cluster.substr(0, options.cluster.find(',')));
+      !name.assumed.empty()) {
+    Say("note: " + name.assumed + "; --cluster names it");
+  }
   arguments.SetText("--kernel-set", options.kernel_set);
   arguments.Set("--attention", options.attention, [](const Flag& flag) {
     return static_cast<AttentionImpl>(ReadChoice(flag, kAttentionNames));

@@ -282,13 +282,14 @@ std::string TakenText(const PlanFile& file) {
          "\n";
 }
 
-std::string FitsText(const Prediction& p) {
-  const Bytes spare = p.usable - p.Needed();
+// The memory that the plan leaves free is there for that error: it counts once.
+std::string FitsText(const PlanFile& file, const Prediction& p) {
+  const Bytes spare = file.cluster.gpu.usable_memory.value - p.Needed();
   const std::string error = Format(p.memory_error);
-  return "fits: " + Format(spare) + " to spare, " +
-         (spare < p.memory_error
-              ? "less than the " + error + " that this may be off by: it may run out of memory\n"
-              : "and this may be off by " + error + "\n");
+  return spare < p.memory_error
+             ? "close, may not fit: " + Format(spare) + " to spare, less than the " + error +
+                   " that this may be off by: it may run out of memory\n"
+             : "fits: " + Format(spare) + " to spare, and this may be off by " + error + "\n";
 }
 
 // "; the largest part is activation, 149 GiB".
@@ -337,7 +338,7 @@ std::string PredictionText(const PlanFile& file, const Program& program,
             Format(ToSeconds(result.unsettled->most)) + ", the median is shown.\n";
   }
   if (prediction.misfits.empty()) {
-    text += "\n" + FitsText(prediction);
+    text += "\n" + FitsText(file, prediction);
   }
   // What does not fit, and what takes the memory, is said before how fast it would be.
   const bool host_misfits =

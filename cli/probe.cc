@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "topologies/gpu_names.h"
 
@@ -54,10 +55,9 @@ std::optional<Bytes> HostMemory() {
 // Rates of the InfiniBand and RoCE ports, "400 Gb/sec (4X NDR)".
 std::vector<std::string> PortRates() {
   std::vector<std::string> rates;
-  std::error_code error;
-  for (const auto& card : fs::directory_iterator("/sys/class/infiniband", error)) {
-    for (const auto& port : fs::directory_iterator(card.path() / "ports", error)) {
-      rates.push_back(card.path().filename().string() + " " + FirstLine(port.path() / "rate"));
+  for (const fs::path& card : EntriesOf("/sys/class/infiniband")) {
+    for (const fs::path& port : EntriesOf(card / "ports")) {
+      rates.push_back(card.filename().string() + " " + FirstLine(port / "rate"));
     }
   }
   return rates;
@@ -72,9 +72,8 @@ void ProbeHost(TopologyOptions& options, ProbedMachine& machine) {
     machine.not_seen.emplace_back("host memory: /proc/meminfo cannot be read");
   }
   std::size_t numa = 0;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator("/sys/devices/system/node", error)) {
-    numa += entry.path().filename().string().starts_with("node") ? 1 : 0;
+  for (const fs::path& entry : EntriesOf("/sys/devices/system/node")) {
+    numa += entry.filename().string().starts_with("node") ? 1 : 0;
   }
   if (numa > 0) {
     machine.seen.push_back(std::to_string(numa) + " NUMA nodes (/sys/devices/system/node)");

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <filesystem>
 #include <map>
 #include <mutex>
 #include <string_view>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/parallel.h"
 #include "core/printable.h"
 #include "traces/chakra_read.h"
@@ -18,8 +18,6 @@
 
 namespace shardwright {
 namespace {
-
-namespace fs = std::filesystem;
 
 // Says every few seconds how many files have been read.
 class ReadingTeller {
@@ -53,22 +51,15 @@ bool IsTraceName(std::string_view name) {
 
 std::vector<std::string> TracesIn(const std::string& folder) {
   std::vector<std::string> files;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    std::error_code ignored;
-    if (IsTraceName(it->path().filename().string()) && it->is_regular_file(ignored)) {
-      files.push_back(it->path().string());
+  for (const auto& file : EntriesOf(folder, "a folder of traces")) {
+    if (IsTraceName(file.filename().string()) && IsRegularFile(file)) {
+      files.push_back(file.string());
     }
-  }
-  if (error) {
-    throw InputError(folder, "a folder that cannot be read (" + error.message() + ")",
-                     "a folder of traces");
   }
   if (files.empty()) {
     throw InputError(folder, "a folder without traces",
                      "files that end in .json, .json.gz, .sqlite or .et");
   }
-  std::sort(files.begin(), files.end());
   return files;
 }
 
@@ -77,8 +68,7 @@ std::vector<std::string> TracesIn(const std::string& folder) {
 std::vector<std::string> TraceFilesOf(const std::vector<std::string>& names) {
   std::vector<std::string> files;
   for (const std::string& name : names) {
-    std::error_code ignored;
-    if (!fs::is_directory(name, ignored)) {
+    if (!IsFolder(name)) {
       files.push_back(name);
       continue;
     }

@@ -13,6 +13,7 @@
 #include "cli/first_weights.h"
 #include "cli/flow.h"
 #include "cli/forward_plan.h"
+#include "cli/rank_facts.h"
 #include "cli/run_flags.h"
 #include "cli/run_loop.h"
 #include "cli/run_processes.h"
@@ -65,7 +66,7 @@ The plan must be made with the device's kernel set: --kernel-set shardwright-hos
 shardwright-cuda-plain, -gelu or -fused for --device cuda. There every rank has a GPU and a process,
 which the program starts itself on one machine and a launcher on several; --loopback runs all ranks
 on one GPU. Exits with 5 when a rank fails or a loss is no number, and with 4 when there is no GPU.
-With --checkpoint or --trace, Ctrl-C and SIGTERM save what there is, and exit with 130.)";
+With --checkpoint or --trace, Ctrl-C, SIGTERM and SIGHUP save what there is, and exit with 130.)";
 
 constexpr std::array<PositionalRow, 1> kRunPositionals = {
     {{"PLAN", "plan file or - (standard input)", "run needs a plan file, or - for standard input",
@@ -80,7 +81,8 @@ constexpr std::array<FlagRow, 23> kRunFlags = {{
     {"--init", "FILE|FOLDER",
      "first weights: safetensors as the hub has them, one file or a model's folder",
      FileRole::kRead},
-    {"--checkpoint", "FOLDER", "save checkpoints into this folder, one at the end"},
+    {"--checkpoint", "FOLDER", "save checkpoints into this folder, one at the end", FileRole::kNone,
+     Ranks::kGiven},
     {"--every", "N", "with --checkpoint: also save every N steps"},
     {"--keep", "N", "with --checkpoint: how many to keep (default 3)"},
     {"--resume-from", "STEP",
@@ -106,21 +108,25 @@ constexpr std::array<FlagRow, 23> kRunFlags = {{
     {"--seed", "N", "initial weights, dropout, order of the samples (default 1)"},
     {"--trace", "FILE", "write a trace for Perfetto; compressed when FILE ends in .gz",
      FileRole::kWriteWhen},
-    {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")"},
+    {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")",
+     FileRole::kNone, Ranks::kAny},
     {"--threads", "N",
      "threads that share a rank's compute on the host (default: the cores over the machine's "
-     "ranks)"},
-    {"--memory-limit", "SIZE", "device memory of one rank (default: no limit)"},
-    {"--delays", "SEED", "adversarial scheduling: random delays in every stream, by this seed"},
+     "ranks)",
+     FileRole::kNone, Ranks::kAny},
+    {"--memory-limit", "SIZE", "device memory of one rank (default: no limit)", FileRole::kNone,
+     Ranks::kAny},
+    {"--delays", "SEED", "adversarial scheduling: random delays in every stream, by this seed",
+     FileRole::kNone, Ranks::kAny},
 }};
 
 constexpr std::array<SwitchRow, 5> kRunSwitches = {{
     {"--resume", "go on from the newest checkpoint in --checkpoint, if there is one"},
     {"--no-save-on-signal",
-     "Ctrl-C and SIGTERM end the run at once, without a last checkpoint and "
+     "Ctrl-C, SIGTERM and SIGHUP end the run at once, without a last checkpoint and "
      "trace"},
     {"--emulate-network", "collectives take as long as simulate predicts for the plan's cluster"},
-    {"--poison", "fill memory with NaNs when it is allocated"},
+    {"--poison", "fill memory with NaNs when it is allocated", Ranks::kAny},
     kInsecureNetworkSwitch,
 }};
 
@@ -146,21 +152,22 @@ std::unique_ptr<RunFolder> TakeFolder(const RunFlags& flags, const RunProcesses&
       folder = std::make_unique<RunFolder>(flags.checkpoint, flags.resume);
     }
   });
+  if (!flags.checkpoint.empty()) {
+    CheckAlike(group.get(), {{"lock in --checkpoint", RunFolder::LockIn(flags.checkpoint)}});
+  }
   return folder;
 }
 
 // The forward half of the plan on test data; null without test data.
 struct TestSetUp {
-  TestSetUp(const PlanFile& file, const RunFlags& flags, const RunPlace& place)
+  TestSetUp(const PlanFile& file, const RunFlags& flags, const Dataset& data, const RunPlace& place)
       : forward(file),
-        data(OpenDataset(flags.test_data, file.model.model, flags.training.seed)),
         evaluator({file.model.model, file.kernels, forward.job, forward.program, flags.training},
-                  flags.host, place, *data, forward.job.global_batch) {
+                  flags.host, place, data, forward.job.global_batch) {
     EndProcessOnFault(evaluator.session(), flags.host.processes);
   }
 
   ForwardPlan forward;
-  std::unique_ptr<Dataset> data;
   Evaluator evaluator;
 };
 
@@ -207,14 +214,17 @@ bool ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& s
     return false;
   }
   const Wait wait = WaitForFiles(file.model.model, file.job, "reading of the checkpoint");
+  std::optional<Checkpoint> checkpoint;
   AllOrNone(group.get(), MessagePassing::kAll, wait, [&] {
-    std::optional<Checkpoint> checkpoint;
     OpenOrOfferOlder(from, "; --resume-from %STEP goes on from it", [&] {
       checkpoint.emplace(from);
       VerifyShare(*checkpoint, group.get());
     });
     CheckFits(*checkpoint, file.model.model, file.job.optimizer.kind);
     CheckContinues(*checkpoint, sampler);
+  });
+  CheckAlike(group.get(), FactsOf(*checkpoint));
+  AllOrNone(group.get(), MessagePassing::kAll, wait, [&] {
     Resume(*checkpoint, file.model.model, file.job, runtime, true);
     identity.id = checkpoint->manifest().run;
     if (!group.is_first()) {
@@ -274,7 +284,24 @@ struct RunParts {
   const Dataset& data;
   const Sampler& sampler;
   const HubWeights* weights;  // to start from; null: none
+  const Dataset* test_data;   // null: none
 };
+
+// What all ranks must be given alike, beside the flags.
+Contents ContentsOf(const RunFlags& flags, const RunParts& parts) {
+  Contents contents = {{"PLAN", FieldsOf(PlanFileJson(parts.file))}};
+  if (!flags.training_json.empty()) {
+    contents.emplace_back("--training", FieldsOf(flags.training_json));
+  }
+  if (parts.weights != nullptr) {
+    contents.push_back({"--init", {{"content", std::to_string(parts.weights->Checksum())}}});
+  }
+  contents.emplace_back("--data", FactsOf(parts.data));
+  if (parts.test_data != nullptr) {
+    contents.emplace_back("--test-data", FactsOf(*parts.test_data));
+  }
+  return contents;
+}
 
 RunOptions OptionsOf(const Arguments& arguments, const RunFlags& flags, const RunParts& parts) {
   RunOptions run;
@@ -293,10 +320,19 @@ RunOptions OptionsOf(const Arguments& arguments, const RunFlags& flags, const Ru
   return run;
 }
 
+// Before the first step, so that no run ends without its trace, or with one in the place of a file
+// that has been read so far.
+void CheckTrace(const RunFlags& flags, bool is_first) {
+  if (is_first && !flags.trace.empty()) {
+    CheckWritable(flags.trace);
+  }
+}
+
 int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   const PlanFile& file = parts.file;
   RunOptions run = OptionsOf(arguments, flags, parts);
-  const RunProcesses group(parts.launch, file.cluster.RankCount(), flags.host.timeout);
+  const RunProcesses group(parts.launch, file.cluster.RankCount(), flags.host.timeout,
+                           [&] { return FactsOf(arguments, ContentsOf(flags, parts)); });
   MessagePassing* const processes = flags.host.processes = group.get();
   if (flags.host.threads == 0) {
     flags.host.threads = HostThreads(parts.launch, file.cluster.RankCount());
@@ -327,16 +363,18 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
     }
   }
   std::unique_ptr<TestSetUp> test;
-  if (!flags.test_data.empty()) {
+  if (parts.test_data != nullptr) {
     test = std::make_unique<TestSetUp>(
-        file, flags, RunPlace{.gpu = place.gpu, .beside = &session, .graphs = place.graphs});
+        file, flags, *parts.test_data,
+        RunPlace{.gpu = place.gpu, .beside = &session, .graphs = place.graphs});
   }
   std::unique_ptr<RunCheckpoints> checkpoints;
   if (!flags.checkpoint.empty()) {
-    checkpoints =
-        std::make_unique<RunCheckpoints>(flags.checkpoint, flags.keep, identity, file.model.model,
-                                         file.job, parts.program, parts.sampler, processes);
+    checkpoints = std::make_unique<RunCheckpoints>(flags.checkpoint, folder.get(), flags.keep,
+                                                   identity, file.model.model, file.job,
+                                                   parts.program, parts.sampler, processes);
   }
+  AllOrNone(processes, MessagePassing::kAll, {"trace"}, [&] { CheckTrace(flags, is_first); });
   const LoopReport loop =
       RunLoop(flags.loop, {file.model.model, parts.sampler, session.runtime(),
                            session.runtime().rank_count() * file.plan.accumulation,
@@ -399,15 +437,16 @@ int RunRun(const Arguments& arguments) {
   const Sampler sampler{data->size(), file.job.global_batch, flags.training.seed,
                         flags.training.shuffle, flags.training.epoch_tail};
   CheckSampler(sampler, "--data");
-  if (launch.rank == 0 && !flags.trace.empty()) {
-    CheckWritable(flags.trace);  // before the first step, so that no run ends without it
-  }
   const std::unique_ptr<HubWeights> weights = OpenWeights(flags, model, launch, plan);
+  CheckTrace(flags, launch.rank == 0);
+  const std::unique_ptr<Dataset> test_data =
+      flags.test_data.empty() ? nullptr : OpenDataset(flags.test_data, model, flags.training.seed);
   std::optional<StopSignals> signals;
   if (flags.saves_on_signal && !(flags.checkpoint.empty() && flags.trace.empty())) {
     signals.emplace();
   }
-  return Train(arguments, flags, {file, program, input, launch, *data, sampler, weights.get()});
+  return Train(arguments, flags,
+               {file, program, input, launch, *data, sampler, weights.get(), test_data.get()});
 }
 
 }  // namespace

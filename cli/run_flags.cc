@@ -105,7 +105,9 @@ RunFlags ReadRunFlags(const Arguments& arguments) {
 void ReadTraining(const Arguments& arguments, const Job& job, RunFlags& flags) {
   flags.training = DefaultTrainingOptions(job);
   if (const Flag file = arguments.Get("--training"); file.is_given()) {
-    flags.training = ReadTrainingOptions(JsonValue::ReadFile(file.text), job, flags.training);
+    flags.training_json = ReadTextFile(file.text);
+    flags.training =
+        ReadTrainingOptions(JsonValue::Parse(flags.training_json, file.text), job, flags.training);
   } else {
     CheckTrainingOptions(flags.training, job, Path("--training"));
   }

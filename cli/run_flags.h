@@ -27,6 +27,7 @@ struct RunFlags {
   std::string trace;
   std::int64_t seed = 0;  // 0: not given
   TrainingOptions training;
+  std::string training_json;  // the document of --training; empty: none
   HostOptions host;
   DeviceFlags device;
   bool is_ordered = false;  // --reduce ordered

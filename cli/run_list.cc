@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <iterator>
 
 #include "cli/flow.h"
 #include "cli/plan_options.h"
 #include "core/error.h"
+#include "core/files.h"
 
 namespace shardwright {
 namespace {
@@ -46,8 +46,7 @@ PlanFile PlanOfFlags(const JsonValue& flags) {
 
 bool IsRunList(const std::string& file) {
   std::array<char, 256> text{};
-  std::ifstream stream(file, std::ios::binary);
-  stream.read(text.data(), text.size());
+  (void)InputFile(file).Read(text.data(), text.size());
   return std::string_view(text.data(), text.size()).find(kFormat) != std::string_view::npos;
 }
 

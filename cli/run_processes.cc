@@ -28,13 +28,10 @@
 namespace shardwright {
 
 RunProcesses::RunProcesses(const Launch& launch, std::int64_t ranks,
-                           std::chrono::milliseconds timeout) {
+                           std::chrono::milliseconds timeout,
+                           const std::function<RankFacts()>& facts) {
   if (launch.size <= 1) {
     return;
-  }
-  if (launch.size != ranks) {
-    throw UsageError("the plan has " + std::to_string(ranks) + " ranks, but " + launch.launcher +
-                     " started " + std::to_string(launch.size) + " processes");
   }
   if (launch.address.empty()) {
     processes_ = &JoinProcesses(timeout);
@@ -45,6 +42,11 @@ RunProcesses::RunProcesses(const Launch& launch, std::int64_t ranks,
     }
     owned_ = MeetByTcp(launch, timeout);
     processes_ = owned_.get();
+  }
+  CheckAlike(processes_, facts());
+  if (launch.size != ranks) {
+    throw UsageError("the plan has " + std::to_string(ranks) + " ranks, but " + launch.launcher +
+                     " started " + std::to_string(launch.size) + " processes");
   }
 }
 

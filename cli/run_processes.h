@@ -5,20 +5,24 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "cli/run_session.h"
 #include "executor/host/launch.h"
 #include "executor/host/message_passing.h"
+#include "executor/host/together.h"
 
 namespace shardwright {
 
 // The processes of which this is one; on its own when nobody started several.
 class RunProcesses {
  public:
-  // Throws UsageError when the launcher started another number of processes than the plan has
-  // ranks, EnvironmentError when they do not meet within `timeout`.
-  RunProcesses(const Launch& launch, std::int64_t ranks, std::chrono::milliseconds timeout);
+  // `facts`: what this process was given, asked for where there are others. Throws EnvironmentError
+  // when they do not meet within `timeout`, InputError when they were not given the same,
+  // UsageError when the launcher started another number of processes than the plan has ranks.
+  RunProcesses(const Launch& launch, std::int64_t ranks, std::chrono::milliseconds timeout,
+               const std::function<RankFacts()>& facts);
   ~RunProcesses();
   RunProcesses(const RunProcesses&) = delete;
   RunProcesses& operator=(const RunProcesses&) = delete;

@@ -38,8 +38,8 @@ extern "C" void OnEndSignal(int /*signal*/) {
   ::_exit(kExitInterrupted);
 }
 
-// Behind a Ctrl-C, which the terminal sends to all processes, launchers send SIGTERM to theirs:
-// that is no second wish.
+// Behind a Ctrl-C, which the terminal sends to all processes, launchers send SIGTERM to theirs, and
+// a terminal that closes sends SIGHUP as its shell does: that is no second wish.
 extern "C" void OnStopSignal(int signal) {
   constexpr std::int64_t kEcho = 2000;  // ms
   int none = 0;
@@ -50,7 +50,7 @@ extern "C" void OnStopSignal(int signal) {
         "at once\n");
     return;
   }
-  if (signal == first || NowMilliseconds() - first_time > kEcho) {
+  if ((signal == first && signal != SIGHUP) || NowMilliseconds() - first_time > kEcho) {
     OnEndSignal(signal);
   }
 }
@@ -66,8 +66,8 @@ extern "C" void OnCountedSignal(int /*signal*/) {
   ++count;
 }
 
-constexpr std::array<int, 2> kSignals = {SIGINT, SIGTERM};
-std::array<struct sigaction, 2> before;  // those of kSignals, before StopSignals
+constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGHUP};
+std::array<struct sigaction, kSignals.size()> before;  // those of kSignals, before StopSignals
 
 void Install(void (*handler)(int)) {
   struct sigaction action {};
@@ -75,7 +75,11 @@ void Install(void (*handler)(int)) {
   action.sa_flags = SA_RESTART;
   ::sigemptyset(&action.sa_mask);
   for (const int signal : kSignals) {
-    (void)::sigaction(signal, &action, nullptr);
+    struct sigaction old {};
+    (void)::sigaction(signal, nullptr, &old);
+    if (signal != SIGHUP || old.sa_handler != SIG_IGN) {  // nohup's
+      (void)::sigaction(signal, &action, nullptr);
+    }
   }
 }
 

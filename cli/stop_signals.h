@@ -1,6 +1,6 @@
 #pragma once
 
-// SIGINT and SIGTERM as a wish that a run end in good order.
+// SIGINT, SIGTERM and SIGHUP as a wish that a run end in good order.
 
 namespace shardwright {
 
@@ -17,8 +17,8 @@ class StopSignals {
   [[nodiscard]] static bool Asked();
 };
 
-// How many SIGINT and SIGTERM have come since InstallSignalCount, for a process that only waits for
-// others: it passes them on.
+// How many of them have come since InstallSignalCount, for a process that only waits for others: it
+// passes them on.
 void InstallSignalCount();
 [[nodiscard]] int SignalCount();
 

@@ -4,15 +4,13 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
-#include <filesystem>
-#include <fstream>
 #include <iterator>
-#include <system_error>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "core/budget.h"
+#include "core/files.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -210,32 +208,15 @@ JsonValue JsonValue::ReadFile(const std::string& file) {
 }
 
 std::string ReadTextFile(const std::string& file, std::int64_t largest) {
-  std::error_code error;
-  const std::filesystem::file_status status = std::filesystem::status(file, error);
-  if (!std::filesystem::exists(status)) {
-    throw InputError(file, "no such file", "a file");
-  }
-  if (std::filesystem::is_directory(status)) {
-    throw InputError(file, "a directory", "a file");
-  }
-  std::ifstream in(file, std::ios::binary);
-  if (!in) {
-    throw InputError(file, "a file that cannot be opened", "a readable file");
-  }
+  InputFile in(file, "a file");
   std::string text;
   // Room at once: growing by doubling takes up to three times as much.
-  if (const auto size = std::filesystem::file_size(file, error); !error) {
-    text.reserve(static_cast<std::size_t>(
-        std::min<std::uintmax_t>(size, static_cast<std::uintmax_t>(largest))));
-  }
+  text.reserve(static_cast<std::size_t>(std::min(in.size(), largest)));
   Budget budget(file, "bytes", largest);
   std::array<char, 1 << 16> block{};
-  while (in.read(block.data(), block.size()) || in.gcount() > 0) {
-    budget.Take(in.gcount());
-    text.append(block.data(), static_cast<std::size_t>(in.gcount()));
-  }
-  if (in.bad()) {
-    throw InputError(file, "a file that cannot be read", "a readable file");
+  while (const std::size_t count = in.Read(block.data(), block.size())) {
+    budget.Take(static_cast<std::int64_t>(count));
+    text.append(block.data(), count);
   }
   return text;
 }

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <map>
+#include <mutex>
 #include <system_error>
 #include <utility>
 
@@ -15,6 +17,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/usage_error.h"
 
 namespace shardwright {
 namespace {
@@ -68,6 +71,18 @@ std::string RandomName(const std::string& name) {
   return name.substr(0, kLongest) + text.data();
 }
 
+// By device and inode, so that neither links nor other spellings of a path lead around it.
+struct Reads {
+  std::mutex mutex;
+  std::map<std::pair<dev_t, ino_t>, std::string> names;
+  int commands = 0;
+};
+
+Reads& AllReads() {
+  static Reads reads;
+  return reads;
+}
+
 struct Target {
   fs::path path;
   bool is_device = false;
@@ -81,6 +96,9 @@ Target FindTarget(const std::string& file) {
   }
   if (S_ISDIR(status.st_mode)) {
     throw CannotWrite(file, EISDIR);
+  }
+  if (const std::string name = NameOfRead(path.string()); !name.empty()) {
+    throw UsageError("\"" + file + "\" would overwrite " + name + "; name another file");
   }
   const bool is_device = !S_ISREG(status.st_mode);
   if (is_device && EverybodyMayWrite(FolderOf(path))) {
@@ -131,6 +149,39 @@ fs::path FollowLinks(const std::string& file) {
     done = target.is_absolute() ? fs::path() : done;
   }
   return done;
+}
+
+void RememberRead(const std::string& file, const std::string& name) {
+  struct stat status {};
+  if (file == "-" || ::stat(file.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    return;
+  }
+  const std::lock_guard lock(AllReads().mutex);
+  if (AllReads().commands > 0) {
+    AllReads().names.try_emplace({status.st_dev, status.st_ino},
+                                 name.empty() ? '"' + file + "\", which was read" : name);
+  }
+}
+
+std::string NameOfRead(const std::string& file) {
+  struct stat status {};
+  const std::lock_guard lock(AllReads().mutex);
+  const auto& names = AllReads().names;
+  const auto found =
+      ::stat(file.c_str(), &status) == 0 ? names.find({status.st_dev, status.st_ino}) : names.end();
+  return found == names.end() ? "" : found->second;
+}
+
+CommandReads::CommandReads() {
+  const std::lock_guard lock(AllReads().mutex);
+  if (AllReads().commands++ == 0) {
+    AllReads().names.clear();
+  }
+}
+
+CommandReads::~CommandReads() {
+  const std::lock_guard lock(AllReads().mutex);
+  --AllReads().commands;
 }
 
 StagedFile::StagedFile(const std::string& file) : file_(file) {

@@ -13,10 +13,25 @@ namespace shardwright {
 // folder could choose what is overwritten. The file need not exist. Throws EnvironmentError.
 [[nodiscard]] std::filesystem::path FollowLinks(const std::string& file);
 
+// Remembers a file that the running command reads, so that no output replaces it: StagedFile and
+// CheckStageable throw UsageError. `name`: how errors call it, such as `MODEL "net.json"`.
+void RememberRead(const std::string& file, const std::string& name = {});
+// How errors call the file that `file` leads to; empty: nobody has read it.
+[[nodiscard]] std::string NameOfRead(const std::string& file);
+
+// Lives as long as a command runs. Files are remembered while one does.
+class CommandReads {
+ public:
+  CommandReads();
+  ~CommandReads();
+  CommandReads(const CommandReads&) = delete;
+  CommandReads& operator=(const CommandReads&) = delete;
+};
+
 // A new file beside its place, with a name that nobody can know before, until Commit() gives it the
 // name; removed when that does not happen. Pipes and devices (/dev/null, /dev/stdout) are written
 // in place, as a rename would replace the device. All functions throw EnvironmentError
-// ("FILE: cannot write: No space left on device").
+// ("FILE: cannot write: No space left on device"), and UsageError where the file has been read.
 class StagedFile {
  public:
   explicit StagedFile(const std::string& file);

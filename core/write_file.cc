@@ -7,13 +7,13 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"
 #include "core/staged_file.h"
@@ -55,14 +55,13 @@ class MadeFolders {
   MadeFolders& operator=(const MadeFolders&) = delete;
 
   void Make(const std::filesystem::path& folder) {
-    std::error_code error;
-    if (folder.empty() || std::filesystem::is_directory(folder, error)) {
+    if (folder.empty() || IsFolder(folder)) {
       return;
     }
     Make(folder.parent_path());
     if (::mkdir(folder.c_str(), 0777) == 0) {
       made_.push_back(folder);
-    } else if (errno != EEXIST || !std::filesystem::is_directory(folder, error)) {
+    } else if (errno != EEXIST || !IsFolder(folder)) {
       throw EnvironmentError("cannot make folder " + folder.string() + ": " + std::strerror(errno));
     }
   }

@@ -149,6 +149,13 @@ struct StepContext {
   // device.
   std::optional<float> squared_norm;
   ScalingState* scaling = nullptr;
+
+  // What each loss is multiplied by, and each gradient divided by once more than its divisor says:
+  // a loop in PyTorch divides a micro-batch's loss by their number before it scales it.
+  [[nodiscard]] double LossScale() const {
+    const bool is_on = scaling != nullptr && scaling->is_on;
+    return is_on ? scaling->scaler.scale / static_cast<double>(losses.size()) : 1.0;
+  }
 };
 
 }  // namespace shardwright

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/text.h"
 #include "models/safetensors_text.h"
@@ -99,8 +99,7 @@ void ReadShards(const std::filesystem::path& folder, const JsonValue& index,
                 HubCheckpoint* checkpoint) {
   for (const auto& [file, names] : ReadIndex(index)) {
     const std::string path = (folder / file).string();
-    std::error_code error;
-    if (!std::filesystem::exists(path, error)) {
+    if (!Exists(path)) {
       checkpoint->absent_files.push_back(file);
       for (const std::string& name : names) {
         checkpoint->tensors[name] = {};
@@ -154,25 +153,21 @@ std::string FindStoredName(const std::set<std::string>& names, const std::string
 
 std::map<std::string, std::vector<std::string>> PartsOf(const std::string& folder) {
   const std::filesystem::path path(folder);
-  std::error_code error;
-  if (std::filesystem::exists(path / kSingle, error)) {  // which Transformers reads first, too
+  if (Exists(path / kSingle)) {  // which Transformers reads first, too
     return {{kSingle, {}}};
   }
   return ReadIndex(JsonValue::ReadFile((path / kIndex).string()));
 }
 
 bool HoldsCheckpoint(const std::string& folder) {
-  std::error_code error;
   const std::filesystem::path path(folder);
-  return std::filesystem::exists(path / kSingle, error) ||
-         std::filesystem::exists(path / kIndex, error);
+  return Exists(path / kSingle) || Exists(path / kIndex);
 }
 
 HubCheckpoint ReadCheckpoint(const std::string& folder) {
   HubCheckpoint checkpoint;
   const std::filesystem::path path(folder);
-  std::error_code error;
-  if (!std::filesystem::exists(path / kSingle, error)) {
+  if (!Exists(path / kSingle)) {
     ReadShards(path, JsonValue::ReadFile((path / kIndex).string()), &checkpoint);
   } else {
     checkpoint.tensors = ReadShard((path / kSingle).string());

@@ -191,8 +191,8 @@ struct OpKernels {
   std::vector<Bytes> metrics_workspace_tensors;
   // Output i is a view of (or overwrites) input `output_aliases[i]`; -1 = own storage.
   std::vector<int> output_aliases;
-  // True when recomputing this op costs a matmul (linear, attention, conv): the ops that
-  // operator-level selective checkpointing keeps.
+  // True when recomputing this op costs a matmul (linear, router, attention, conv): the ops that
+  // operator-level selective checkpointing may keep.
   bool compute_intensive = false;
   // A compiler keeps this op's inputs and statistics only, and computes its output again in
   // backward by one more pass of `forward`, instead of keeping the output for its consumers.

@@ -11,6 +11,7 @@
 
 #include "core/embedded.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/text.h"
 #include "models/checkpoint_folder.h"
 #include "models/internal/hf_config.h"
@@ -154,7 +155,13 @@ bool LooksLikeHubId(std::string_view spec) {
                      "download its configuration with: huggingface-cli download " + spec +
                          " config.json --local-dir " + folder);
   }
-  std::string hint = DidYouMean(spec, ZooNames());
+  const std::vector<std::string> zoo = ZooNames();
+  // "gpt2-small" begins with "gpt2".
+  const auto whole = std::find_if(zoo.begin(), zoo.end(), [&](const std::string& name) {
+    return spec.starts_with(name + "-");
+  });
+  const std::string hint =
+      whole == zoo.end() ? DidYouMean(spec, zoo) : "did you mean \"" + *whole + "\"?";
   throw InputError("model", found,
                    "a zoo name (shardwright list models), a config.json, a folder with one, or a "
                    "model.json",
@@ -163,13 +170,12 @@ bool LooksLikeHubId(std::string_view spec) {
 
 // The folder of a checkpoint that `spec` names, by itself or by a file of weights in it.
 std::optional<std::filesystem::path> CheckpointFolder(const std::string& spec) {
-  std::error_code error;
   const std::filesystem::path path(spec);
-  if (std::filesystem::is_directory(path, error)) {
+  if (IsFolder(path)) {
     return path;
   }
   const bool weights = spec.ends_with(".safetensors") || spec.ends_with(".safetensors.index.json");
-  if (weights && std::filesystem::exists(path, error)) {
+  if (weights && Exists(path)) {
     return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   }
   return std::nullopt;
@@ -177,18 +183,16 @@ std::optional<std::filesystem::path> CheckpointFolder(const std::string& spec) {
 
 // The file that `spec` names as a path, if there is one.
 std::optional<std::filesystem::path> FindFile(const std::string& spec) {
-  std::error_code error;
   const std::filesystem::path path(spec);
   if (const std::optional<std::filesystem::path> folder = CheckpointFolder(spec)) {
-    if (HoldsCheckpoint(folder->string()) &&
-        !std::filesystem::exists(*folder / "config.json", error)) {
+    if (HoldsCheckpoint(folder->string()) && !Exists(*folder / "config.json")) {
       throw InputError(folder->string(), "a folder without config.json",
                        "the configuration beside the weights, whose files do not name the model's "
                        "class");
     }
     return *folder / "config.json";
   }
-  return std::filesystem::exists(path, error) ? std::optional(path) : std::nullopt;
+  return Exists(path) ? std::optional(path) : std::nullopt;
 }
 
 Model LoadFile(const std::filesystem::path& path, const LoadOptions& options) {

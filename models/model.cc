@@ -296,6 +296,16 @@ ModuleId FirstNameOf(const Model& model, ModuleId module) {
   return first.valid() ? first : module;
 }
 
+bool IsContainer(std::string_view class_name) {
+  return class_name == "ModuleList" || class_name == "ModuleDict";
+}
+
+bool TrainsBiasOnly(const Model& model, const ModelOp& op, const std::vector<bool>& has_grad) {
+  const OpKind kind = model.SpecOf(op).kind;
+  return (kind == OpKind::kLinear || kind == OpKind::kConv2d) && op.params.size() == 2 &&
+         !has_grad[op.params[0].value] && has_grad[op.params[1].value];
+}
+
 bool IsBlock(const Model& model, ModuleId module) {
   const std::string& name = model.modules[module.value].class_name;
   return std::find(model.block_classes.begin(), model.block_classes.end(), name) !=

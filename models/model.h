@@ -146,6 +146,7 @@ struct OtherCost {
   std::uint32_t saves_input = 0, saves_output = 0, saves_input_for_weight = 0;  // as in OpKernels
   AmountOfData backward_workspace;  // alive at the peak of its backward beside gradients
   bool is_cast = false;             // to fp32: nothing where that is the compute dtype
+  bool stops_gradient = false;      // runs without gradients, or hands none on (detach)
 
   bool operator==(const OtherCost&) const = default;
 };
@@ -195,6 +196,7 @@ struct OpSpec {
   bool packed_by_head = false;    // packed q, k, v: [head][q, k, v], otherwise [q, k, v][head]
   bool packed_gate = false;       // kGatedActivation: rows of the input are gate, then up
   bool transposed = false;        // kLinear: the weight is [in, out]
+  bool bias_only = false;         // kLinear, kConv2d: the bias is trained and the weight is not
   bool tokens_out = false;        // kConv2d: the output is (pixels, channels)
   bool up_last = false;           // kExperts: matrices are gate, down, up instead of gate, up, down
   bool normalizes_top_k = false;  // kRouter: the chosen weights of a token sum to 1
@@ -276,6 +278,14 @@ struct Model {
 
   [[nodiscard]] const OpSpec& SpecOf(const ModelOp& op) const { return specs[op.spec]; }
 };
+
+// Does nothing call a module of this class, as it only holds others?
+[[nodiscard]] bool IsContainer(std::string_view class_name);
+
+// Is `op` a product whose bias gets a gradient and whose weight does not, by `has_grad` per
+// parameter?
+[[nodiscard]] bool TrainsBiasOnly(const Model& model, const ModelOp& op,
+                                  const std::vector<bool>& has_grad);
 
 // Parameters counted once per storage; `trainable_only` leaves out frozen ones.
 [[nodiscard]] std::int64_t CountParameters(const Model& model, bool trainable_only = false);

@@ -1,12 +1,10 @@
 #include "models/safetensors_text.h"
 
 #include <array>
-#include <filesystem>
-#include <fstream>
-#include <system_error>
 #include <utility>
 
 #include "core/error.h"
+#include "core/files.h"
 
 namespace shardwright {
 namespace {
@@ -24,16 +22,11 @@ constexpr std::array<std::pair<std::string_view, std::int64_t>, 22> kBits = {{
 }  // namespace
 
 SafetensorsText ReadSafetensorsText(const std::string& file) {
-  std::error_code error;
-  const auto size = std::filesystem::file_size(file, error);
-  if (error) {
-    throw InputError(file, error.message(), "a safetensors file");
-  }
+  InputFile in(file, "a safetensors file");
   SafetensorsText raw;
-  raw.file_size = static_cast<std::int64_t>(size);
-  std::ifstream in(file, std::ios::binary);
+  raw.file_size = in.size();
   std::array<unsigned char, 8> length_bytes{};
-  if (raw.file_size < 8 || !in.read(reinterpret_cast<char*>(length_bytes.data()), 8)) {
+  if (raw.file_size < 8 || in.Read(length_bytes.data(), 8) < 8) {
     throw InputError(file, std::to_string(raw.file_size) + " bytes",
                      "a safetensors file, which has at least 8");
   }
@@ -49,7 +42,7 @@ SafetensorsText ReadSafetensorsText(const std::string& file) {
                      "at most the " + std::to_string(raw.file_size - 8) + " that follow");
   }
   raw.text.resize(length);
-  if (!in.read(raw.text.data(), static_cast<std::streamsize>(length))) {
+  if (in.Read(raw.text.data(), length) < length) {
     throw InputError(file, "the end of the file",
                      "a header of " + std::to_string(length) + " bytes");
   }

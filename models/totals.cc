@@ -40,16 +40,20 @@ class Counter {
     for (std::size_t i = 0; i < base_.size(); ++i) {
       base_[i] = i;
     }
+    for (const Parameter& param : model.params) {
+      learns_.push_back(param.trainable);
+    }
   }
 
   void Add(const ModelOp& op) {
-    const OpKernels k =
-        LowerOp(model_.SpecOf(op), RunsOnce(model_, op) ? 1 : batch_, compute_, options_);
-    const bool weights = std::any_of(op.params.begin(), op.params.end(),
-                                     [&](ParamId p) { return model_.params[p.value].trainable; });
-    const bool data = std::any_of(op.inputs.begin(), op.inputs.end(),
-                                  [&](TensorId t) { return needs_grad_[t.value]; });
-    const OpSpec& spec = model_.SpecOf(op);
+    OpSpec spec = model_.SpecOf(op);
+    spec.bias_only = TrainsBiasOnly(model_, op, learns_);
+    const OpKernels k = LowerOp(spec, RunsOnce(model_, op) ? 1 : batch_, compute_, options_);
+    const bool stops = spec.other.stops_gradient;
+    const bool weights = !stops && std::any_of(op.params.begin(), op.params.end(),
+                                               [&](ParamId p) { return learns_[p.value]; });
+    const bool data = !stops && std::any_of(op.inputs.begin(), op.inputs.end(),
+                                            [&](TensorId t) { return needs_grad_[t.value]; });
     double forward = FlopsOf(k.forward);
     double backward_data = FlopsOf(k.backward_data);
     if (spec.kind == OpKind::kAttention) {
@@ -107,7 +111,7 @@ class Counter {
   DType compute_;
   const KernelSetOptions& options_;
   std::vector<std::size_t> base_;  // per tensor: the one whose storage it has
-  std::vector<bool> needs_grad_, kept_;
+  std::vector<bool> needs_grad_, kept_, learns_;
   ModelTotals totals_;
 };
 

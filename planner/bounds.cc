@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "models/stacked_experts.h"
 #include "schedule/lower.h"

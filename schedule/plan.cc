@@ -177,6 +177,9 @@ std::string AllocatorConf(const AllocatorSettings& settings) {
   if (settings.garbage_collection_threshold > 0) {
     add("garbage_collection_threshold:" + Fixed(settings.garbage_collection_threshold, "%.6g"));
   }
+  if (settings.pinned_max_round_mib > 0) {
+    add("pinned_max_round_threshold_mb:" + std::to_string(settings.pinned_max_round_mib));
+  }
   return text;
 }
 

@@ -58,6 +58,9 @@ inline constexpr double kMaxLoraAlpha = 1e6;
 // whose memory is one arena, has none.
 struct AllocatorSettings {
   bool expandable_segments = false;
+  // MiB: larger blocks of page-locked memory are not rounded up to a power of two, from torch 2.13
+  // on; 0: all are.
+  std::int32_t pinned_max_round_mib = 0;
   Bytes max_split_size{0};  // whole MiB above 20 MiB; 0: no limit
   // Below 1; 0: off. PyTorch obeys it only where a process's share of the memory is limited
   // (torch.cuda.set_per_process_memory_fraction); here that share is what plans may use.

@@ -139,7 +139,8 @@ LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where
 PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
   const JsonValue json = JsonValue::Parse(text, name);
   CheckHeader(json);
-  json.AllowOnly({"format", "version", "model", "kernel_set", "cluster", "profile", "job", "plan"});
+  json.AllowOnly({"format", "version", "imported_from", "model", "kernel_set", "cluster", "profile",
+                  "job", "plan"});
   // Syntax is checked above; this second reading keeps the order of embedded documents.
   const nlohmann::ordered_json document = internal::ParseOrdered(text, name);
   PlanFile file;
@@ -151,6 +152,11 @@ PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
   ReadProfile(json.At("profile"), document, file);
   CheckPlan(file, json.At("plan").path().str());
   return file;
+}
+
+std::string ImportedFrom(std::string_view text, const std::string& name) {
+  const auto note = JsonValue::Parse(text, name).Find("imported_from");
+  return note ? note->AsString() : "";
 }
 
 void CheckFp8(const PlanFile& file) {

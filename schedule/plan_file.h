@@ -41,6 +41,11 @@ struct PlanFile {
 // The document as text: keys in a fixed order, so that equal plans give equal bytes. Ends with a
 // newline.
 [[nodiscard]] std::string PlanFileJson(const PlanFile& file);
+// The same with a note beside the plan: the target of `emit` that stands for the framework of the
+// run that was imported. Empty: no note.
+[[nodiscard]] std::string PlanFileJson(const PlanFile& file, std::string_view imported_from);
+// That note, of the text of a plan file.
+[[nodiscard]] std::string ImportedFrom(std::string_view text, const std::string& name);
 
 // Reads a plan from text; `name` is the file in error messages. Loads model, cluster and profile
 // and checks everything: hashes of named things, ValidatePlan, ResolveUnits, and that the plan uses

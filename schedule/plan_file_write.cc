@@ -155,6 +155,9 @@ Json JobPart(const Job& job) {
     json["allocator"] = {{"expandable_segments", allocator.expandable_segments},
                          {"max_split_size", FormatExact(allocator.max_split_size)},
                          {"garbage_collection_threshold", allocator.garbage_collection_threshold}};
+    if (allocator.pinned_max_round_mib > 0) {
+      json["allocator"]["pinned_max_round_mib"] = allocator.pinned_max_round_mib;
+    }
   }
   return json;
 }
@@ -238,9 +241,16 @@ Json PlanPart(const Plan& plan) {
 }  // namespace
 
 std::string PlanFileJson(const PlanFile& file) {
+  return PlanFileJson(file, "");
+}
+
+std::string PlanFileJson(const PlanFile& file, std::string_view imported_from) {
   Json json;
   json["format"] = "shardwright-plan";
   json["version"] = 1;
+  if (!imported_from.empty()) {
+    json["imported_from"] = imported_from;
+  }
   json["model"] = ModelPart(file.model);
   json["kernel_set"] = KernelSetPart(file.kernels);
   json["cluster"] = ClusterPart(file.cluster);

@@ -126,7 +126,8 @@ struct Buffer {
   DType dtype = DType::kFp32;  // of what it holds; kOther: as the model and the job say
   std::uint32_t subject = kNoSubject;
   // The framework's allocations behind the buffer (one per parameter, say) for the caching reading.
-  // More than `size`: given back before the buffers allocated behind it come. None: one request.
+  // More than `size`: given back before the buffers behind it come; on the host: of page-locked
+  // blocks, rounded up. None: one request.
   PieceRange pieces = {};
   // Not 0: a slice of this flat tensor of the framework. For the caching reading all buffers of one
   // number, all on the device and of one owner, are one request, made with the first of them and

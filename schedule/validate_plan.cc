@@ -341,7 +341,7 @@ std::map<std::string_view, std::string_view> Containers(const Model& model) {
   std::map<std::string_view, std::string_view> found;
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     const Module& module = model.modules[m];
-    if (!runs[m] && (module.class_name == "ModuleList" || module.class_name == "ModuleDict")) {
+    if (!runs[m] && IsContainer(module.class_name)) {
       found.emplace(module.fqn, module.class_name);
     }
   }

@@ -1,6 +1,5 @@
 // Rule 8 of docs/execution_model.md section 3: what the rank classes must agree on.
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -209,9 +209,7 @@ class SizeWrap {
     for (const ModuleId child : module.children) {
       wrapped += Visit(child, false);
     }
-    const bool is_container =
-        module.class_name == "ModuleList" || module.class_name == "ModuleDict";
-    if (!only_children && total - wrapped >= min_params_ && !is_container) {
+    if (!only_children && total - wrapped >= min_params_ && !IsContainer(module.class_name)) {
       units_.push_back(UnitOf(model_, {id}));
       return total;
     }

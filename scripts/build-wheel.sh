@@ -8,6 +8,10 @@
 # On Debian 12 (x86_64), with scripts/install-deps.sh --wheel, no network but apt and PyPI. The compiler is zig's clang (PyPI's ziglang),
 # which links against an old glibc and brings its own C++ library; libraries that are no headers are built from Debian's sources, static.
 # All of it stays in build/wheel-tools, so that a second run compiles only what changed (with ccache, if it is there).
+#
+# Debian's sources come with Debian's security patches. PyPI's packages must have the hashes of scripts/wheel-tools.txt. A source or
+# package with an advisory of scripts/advisories.json ends the build. The wheel lists what is linked into it, with versions and
+# hashes, as CycloneDX in shardwright-*.dist-info/sboms/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,16 +20,18 @@ work=$root/build/wheel-tools
 prefix=$work/prefix
 target=x86_64-linux-gnu.2.28
 jobs=${JOBS:-$(nproc)}
-tools=(ziglang==0.17.1 scikit-build-core==1.1.2 build==1.6.1 auditwheel==6.8.2 wheel==0.48.0)
+tools=scripts/wheel-tools.txt
+linked=(pugixml yaml-cpp nlopt sqlite3 zlib openssl)
 
 say() { printf '\n=== %s\n' "$*" >&2; }
 
 python_tools() {
-  if [[ "$(cat "$work/tools.txt" 2>/dev/null)" != "${tools[*]}" ]]; then
+  python3 scripts/advisories.py --pinned "$tools"
+  if ! cmp -s "$tools" "$work/tools.txt"; then
     say "tools from PyPI"
     python3 -m venv "$work/venv"
-    "$work/venv/bin/pip" install --quiet --disable-pip-version-check "${tools[@]}"
-    echo "${tools[*]}" >"$work/tools.txt"
+    "$work/venv/bin/pip" install --quiet --disable-pip-version-check --require-hashes -r "$tools"
+    cp "$tools" "$work/tools.txt"
   fi
 }
 
@@ -43,10 +49,14 @@ wrappers() {
   export ZIG_GLOBAL_CACHE_DIR=$work/zig-cache ZIG_LOCAL_CACHE_DIR=$work/zig-cache
 }
 
-# Debian's sources, by lists of our own, since a machine seldom has deb-src lines.
+# Debian's sources with its patches, by lists of our own, since a machine seldom has deb-src lines. Writes their names, versions and
+# hashes to sources.txt. A mirror may list a version that it does not have yet: then the next older one is taken, with a word.
 sources() {
+  rm -rf "$work/src"
   mkdir -p "$work/apt/lists/partial" "$work/apt/cache/archives/partial" "$work/src"
-  echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main" >"$work/apt/sources.list"
+  local host=http://deb.debian.org key=/usr/share/keyrings/debian-archive-keyring.gpg
+  printf "deb-src [signed-by=$key] $host/%s main\n" "debian bookworm" "debian bookworm-updates" "debian-security bookworm-security" \
+    >"$work/apt/sources.list"
   cat >"$work/apt/apt.conf" <<END
 Dir::Etc::sourcelist "$work/apt/sources.list";
 Dir::Etc::sourceparts "-";
@@ -55,11 +65,22 @@ Dir::Cache "$work/apt/cache";
 APT::Sandbox::User "root";
 END
   (cd "$work/src"
-   APT_CONFIG=$work/apt/apt.conf apt-get -qq update
-   APT_CONFIG=$work/apt/apt.conf apt-get -qq source --download-only pugixml yaml-cpp nlopt sqlite3 zlib openssl
-   for archive in *.orig.tar.*; do
-     [[ $archive == *.asc ]] || tar xf "$archive"
-   done)
+   export APT_CONFIG=$work/apt/apt.conf
+   apt-get -qq update
+   local name version taken
+   for name in "${linked[@]}"; do
+     taken=
+     while read -r version; do
+       if apt-get -qq source "$name=$version" >"$name.log" 2>&1; then
+         taken=$version
+         break
+       fi
+       echo "build-wheel.sh: no sources of $name $version; trying an older one" >&2
+     done < <(apt-cache showsrc "$name" | sed -n 's/^Version: //p' | sort --version-sort --reverse --unique)
+     [[ $taken ]] || { cat "$name.log" >&2; exit 4; }
+     echo "$name $taken $(sha256sum "$name"_*.dsc | cut -d' ' -f1)"
+   done >sources.txt)
+  python3 scripts/advisories.py --debian "$work/src/sources.txt"
 }
 
 cmake_library() {  # folder, options
@@ -153,7 +174,10 @@ wheel() {
   "$work/venv/bin/auditwheel" show "$work"/wheel/*.whl | tee "$work/audit.txt" >&2
   grep -q '"manylinux_2_28_x86_64"\|manylinux_2_28' "$work/audit.txt"
   mkdir -p dist
-  cp "$work"/wheel/*.whl dist/
+  rm -rf "$work/unpacked"
+  "$work/venv/bin/python" -m wheel unpack --dest "$work/unpacked" "$work"/wheel/*.whl
+  python3 scripts/sbom.py "$work/src/sources.txt" "$tools" "$work"/unpacked/*/*.dist-info
+  "$work/venv/bin/python" -m wheel pack --dest-dir dist "$work"/unpacked/*
 }
 
 # From a copy of what git knows: the build backend would walk through all of build/.

@@ -47,9 +47,10 @@ fuzz() {
     config) seeds+=(models/zoo tests/data/bad_models) ;;
     model) seeds+=(tests/data/models tests/data/bad_models) ;;
     cluster) seeds+=(topologies/catalog tests/data/topologies) ;;
+    recordings) seeds+=(tests/fuzz/corpus/chakra tests/fuzz/corpus/kineto tests/fuzz/corpus/nsight) ;;
     profile) seeds+=(topologies/profiles) ;;
     # Shorter ones are not whole. For the others they are slow to mutate and say little.
-    chrome | manifest | nsight | plan) longest=12288 ;;
+    chrome | manifest | nsight | plan | recordings) longest=12288 ;;
   esac
   if ! "build-fuzz/tests/fuzz/${reader}_fuzz" "${seeds[@]}" "$limit" -max_len="$longest" -rss_limit_mb=2048 -timeout=10 \
     -print_final_stats=1 -artifact_prefix="build-fuzz/found/$reader-" >"$log" 2>&1; then

@@ -69,6 +69,7 @@ class Walk {
   }
   [[nodiscard]] const Sides& existing() const { return now_; }
   void Apply(std::span<const MemoryPoint> points);
+  [[nodiscard]] std::int64_t SizeOf(const Buffer& buffer) const;
 
  private:
   enum Reading : std::size_t { kSoFar, kNext, kReadingCount };
@@ -146,16 +147,29 @@ void Walk::Settle() {
   }
 }
 
+// On the host page-locked blocks are larger than what they hold.
+std::int64_t Walk::SizeOf(const Buffer& buffer) const {
+  if (!buffer.on_host || buffer.pieces.count == 0) {
+    return buffer.size.value;
+  }
+  Bytes sum(0);
+  for (const Bytes block : program_.PiecesOf(buffer)) {
+    sum += block;
+  }
+  return sum.value;
+}
+
 void Walk::Apply(std::span<const MemoryPoint> points) {
   const Buffer* const buffers = program_.buffers.data();
   for (const MemoryPoint& point : points) {
     const Buffer& buffer = buffers[point.buffer.value];
     const std::size_t side = buffer.on_host ? 1 : 0;
+    const std::int64_t size = SizeOf(buffer);
     if (point.kind == PointKind::kFree) {
       if (is_rising_) {
         SettleCategories();
       }
-      now_[side].Add(buffer.category, -buffer.size.value);
+      now_[side].Add(buffer.category, -size);
       continue;
     }
     if (point.kind == PointKind::kAllocOnce) {
@@ -164,9 +178,9 @@ void Walk::Apply(std::span<const MemoryPoint> points) {
         continue;
       }
       made_in = workspace_.call;
-      once_[side].Add(buffer.category, buffer.size.value);
+      once_[side].Add(buffer.category, size);
     }
-    now_[side].Add(buffer.category, buffer.size.value);
+    now_[side].Add(buffer.category, size);
     NotePeaks(side, point);
   }
 }

@@ -18,7 +18,7 @@ op each.
 """
 
 import argparse
-import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -29,6 +29,13 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+
+from model_export import outside  # noqa: E402
+
+if sys.flags.isolated and __name__ == "__main__":  # as `shardwright export` starts it
+    outside.search_packages()
+    if sys.argv[1:] == ["--find-torch"]:
+        sys.exit(importlib.util.find_spec("torch") is None)
 
 try:
     import torch
@@ -47,9 +54,15 @@ TASKS = {"causal-lm": "AutoModelForCausalLM", "masked-lm": "AutoModelForMaskedLM
          "base": "AutoModel"}
 
 
-def module_tree(model, used, norms):
+def only_holds(module, called):
+    """Does nothing call the module, but something one below it? `called`: ids of modules."""
+    return id(module) not in called and any(id(inner) in called for inner in module.modules())
+
+
+def module_tree(model, used, norms, called):
     """The entry of the root as model.json lists it; a storage belongs to the first name it has. `used`: ids of the parameters that ops
-    read; `norms`: those of the modules that are ops "batch_norm"."""
+    read; `norms`: those of the modules that are ops "batch_norm"; `called`: those of the modules that something calls. One that only
+    holds others is a ModuleList, whatever its class: nothing can be hooked into it."""
     owner, first = {}, {}
 
     def parameters(module, prefix):
@@ -73,7 +86,7 @@ def module_tree(model, used, norms):
         if first.setdefault(id(module), prefix[:-1]) != prefix[:-1]:
             row["same_as"] = first[id(module)]
         params = parameters(module, prefix)
-        children = [{"name": child, "class": type(m).__name__, **entry(m, f"{prefix}{child}.")} for child, m in module._modules.items()
+        children = [{"name": child, "class": "ModuleList" if only_holds(m, called) else type(m).__name__, **entry(m, f"{prefix}{child}.")} for child, m in module._modules.items()
                     if m is not None]
         elements = sum(b.numel() if b.is_floating_point() else -(-b.numel() * b.element_size() // 4) for b in module.buffers(recurse=False))
         if params:
@@ -92,10 +105,11 @@ def module_tree(model, used, norms):
     return root
 
 
-def block_class(model):
+def block_class(model, called):
     """The class of the layers, or a list of them: those that Transformers says are never split, as far as they stand in lists; else
-    the class of the longest list, or dictionary, of equal modules."""
-    lists = [list(m.children()) for m in model.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential))]
+    the class of the longest list, or dictionary, of equal modules. A module that only holds others is no layer."""
+    lists = [[child for child in m.children() if id(child) in called] for m in model.modules()
+             if isinstance(m, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential))]
     whole = set(getattr(model, "_no_split_modules", None) or ())
     names = list(dict.fromkeys(type(child).__name__ for one in lists for child in one if {type(c).__name__ for c in one} <= whole))
     if names:
@@ -190,6 +204,7 @@ def without_data(model, dtype):
 
 def export(model, inputs, sequence_length=0, dtype=None):
     """model.json as a dictionary. `inputs` are the arguments of one sample by name; the batch comes first."""
+    trace.check_wrappers(model)
     model = trace.unwrap(model)
     if any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
         name, module = next((n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.RNNBase))
@@ -211,8 +226,9 @@ def export(model, inputs, sequence_length=0, dtype=None):
     used = {name for op in graph.ops for name in op["inputs"]}
     document = {"format": "shardwright-model", "version": 1, "_source": "tools/export_model.py, torch " + torch.__version__,
                 "class": type(model).__name__}
-    if block_class(model):
-        document["block_class"] = block_class(model)
+    called = runs[0].called
+    if block_class(model, called):
+        document["block_class"] = block_class(model, called)
     if sequence_length:
         document["sequence_length"] = sequence_length
     if reason:
@@ -220,7 +236,7 @@ def export(model, inputs, sequence_length=0, dtype=None):
     document["inputs"] = {name: spec for name, spec in graph.inputs.items() if name in used}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     document |= module_tree(model, {id(parameters[name]) for name in graph.used_parameters},
-                            {id(graph.modules[op["module"]]) for op in graph.ops if op["op"] == "batch_norm" and "module" in op})
+                            {id(graph.modules[op["module"]]) for op in graph.ops if op["op"] == "batch_norm" and "module" in op}, called)
     document["ops"] = graph.ops
     export.traces, export.points = runs, points
     return document
@@ -238,9 +254,8 @@ def build(arguments):
     if arguments.config:
         return build_transformers(arguments)
     module, _, function = arguments.builder.partition(":")
-    sys.path.insert(0, os.getcwd())
     try:
-        maker = getattr(importlib.import_module(module), function)
+        maker = getattr(outside.named_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise Unsupported(f"{arguments.builder}: {error}") from error
     return without_weights(maker)
@@ -358,19 +373,14 @@ def program():
     return next((str(p) for p in beside if p.is_file()), shutil.which("shardwright"))
 
 
-def write_whole(path, text):
-    """Never a half-written file, nor one that the program would refuse; the mode is that of any new file (umask)."""
-    path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
+def write_whole(file, text):
+    """Writes nothing that the program would refuse."""
+    with outside.replacing(file) as path:
+        path.write_text(text, encoding="utf-8")
         if program():
-            read = subprocess.run([program(), "inspect", str(temporary), "--json"], capture_output=True, text=True, check=False)
+            read = subprocess.run([program(), "inspect", str(path), "--json"], capture_output=True, text=True, check=False)
             if read.returncode != 0:
                 raise Unsupported(f"shardwright would not load the result: {read.stderr.strip()}")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def printable(error):
@@ -389,13 +399,21 @@ def main():
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of weights and activations in the trace (default: bf16)")
     parser.add_argument("--task", choices=TASKS, help="which Auto class of Transformers; default: by the configuration")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
-    parser.add_argument("-o", "--output", default="model.json")
+    parser.add_argument("-o", "--output", default="model.json", help="the file (default: model.json); - is standard output")
     arguments = parser.parse_args()
     if bool(arguments.builder) == bool(arguments.config) or not (arguments.seq > 0 or arguments.image > 0 or arguments.input):
         parser.error("give a builder or --config, and --seq, --image or --input")
+    printed = None
+    if arguments.output == "-":
+        printed = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)  # what the model prints is no part of the result
     try:
         text = json.dumps(export_as_asked(arguments), indent=1) + "\n"
-        write_whole(arguments.output, text)
+        if printed is None:
+            write_whole(arguments.output, text)
+        else:
+            printed.write(text)
+            printed.close()
     except Unsupported as error:
         print("error: " + printable(error), file=sys.stderr)
         return 3

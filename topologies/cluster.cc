@@ -1,7 +1,9 @@
 #include "topologies/cluster.h"
 
+#include <algorithm>
 #include <cstddef>
-#include <regex>
+#include <optional>
+#include <utility>
 
 #include "core/embedded.h"
 #include "core/error.h"
@@ -10,7 +12,6 @@
 #include "topologies/cluster_catalog.h"
 #include "topologies/gpu_catalog.h"
 #include "topologies/gpu_names.h"
-#include "topologies/instance_types.h"
 #include "topologies/internal/cluster_json.h"
 #include "topologies/routing.h"
 
@@ -23,76 +24,6 @@ std::vector<std::string> GpuNames() {
     names.push_back(gpu.name);
   }
   return names;
-}
-
-std::string WithoutDashes(std::string word) {
-  word.erase(std::remove(word.begin(), word.end(), '-'), word.end());
-  return word;
-}
-
-// The GPU that a word means, whatever its case and dashes; "h200" is the one there is, with its
-// memory behind it, "4090" the one of that maker's number, and "a100-80gb" what its maker calls
-// a100-80. Empty: none, or several.
-std::string GpuNamed(const std::string& word) {
-  const std::vector<std::string> names = GpuNames();
-  for (const std::string prefix : {"", "rtx"}) {
-    for (const std::string& name : names) {
-      if (WithoutDashes(name) == prefix + WithoutDashes(word)) {
-        return name;
-      }
-    }
-  }
-  if (word == "h100") {
-    return "h100-80";  // those with 96 GB are few
-  }
-  std::string found;
-  for (const std::string& name : names) {
-    const std::size_t size = name.rfind('-');  // where its memory stands, if it does
-    const bool is_size = size != name.npos &&
-                         name.find_first_not_of("0123456789", size + 1) == name.npos &&
-                         WithoutDashes(name.substr(0, size)) == WithoutDashes(word);
-    if (is_size && !found.empty()) {
-      return "";
-    }
-    found = is_size ? name : found;
-  }
-  return found.empty() ? GpuOfProduct(word) : found;
-}
-
-bool IsInCatalog(const std::string& name) {
-  const auto catalog = EmbeddedClusterCatalog();
-  return std::any_of(catalog.begin(), catalog.end(),
-                     [&](const EmbeddedFile& file) { return file.name == name; });
-}
-
-// "a100" is several GPUs, and which it is decides what fits.
-void RefuseManyOfAName(const std::string& spec, const std::string& name) {
-  std::vector<std::string> found;
-  for (const std::string& gpu : GpuNames()) {
-    if (gpu.starts_with(name + "-")) {
-      found.push_back(gpu);
-    }
-  }
-  if (found.size() < 2) {
-    return;
-  }
-  std::string expected = "the GPU's full name: " + found.front();
-  for (std::size_t i = 1; i < found.size(); ++i) {
-    expected += (i + 1 < found.size() ? ", " : " or ") + found[i];
-  }
-  throw InputError("cluster", '"' + spec + '"', expected);
-}
-
-// The most GPUs that a server joins by NVLink or xGMI; 0: the GPU has neither.
-std::int64_t MostOfANode(const GpuSpec& gpu) {
-  if (!gpu.scale_up) {
-    return 0;
-  }
-  if (gpu.name.starts_with("gb") || gpu.name.starts_with("gh")) {
-    return gpu.name.starts_with("gb") ? 72 : 32;  // NVL72, NVL32
-  }
-  // NVIDIA's DGX-2 and Google's a2-megagpu-16g.
-  return gpu.architecture == "volta" || gpu.name == "a100-40" ? 16 : 8;
 }
 
 // "64xH100" is eight nodes of eight, unless `rest` says how the node is joined.
@@ -111,100 +42,105 @@ std::int64_t NodesOf(const std::string& spec, const GpuSpec& gpu, std::int64_t c
   return count / most;
 }
 
-// "4x p5.48xlarge" and "8xRTX5090" with the catalogs' names.
-std::string InOurNames(std::string head) {
-  for (const InstanceType& type : InstanceTypes()) {
-    if (const std::size_t at = head.find(type.name); at != head.npos) {
-      // "g5.48xlarge x2": a description has its count in front.
-      static const std::regex kCount(R"(\s*x\s*(\d{1,7})\s*)");
-      std::smatch count;
-      const std::string behind = head.substr(at + type.name.size());
-      if (at == 0 && type.node.find(',') != type.node.npos &&
-          std::regex_match(behind, count, kCount)) {
-        return count.str(1) + "x " + std::string(type.node);
-      }
-      return head.replace(at, type.name.size(), type.node);
-    }
-  }
-  static const std::regex kNoDash("rtx ?(?=[0-9a-z])");
-  return std::regex_replace(head, kNoDash, "rtx-");
-}
-
 // What people write in many ways, in one: "8xH100", "h100-80x8", "2x8 H100" (two nodes of eight),
 // "64xH100" (eight of them), "2 x DGX-H100". `nodes` is 0 where it says nothing of them.
 struct Spelled {
   std::string spec;
   std::int64_t nodes = 0;
 };
-Spelled Spell(const std::string& spec) {
-  const std::size_t comma = std::min(spec.find(','), spec.size());
-  const std::string head = InOurNames(LowerCase(std::string_view(spec).substr(0, comma)));
-  const auto alone = [&] {  // a node of the catalog is described already
-    if (comma < spec.size()) {
+
+// A name that stands in `head` as whole words, with nothing but counts and makers around it.
+std::optional<GpuName> Around(const std::string& head, const std::string& name) {
+  const std::size_t at = head.find(name);
+  const std::size_t end = at + name.size();
+  if (at == head.npos || (at > 0 && head[at - 1] != ' ' && head[at - 1] != 'x') ||
+      (end < head.size() && std::string_view(" x:(").find(head[end]) == std::string_view::npos)) {
+    return std::nullopt;
+  }
+  GpuName counts = ReadGpuName(head.substr(0, at) + " " + head.substr(end));
+  return counts.is_only_counts ? std::optional(counts) : std::nullopt;
+}
+
+// A node of the catalog or of a cloud, and how many.
+std::optional<Spelled> SpellNode(const std::string& spec, std::string head, bool is_alone) {
+  std::vector<std::pair<std::string, std::string>> nodes = CloudNodes();
+  std::replace(head.begin(), head.end(), '_', '-');
+  for (auto& [name, node] : nodes) {
+    std::replace(name.begin(), name.end(), '_', '-');
+  }
+  for (const std::string& name : ListClusterNames()) {
+    nodes.emplace_back(name, name);
+    std::string words = name;
+    std::replace(words.begin(), words.end(), '-', ' ');  // "NVIDIA DGX H100"
+    nodes.emplace_back(words, name);
+  }
+  std::stable_sort(nodes.begin(), nodes.end(), [](const auto& a, const auto& b) {
+    return a.first.size() > b.first.size();  // "dgx-a100-40" before "dgx-a100"
+  });
+  for (const auto& [name, node] : nodes) {
+    const std::optional<GpuName> around = Around(head, name);
+    if (!around || around->counts.size() > 1) {
+      continue;
+    }
+    if (!is_alone) {
       throw InputError("cluster", '"' + spec + '"',
                        "nothing behind the name of a cluster of the catalog, or a description of "
                        "its own that begins with a GPU");
     }
-  };
-  if (IsInCatalog(head)) {
-    alone();
-    return {head, 0};
+    return Spelled{node, around->counts.empty() ? 0 : around->counts.front()};
   }
-  if (head.find(',') != head.npos) {  // a cloud's node, which is described now
-    alone();
-    return Spell(head);
-  }
-  // A count or two, a name, and a count behind it.
-  static const std::regex kForm(
-      R"(\s*(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x?\s*)?([a-z][a-z0-9-]*?(?: (?!x\s*\d)[a-z0-9-]+){0,3}|\d{4})(?:\s*x\s*(\d{1,7}))?\s*)");
-  std::smatch match;
-  if (!std::regex_match(head, match, kForm)) {
-    const std::string product = GpuOfProduct(head);  // "NVIDIA H100 80GB HBM3"
-    return {product.empty() ? spec : product + spec.substr(comma), 0};
-  }
-  std::vector<std::int64_t> counts;
-  for (const std::size_t group : {1U, 2U, 4U}) {
-    if (match[group].matched) {
-      counts.push_back(std::stoll(match[group]));
-    }
-  }
-  std::string name = match[3];
-  std::replace(name.begin(), name.end(), ' ', '-');  // "rtx 4090", "h100 sxm"
-  const std::string gpu = GpuNamed(name);
-  if (gpu.empty() && !IsInCatalog(name)) {
-    RefuseManyOfAName(spec, name);
-  }
-  if (counts.size() > 2 || (gpu.empty() && (!IsInCatalog(name) || counts.size() > 1))) {
-    return {spec, 0};
-  }
-  if (gpu.empty()) {
-    alone();
-    return {name, counts.empty() ? 0 : counts.front()};
-  }
-  if (counts.empty()) {
-    return {gpu + spec.substr(comma), 0};
-  }
-  const std::int64_t nodes = counts.size() == 2 ? counts.front()
-                                                : NodesOf(spec, FindGpu(gpu, "cluster"),
-                                                          counts.back(), spec.substr(comma));
-  const std::int64_t each =
-      counts.size() == 2 || nodes == 0 ? counts.back() : counts.back() / nodes;
-  return {gpu + " x" + std::to_string(each) + spec.substr(comma), nodes};
+  return std::nullopt;
 }
 
-// "h100" is three edits from "h100-80" but one from "a100": a longer name beats a near one.
+// Of names whose numbers are those of `word` as far as both go: another number is another product.
 std::string Hint(std::string_view word, const std::vector<std::string>& names) {
-  for (const std::string_view other : {"tpu", "trn", "trainium", "inf2", "gaudi"}) {
-    if (LowerCase(word).find(other) != std::string::npos) {
-      return "only GPUs of NVIDIA and AMD are modelled";
-    }
-  }
+  const std::string low = LowerCase(word);
   for (const std::string& name : names) {
-    if (name.starts_with(LowerCase(word) + "-")) {
+    if (name.starts_with(low + "-")) {
       return "did you mean \"" + name + "\"?";
     }
   }
-  return DidYouMean(LowerCase(word), names);
+  return DidYouMeanProduct(low, names);
+}
+
+[[noreturn]] void RefuseName(const std::string& spec, const std::string& head,
+                             const std::string& why) {
+  std::vector<std::string> names = GpuNames();
+  const std::vector<std::string> clusters = ListClusterNames();
+  names.insert(names.end(), clusters.begin(), clusters.end());
+  const std::string hint = Hint(head, names);
+  throw InputError("cluster", '"' + spec + '"',
+                   "a name from `shardwright list clusters`, a .json file or a description such as "
+                   "\"h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s\"",
+                   hint.empty() || Contains(why, "the catalog has") ? why : hint);
+}
+
+Spelled Spell(const std::string& spec) {
+  const std::size_t comma = std::min(spec.find(','), spec.size());
+  const std::string head = LowerCase(std::string_view(spec).substr(0, comma));
+  if (const auto node = SpellNode(spec, head, comma == spec.size())) {
+    return *node;
+  }
+  const GpuName name = ReadGpuName(head);
+  const std::vector<std::string> ours = GpuNames();
+  const std::string first = spec.substr(0, spec.find(' '));
+  const bool is_ours = std::find(ours.begin(), ours.end(), first) != ours.end();
+  if (name.gpu.empty() && !name.why.empty() && !is_ours) {  // else the description tells more
+    RefuseName(spec, name.key, name.why);
+  }
+  if (name.gpu.empty() || name.counts.size() > 2) {
+    return {spec, 0};
+  }
+  if (name.counts.empty()) {
+    return {name.gpu + spec.substr(comma), 0};
+  }
+  const std::int64_t nodes =
+      name.counts.size() == 2
+          ? name.counts.front()
+          : NodesOf(spec, FindGpu(name.gpu, "cluster"), name.counts.back(), spec.substr(comma));
+  const std::int64_t each =
+      name.counts.size() == 2 || nodes == 0 ? name.counts.back() : name.counts.back() / nodes;
+  return {name.gpu + " x" + std::to_string(each) + spec.substr(comma), nodes};
 }
 
 // "h100-80", "h100-80 x8, ...": a comma, or a known GPU as the first word.
@@ -214,8 +150,16 @@ bool IsInline(const std::string& spec) {
          std::find(names.begin(), names.end(), spec.substr(0, spec.find(' '))) != names.end();
 }
 
+// "MI250X/MI250" is a name.
 bool IsPath(const std::string& spec) {
-  return spec.ends_with(".json") || spec.find('/') != std::string::npos;
+  return spec.ends_with(".json") ||
+         (spec.find('/') != std::string::npos && ReadGpuName(spec).gpu.empty());
+}
+
+// lspci's maker has a comma of its own.
+std::string WithoutMaker(const std::string& spec) {
+  constexpr std::string_view kMaker = "advanced micro devices, inc.";
+  return LowerCase(spec).starts_with(kMaker) ? spec.substr(kMaker.size()) : spec;
 }
 
 Cluster LoadWhole(const std::string& spec) {
@@ -233,18 +177,7 @@ Cluster LoadWhole(const std::string& spec) {
   if (IsPath(spec)) {
     return ParseCluster(ReadTextFile(spec), spec);
   }
-  std::vector<std::string> names;
-  const std::size_t word_end = spec.find(' ');  // "h100 x8": the word is meant to be a GPU
-  for (const EmbeddedFile& file :
-       catalog.first(word_end == std::string::npos ? catalog.size() : 0)) {
-    names.emplace_back(file.name);
-  }
-  const std::vector<std::string> gpus = GpuNames();
-  names.insert(names.end(), gpus.begin(), gpus.end());
-  throw InputError("cluster", '"' + spec + '"',
-                   "a name from `shardwright list clusters`, a .json file or a description such as "
-                   "\"h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s\"",
-                   Hint(spec.substr(0, word_end), names));
+  RefuseName(spec, spec.substr(0, spec.find(' ')), "");
 }
 
 }  // namespace
@@ -290,7 +223,8 @@ std::optional<FlopsPerSecond> PeakFlops(const GpuSpec& gpu, MathType type) {
 }
 
 Cluster LoadCluster(const std::string& spec, std::int64_t nodes, std::int64_t gpus) {
-  const Spelled spelled = IsPath(spec.substr(0, spec.find(','))) ? Spelled{spec, 0} : Spell(spec);
+  const Spelled spelled =
+      IsPath(spec.substr(0, spec.find(','))) ? Spelled{spec, 0} : Spell(WithoutMaker(spec));
   Cluster cluster = LoadWhole(spelled.spec);
   if (spelled.nodes > 0 && cluster.node_count != 1 && cluster.name == "inline") {
     throw InputError("cluster", '"' + spec + '"', "the number of nodes once");

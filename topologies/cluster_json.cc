@@ -340,8 +340,12 @@ void CheckCluster(const Cluster& cluster, const std::string& where) {
   const auto gpus = std::count_if(cluster.node.components.begin(), cluster.node.components.end(),
                                   [](const Component& c) { return c.kind == ComponentKind::kGpu; });
   if (cluster.gpus_per_node < 1 || cluster.gpus_per_node > gpus) {
-    throw InputError(where, std::to_string(cluster.gpus_per_node) + " GPUs of each node",
-                     "1 to " + std::to_string(gpus));
+    const bool are_nodes = cluster.gpus_per_node > 0 && cluster.gpus_per_node % gpus == 0;
+    throw InputError(
+        where, std::to_string(cluster.gpus_per_node) + " GPUs of each node",
+        "1 to " + std::to_string(gpus),
+        are_nodes ? "so many GPUs are --nodes " + std::to_string(cluster.gpus_per_node / gpus)
+                  : "");
   }
   if (cluster.node_count < 1 || cluster.node_count > kMostNodes) {
     throw InputError(where, std::to_string(cluster.node_count) + " nodes",

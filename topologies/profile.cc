@@ -10,6 +10,7 @@
 
 #include "core/embedded.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "topologies/internal/shipped_profiles.h"
 #include "topologies/profile_catalog.h"
@@ -71,11 +72,9 @@ std::span<const EmbeddedFile> internal::ShippedProfiles() {
 
 void ShipProfilesOf(const std::string& folder) {
   std::vector<ProfileFolder::Texts> texts;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.path().extension() == ".json") {
-      const std::string path = entry.path().string();
-      texts.push_back({entry.path().stem().string(), ReadTextFile(path), path});
+  for (const std::filesystem::path& path : EntriesOf(folder)) {
+    if (path.extension() == ".json") {
+      texts.push_back({path.stem().string(), ReadTextFile(path.string()), path.string()});
     }
   }
   if (texts.empty()) {

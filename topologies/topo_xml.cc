@@ -1,7 +1,6 @@
 // NCCL's topology dump (NCCL_TOPO_DUMP_FILE) and hwloc's XML (lstopo --of xml). pugixml neither
 // reads document types nor expands entities of their own, so entity bombs stay what they are: text.
 
-#include <algorithm>
 #include <string>
 #include <string_view>
 #include <unordered_map>

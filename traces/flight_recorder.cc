@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <filesystem>
 #include <map>
 #include <string_view>
 #include <tuple>
@@ -13,6 +12,7 @@
 
 #include "core/budget.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/parallel.h"
 #include "core/printable.h"
@@ -23,7 +23,6 @@
 namespace shardwright {
 namespace {
 
-namespace fs = std::filesystem;
 using internal::Pickle;
 
 constexpr std::string_view kFlightRule = "a dump of PyTorch's Flight Recorder, version 2";
@@ -238,6 +237,7 @@ class FlightReader {
     if (call.completed == 0 && NameAt(entry, "state") == "completed") {
       call.completed = std::max<std::int64_t>(call.created, 1);
     }
+    call.is_scheduled = call.started == 0 && NameAt(entry, "state") == "scheduled";
     call.retired = NumberAt(entry, "retired") != 0;
     ReadFrames(entry, call);
     dump_.calls.push_back(std::move(call));
@@ -276,23 +276,15 @@ std::int64_t TimeOf(const std::string& file) {
 
 std::vector<std::string> DumpsIn(const std::string& folder) {
   std::vector<std::string> files;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    std::error_code ignored;
-    const std::string file = it->path().string();
-    if (RankOfDump(file) >= 0 && it->is_regular_file(ignored)) {
-      files.push_back(file);
+  for (const auto& file : EntriesOf(folder, "a folder of dumps of PyTorch's Flight Recorder")) {
+    if (RankOfDump(file.string()) >= 0 && IsRegularFile(file)) {
+      files.push_back(file.string());
     }
-  }
-  if (error) {
-    throw InputError(folder, "a folder that cannot be read (" + error.message() + ")",
-                     "a folder of dumps of PyTorch's Flight Recorder");
   }
   if (files.empty()) {
     throw InputError(folder, "a folder without dumps",
                      "files whose names end with their rank, such as nccl_trace_rank_0");
   }
-  std::sort(files.begin(), files.end());
   return files;
 }
 
@@ -334,12 +326,11 @@ FlightDump ReadFlightDump(const std::string& file) {
 std::vector<FlightDump> ReadFlightDumps(const std::vector<std::string>& names) {
   std::vector<std::string> files;
   for (const std::string& name : names) {
-    std::error_code ignored;
-    if (!fs::exists(name, ignored)) {
+    if (!Exists(name)) {
       throw InputError(name, "no file and no folder", kFlightRule);
     }
     const std::vector<std::string> inside =
-        fs::is_directory(name, ignored) ? DumpsIn(name) : std::vector<std::string>{name};
+        IsFolder(name) ? DumpsIn(name) : std::vector<std::string>{name};
     files.insert(files.end(), inside.begin(), inside.end());
   }
   std::vector<FlightDump> dumps(files.size());

@@ -40,7 +40,8 @@ struct FlightCall {
   std::int64_t created = 0;
   std::int64_t started = 0;
   std::int64_t completed = 0;
-  bool retired = false;  // nobody waits for it any more: it is over, or was given up
+  bool is_scheduled = false;  // issued, and the GPU has not started it
+  bool retired = false;       // nobody waits for it any more: it is over, or was given up
 };
 
 struct FlightDump {

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include <zlib.h>
 
 #include "core/error.h"
+#include "core/files.h"
 
 namespace shardwright {
 namespace {
@@ -86,38 +84,30 @@ std::string TextSink::Finish() {
 }
 
 struct TextSource::Stream {
-  std::FILE* file = nullptr;
+  InputFile file;
   z_stream inflater{};
   bool is_gzip = false;
   bool inside_member = false;  // gzip data has begun and not ended
   std::array<unsigned char, 1U << 16> input;
 
+  explicit Stream(const std::string& name) : file(name, "a trace file") {}
   ~Stream() {
     if (is_gzip) {
       inflateEnd(&inflater);
     }
-    if (file != nullptr) {
-      std::fclose(file);
-    }
+  }
+  void Refill() {
+    inflater.next_in = input.data();
+    inflater.avail_in = static_cast<unsigned>(file.Read(input.data(), input.size()));
   }
 };
 
 TextSource::TextSource(const std::string& file)
     : file_(file),
-      stream_(std::make_unique<Stream>()),
+      stream_(std::make_unique<Stream>(file)),
       text_(file, "bytes of unpacked text", kMostText) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(file, ignored)) {
-    throw InputError(file, "a folder", "a trace file");
-  }
-  stream_->file = std::fopen(file.c_str(), "rb");
-  if (stream_->file == nullptr) {
-    throw InputError(file, std::strerror(errno), "a trace file");
-  }
   z_stream& inflater = stream_->inflater;
-  inflater.next_in = stream_->input.data();
-  inflater.avail_in = static_cast<unsigned>(
-      std::fread(stream_->input.data(), 1, stream_->input.size(), stream_->file));
+  stream_->Refill();
   // The two magic bytes of RFC 1952, section 2.3.1.
   if (inflater.avail_in >= 2 && stream_->input[0] == 0x1f && stream_->input[1] == 0x8b) {
     const int code = inflateInit2(&inflater, kGzipWindow);
@@ -138,20 +128,8 @@ std::size_t TextSource::Read(char* buffer, std::size_t size) {
 
 std::size_t TextSource::ReadSome(char* buffer, std::size_t size) {
   z_stream& inflater = stream_->inflater;
-  const auto refill = [this, &inflater] {
-    inflater.next_in = stream_->input.data();
-    inflater.avail_in = static_cast<unsigned>(
-        std::fread(stream_->input.data(), 1, stream_->input.size(), stream_->file));
-    if (inflater.avail_in == 0 && std::ferror(stream_->file) != 0) {
-      throw InputError(file_, std::strerror(errno), "a readable file");
-    }
-  };
   if (!stream_->is_gzip && inflater.avail_in == 0) {
-    const std::size_t count = std::fread(buffer, 1, size, stream_->file);
-    if (count == 0 && std::ferror(stream_->file) != 0) {
-      throw InputError(file_, std::strerror(errno), "a readable file");
-    }
-    return count;
+    return stream_->file.Read(buffer, size);
   }
   if (!stream_->is_gzip) {
     const std::size_t count = std::min<std::size_t>(size, inflater.avail_in);
@@ -165,7 +143,7 @@ std::size_t TextSource::ReadSome(char* buffer, std::size_t size) {
   inflater.avail_out = wanted;
   while (inflater.avail_out == wanted) {
     if (inflater.avail_in == 0) {
-      refill();
+      stream_->Refill();
     }
     if (inflater.avail_in == 0) {
       if (stream_->inside_member) {

@@ -128,5 +128,14 @@ std::optional<OpCode> CollectiveOfName(std::string_view name) {
   return std::nullopt;
 }
 
+std::optional<OpCode> CollectiveOfKernel(std::string_view name) {
+  for (const std::string_view library : {"nccl", "rccl", "mscclKernel", "nvshmem"}) {
+    if (name.starts_with(library)) {
+      return CollectiveOfName(name).value_or(OpCode::kAllToAll);
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace internal
 }  // namespace shardwright

@@ -82,8 +82,8 @@ void Collector::AddWork(const KinetoEvent& event, ActivityKind kind) {
     if (event.Has(Field::kCollective)) {
       code = internal::CollectiveOfName(event.Text(Field::kCollective));
     }
-    if (!code && name.starts_with("nccl")) {
-      code = internal::CollectiveOfName(name);
+    if (!code) {
+      code = internal::CollectiveOfKernel(name);
     }
     if (code) {
       row.kind = ActivityKind::kCollective;

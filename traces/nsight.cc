@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <sqlite3.h>
 
 #include "core/error.h"
+#include "core/staged_file.h"
 #include "traces/internal/raw_recording.h"
 
 namespace shardwright {
@@ -29,6 +31,16 @@ struct Closer {
   void operator()(sqlite3* database) const { sqlite3_close(database); }
   void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
 };
+
+// The file as one that SQLite neither locks nor writes beside: of one in WAL mode it would make an
+// index, through whatever link has that name.
+std::string ImmutableUri(const std::string& file) {
+  std::string uri = file.starts_with('/') ? "file://" : "file:";
+  for (const char c : file) {
+    uri += c == '%' ? "%25" : c == '?' ? "%3f" : c == '#' ? "%23" : std::string(1, c);
+  }
+  return uri + "?immutable=1";
+}
 
 // One row of a query. Values of other types than asked for are damage.
 class Row {
@@ -63,7 +75,10 @@ class Database {
  public:
   explicit Database(std::string file) : file_(std::move(file)) {
     sqlite3* raw = nullptr;
-    const int code = sqlite3_open_v2(file_.c_str(), &raw, SQLITE_OPEN_READONLY, nullptr);
+    RememberRead(file_);
+    RefuseUnfinished();
+    const int code = sqlite3_open_v2(ImmutableUri(file_).c_str(), &raw,
+                                     SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, nullptr);
     handle_.reset(raw);
     Check(code);
     // A schema may hold views and triggers of others; none of their functions is run.
@@ -97,6 +112,18 @@ class Database {
   }
 
  private:
+  // Rows in a log beside the file are not in it yet, and only a writer could move them.
+  void RefuseUnfinished() const {
+    for (const char* ending : {"-wal", "-journal"}) {
+      std::error_code error;
+      const std::string log = file_ + ending;
+      if (const auto size = std::filesystem::file_size(log, error); !error && size > 0) {
+        throw InputError(file_, "rows that are still in " + log, kExportRule,
+                         "sqlite3 FILE 'PRAGMA journal_mode = DELETE' moves them into the file");
+      }
+    }
+  }
+
   void Check(int code) const {
     if (code != SQLITE_OK && code != SQLITE_DONE) {
       throw InputError(file_, std::string("an error of SQLite: ") + sqlite3_errmsg(handle_.get()),
@@ -194,8 +221,7 @@ class ExportReader {
           work.span.name = raw_.names.Find(name);
           work.span.thread = NumberOf({row.Int(2), row.Int(3)});
           work.correlation = row.Int(4);
-          const auto code = internal::CollectiveOfName(name);
-          if (name.starts_with("nccl") && code) {
+          if (const auto code = internal::CollectiveOfKernel(name)) {
             work.kind = ActivityKind::kCollective;
             work.collective = *code;
           }

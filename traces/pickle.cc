@@ -10,6 +10,7 @@
 
 #include "core/budget.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/portable.h"
 #include "traces/gzip.h"
 
@@ -400,8 +401,7 @@ Pickle Pickle::OfJson(const JsonValue& document, const std::string& file, std::s
   result.root_ = result.AddJson(document);
   result.file_ = file;
   result.rule_ = rule;
-  std::error_code ignored;
-  result.file_size_ = static_cast<std::int64_t>(std::filesystem::file_size(file, ignored));
+  result.file_size_ = InputFile(file).size();
   return result;
 }
 

@@ -258,7 +258,7 @@ void CallCollector::AddOp(const KinetoEvent& event) {
 void CallCollector::AddKernel(const KinetoEvent& event) {
   const std::string& name = event.Text(Field::kName);
   const bool is_collective =
-      event.Has(Field::kCollective) || name.starts_with("nccl") || name.starts_with("mscclKernel");
+      event.Has(Field::kCollective) || internal::CollectiveOfKernel(name).has_value();
   if (is_collective || !event.Has(Field::kCorrelation)) {
     return;
   }

@@ -1,7 +1,6 @@
 // What the page in a browser does without: libraries that are not there as WebAssembly (zlib,
 // SQLite, pugixml), threads, and a terminal.
 
-#include <fstream>
 #include <utility>
 
 #include <emscripten.h>
@@ -10,6 +9,7 @@
 
 #include "cli/search_progress.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "topologies/internal/machine.h"
 #include "traces/gzip.h"
 #include "traces/nsight.h"
@@ -50,31 +50,26 @@ std::string TextSink::Finish() {
 }
 
 struct TextSource::Stream {
-  std::ifstream file;
+  InputFile file;
 };
 
 TextSource::TextSource(const std::string& file)
     : file_(file),
-      stream_(std::make_unique<Stream>()),
+      stream_(std::make_unique<Stream>(file)),
       text_(file, "bytes of text", std::int64_t{3} << 30) {
-  stream_->file.open(file, std::ios::binary);
-  if (!stream_->file) {
-    throw InputError(file + ": cannot open");
-  }
-  if (stream_->file.peek() == 0x1f) {
+  char first = '\0';
+  if (InputFile(file).Read(&first, 1) == 1 && first == 0x1f) {
     throw InputError(file, "a compressed file", "one that the page unpacked");
   }
-  stream_->file.clear();
 }
 TextSource::~TextSource() = default;
 TextSource::TextSource(TextSource&&) noexcept = default;
 TextSource& TextSource::operator=(TextSource&&) noexcept = default;
 
 std::size_t TextSource::Read(char* buffer, std::size_t size) {
-  stream_->file.read(buffer, static_cast<std::streamsize>(size));
-  const auto count = stream_->file.gcount();
-  text_.Take(count);
-  return static_cast<std::size_t>(count);
+  const std::size_t count = stream_->file.Read(buffer, size);
+  text_.Take(static_cast<std::int64_t>(count));
+  return count;
 }
 
 ProfilerRecording ReadNsight(const std::string& file) {

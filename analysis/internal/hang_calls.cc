@@ -102,6 +102,7 @@ HangCall Normalized(const FlightDump& dump, const FlightCall& call) {
   result.sequence = call.sequence;
   result.created = call.created;
   result.is_over = call.completed != 0 || call.retired;
+  result.is_scheduled = call.is_scheduled;
   return result;
 }
 

@@ -184,6 +184,22 @@ class GroupDoctor {
     }
   }
 
+  // Whether what the rank queued behind is the others' without their first, where it contradicts
+  // two that were swapped: AG RS AG RS against RS AG RS AG.
+  static bool GoesOnWithout(const RankCalls& member, std::int64_t at,
+                            const std::vector<HangCall>& expected) {
+    constexpr std::size_t kMost = 8;
+    bool is_skip = true, is_swap = true;
+    for (std::size_t i = 0; i < kMost && i + 1 < expected.size(); ++i) {
+      const std::int64_t here = at + static_cast<std::int64_t>(i);
+      if (member.Has(here)) {
+        is_skip = is_skip && AreAlike(member.At(here), expected[i + 1]);
+        is_swap = is_swap && (i < 2 || AreAlike(member.At(here), expected[i]));
+      }
+    }
+    return is_skip && !is_swap;
+  }
+
   // What became of `expected`, of which the last `ahead` are not issued yet, on a rank that issued
   // something else.
   void Classify(const RankCalls& member, std::int64_t at, const std::vector<HangCall>& expected,
@@ -199,7 +215,7 @@ class GroupDoctor {
     // What is made up for later has the stack of that later phase.
     HangCall later = next == nullptr ? HangCall{} : *next;
     later.phase = HangPhase::kUnknown;
-    if (next != nullptr && AreAlike(later, expected[0])) {
+    if (next != nullptr && AreAlike(later, expected[0]) && !GoesOnWithout(member, at, expected)) {
       const bool is_next = expected.size() > 1 && AreAlike(own, expected[1]);
       finding.kind = is_next ? HangKind::kSwapped : HangKind::kExtra;
       if (is_next) {
@@ -339,22 +355,31 @@ class GroupDoctor {
     }
   }
 
+  // NCCL's ranks queue collectives: the first that does not end is it, not the last. Ranks whose
+  // GPU has not started it are late where it runs on others.
   void FindAllWait() {
     if (end_ < begin_) {
       return;
     }
-    HangFinding finding = Begin(HangKind::kAllWait, end_);
+    const std::int64_t at = NextToEnd();
+    HangFinding finding = Begin(HangKind::kAllWait, at);
     for (const RankCalls& member : group_.members) {
-      const HangCall& call = member.At(end_);
+      const HangCall& call = member.At(at);
       if (call.is_over || member.written - call.created < patience_) {
         return;
       }
       finding.since = std::max(finding.since, call.created);
-      finding.waiting.push_back(member.rank);
+      (call.is_scheduled ? finding.ranks : finding.waiting).push_back(member.rank);
     }
     const RankCalls& member = group_.members[0];
-    finding.expected = guide_->Named(member.At(end_), PrefixOf(member, end_));
-    finding.ranks = finding.waiting;
+    finding.expected = guide_->Named(member.At(at), PrefixOf(member, at));
+    if (!finding.ranks.empty() && !finding.waiting.empty()) {
+      finding.kind = HangKind::kLate;
+      finding.found = finding.expected;
+    } else {
+      finding.waiting.insert(finding.waiting.end(), finding.ranks.begin(), finding.ranks.end());
+      finding.ranks = finding.waiting;
+    }
     findings_.push_back(std::move(finding));
   }
 

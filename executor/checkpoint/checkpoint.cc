@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/text.h"
 #include "executor/checkpoint/adapters.h"
@@ -47,10 +48,15 @@ Checkpoint::~Checkpoint() = default;
 Checkpoint::Checkpoint(const std::string& folder)
     : folder_(folder), files_(std::make_unique<Files>()) {
   const std::string file = PathIn(folder, kManifestName);
-  if (!std::filesystem::exists(file)) {
+  if (!Exists(file)) {
     throw InputError(folder, std::string("no ") + kManifestName, "a finished checkpoint");
   }
   manifest_ = ParseManifest(ReadTextFile(file), file);
+  if (const auto step = StepIn(folder); step && *step != manifest_.step) {
+    throw InputError(file, "step " + std::to_string(manifest_.step),
+                     std::to_string(*step) + ", as the folder's name says",
+                     "the folder was renamed or copied");
+  }
   for (std::size_t t = 0; t < manifest_.tensors.size(); ++t) {
     if (!files_->tensors.emplace(manifest_.tensors[t].name, t).second) {
       throw InputError(file, "tensor " + Quoted(manifest_.tensors[t].name) + " twice", "once");
@@ -61,18 +67,15 @@ Checkpoint::Checkpoint(const std::string& folder)
   }
   for (const SavedTensor& tensor : manifest_.tensors) {
     std::vector<StretchPlace>& places = files_->places[tensor.name];
-    std::sort(places.begin(), places.end(),
-              [](const StretchPlace& a, const StretchPlace& b) { return a.begin < b.begin; });
+    std::sort(places.begin(), places.end(), [](const StretchPlace& a, const StretchPlace& b) {
+      return std::pair(a.begin, a.count) < std::pair(b.begin, b.count);
+    });
     std::int64_t position = 0;
-    for (const StretchPlace& place : places) {
-      if (place.begin != position) {
-        break;
-      }
-      position += place.count;
+    std::size_t in_order = 0;
+    while (in_order < places.size() && places[in_order].begin == position) {
+      position += places[in_order++].count;
     }
-    const bool is_whole = position == tensor.Elements() &&
-                          (places.empty() || places.back().begin + places.back().count == position);
-    if (!is_whole) {
+    if (in_order < places.size() || position != tensor.Elements()) {
       throw InputError(file,
                        "stretches of " + Quoted(tensor.name) + " that end at element " +
                            std::to_string(position),
@@ -83,18 +86,13 @@ Checkpoint::Checkpoint(const std::string& folder)
 
 void Checkpoint::AddFile(const SavedFile& saved) {
   const std::string path = PathIn(folder_, saved.name);
-  std::error_code error;
-  const auto size = std::filesystem::file_size(path, error);
-  if (error) {
-    throw InputError(path, error.message(), "a file of the checkpoint");
-  }
-  if (static_cast<std::int64_t>(size) != saved.bytes) {
-    throw InputError(path, std::to_string(size) + " bytes",
+  files_->mapped.push_back(std::make_unique<MappedFile>(path));
+  const MappedFile& mapped = *files_->mapped.back();
+  if (std::ssize(mapped.bytes()) != saved.bytes) {
+    throw InputError(path, std::to_string(mapped.bytes().size()) + " bytes",
                      std::to_string(saved.bytes) + ", as the manifest says");
   }
   const SafetensorsHeader header = ReadSafetensorsHeader(path);
-  files_->mapped.push_back(std::make_unique<MappedFile>(path));
-  const std::byte* data = files_->mapped.back()->bytes().data() + header.data_begin;
   std::map<std::string, const SafetensorsEntry*> entries;
   for (const SafetensorsEntry& entry : header.entries) {
     entries[entry.name] = &entry;
@@ -110,7 +108,9 @@ void Checkpoint::AddFile(const SavedFile& saved) {
                        "what the manifest says");
     }
     files_->places[stretch.tensor].push_back(
-        {stretch.begin, stretch.count, data + found->second->begin});
+        {stretch.begin, stretch.count,
+         mapped.At(header.data_begin + found->second->begin,
+                   found->second->end - found->second->begin)});
   }
 }
 
@@ -162,6 +162,7 @@ void Checkpoint::Read(const std::string& name, std::int64_t begin, std::int64_t 
     const StretchPlace& from = *std::prev(place);
     const std::int64_t skip = begin - from.begin;
     const std::int64_t here = std::min(count, from.count - skip);
+    SW_CHECK(skip >= 0 && here >= 0, name);
     ConvertElements(tensor.dtype, from.data + skip * SizeOf(tensor.dtype), dtype,
                     static_cast<std::byte*>(out), here);
     out = static_cast<std::byte*>(out) + here * SizeOf(dtype);
@@ -314,8 +315,7 @@ void ExportCheckpoint(const Checkpoint& checkpoint, const std::string& file,
 }
 
 std::string FindLatestCheckpoint(const std::string& folder) {
-  std::error_code error;
-  if (std::filesystem::exists(PathIn(folder, kManifestName), error)) {
+  if (Exists(PathIn(folder, kManifestName))) {
     return folder;
   }
   const std::vector<std::string> finished = FinishedCheckpoints(folder);

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <set>
-#include <system_error>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/text.h"
 #include "executor/checkpoint/adapters.h"
@@ -46,8 +46,7 @@ bool SameShape(const std::vector<std::int64_t>& a, const std::vector<std::int64_
 }  // namespace
 
 HubWeights::HubWeights(const std::string& path, const Model& model) : path_(path) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) {
+  if (!IsFolder(path)) {
     Open(path, nullptr);
   } else if (!HoldsCheckpoint(path)) {
     throw InputError(path, "no weights",
@@ -68,14 +67,15 @@ void HubWeights::Open(const std::string& file, const std::vector<std::string>* n
   ReadMetadata(file, header.metadata);
   files_.push_back(std::make_unique<MappedFile>(file));
   const MappedFile& mapped = *files_.back();
-  const std::byte* const data = mapped.bytes().data() + header.data_begin;
   std::set<std::string> here;
   for (const SafetensorsEntry& entry : header.entries) {
     if (names != nullptr && std::find(names->begin(), names->end(), entry.name) == names->end()) {
       continue;
     }
     here.insert(entry.name);
-    stored_[ModernName(entry.name)] = {entry.dtype, entry.shape, data + entry.begin};
+    stored_[ModernName(entry.name)] = {
+        entry.dtype, entry.shape,
+        mapped.At(header.data_begin + entry.begin, entry.end - entry.begin)};
   }
   for (std::size_t i = 0; names != nullptr && i < names->size(); ++i) {
     if (here.count((*names)[i]) == 0) {
@@ -175,6 +175,14 @@ void HubWeights::Match(const Model& model) {
     throw InputError(path_, "no tensor " + Several(missing), "every parameter of " + model.name,
                      DidYouMean(missing.front(), unused_));
   }
+}
+
+std::uint32_t HubWeights::Checksum() const {
+  std::uint32_t crc = 0;
+  for (const std::unique_ptr<MappedFile>& file : files_) {
+    crc = ContentChecksum(file->bytes(), crc);
+  }
+  return crc;
 }
 
 bool HubWeights::Read(const std::string& name, std::int64_t begin, std::int64_t count, DType dtype,

@@ -45,6 +45,8 @@ class HubWeights {
   [[nodiscard]] const std::map<std::string, Found>& found() const { return found_; }
   // Tensors of the files that no parameter takes.
   [[nodiscard]] const std::vector<std::string>& unused() const { return unused_; }
+  // Of the bytes of all files (ContentChecksum).
+  [[nodiscard]] std::uint32_t Checksum() const;
   [[nodiscard]] std::int64_t file_count() const { return std::ssize(files_); }
   // Whose states the files hold; nothing: none, whatever tensors are there.
   [[nodiscard]] const std::optional<OptimizerKind>& optimizer() const { return optimizer_; }

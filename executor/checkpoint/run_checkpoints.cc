@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <memory>
 #include <span>
-#include <sstream>
 #include <thread>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/printable.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/state.h"
@@ -29,8 +29,6 @@ RankState StateOf(const Runtime& runtime, Rank rank) {
 constexpr int kAttempts = 3;
 constexpr std::chrono::milliseconds kPause{500};  // after the first; longer after each
 
-constexpr char kEndOfKey = '\n';  // no tensor's name has one
-
 std::vector<std::byte> BytesOf(const std::string& text) {
   const auto* const begin = reinterpret_cast<const std::byte*>(text.data());
   return {begin, begin + text.size()};
@@ -40,24 +38,23 @@ std::string TextOf(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// "17 transformer.wte.weight\n" for each stretch.
+// As a manifest, since names may hold whatever JSON does.
 std::vector<std::byte> KeysOf(const std::vector<StretchData>& stretches) {
-  std::string lines;
+  Manifest manifest;
+  SavedFile& file = manifest.files.emplace_back();
+  file.name = "keys";
   for (const StretchData& data : stretches) {
-    lines += std::to_string(data.stretch.begin) + ' ' + data.stretch.tensor + kEndOfKey;
+    file.stretches.push_back(data.stretch);
   }
-  return BytesOf(lines);
+  return BytesOf(ManifestJson(manifest));
 }
 
 std::set<std::pair<std::string, std::int64_t>> ReadKeys(const std::vector<std::byte>& bytes) {
   std::set<std::pair<std::string, std::int64_t>> keys;
-  std::istringstream lines(TextOf(bytes));
-  std::int64_t begin = 0;
-  while (lines >> begin) {
-    lines.get();  // the space
-    std::string tensor;
-    std::getline(lines, tensor, kEndOfKey);
-    keys.emplace(std::move(tensor), begin);
+  for (const SavedFile& file : ParseManifest(TextOf(bytes), "another rank's keys").files) {
+    for (const SavedStretch& stretch : file.stretches) {
+      keys.emplace(stretch.tensor, stretch.begin);
+    }
   }
   return keys;
 }
@@ -100,10 +97,12 @@ Wait WaitForFiles(const Model& model, const Job& job, const std::string& what) {
   return {what, std::chrono::seconds(bytes / kBytesPerSecond)};
 }
 
-RunCheckpoints::RunCheckpoints(std::string folder, std::int64_t keep, RunIdentity identity,
-                               const Model& model, const Job& job, const Program& program,
-                               const Sampler& sampler, MessagePassing* processes)
+RunCheckpoints::RunCheckpoints(std::string folder, const RunFolder* own, std::int64_t keep,
+                               RunIdentity identity, const Model& model, const Job& job,
+                               const Program& program, const Sampler& sampler,
+                               MessagePassing* processes)
     : folder_(std::move(folder)),
+      own_(own),
       keep_(keep),
       identity_(std::move(identity)),
       model_(model),
@@ -234,13 +233,19 @@ void RunCheckpoints::WriteRepeatedly(const std::vector<Share>& shares,
 }
 
 void RunCheckpoints::Write(const std::vector<Share>& shares, const Manifest& manifest) const {
+  own_->CheckPlace();
   CheckpointWriter writer(folder_, manifest.step);
   for (const Share& share : shares) {
     if (!share.state.stretches.empty()) {
       writer.WriteRank(share.rank, share.state);
     }
   }
+  Commit(writer, manifest);
+}
+
+void RunCheckpoints::Commit(CheckpointWriter& writer, const Manifest& manifest) const {
   writer.Commit(manifest);
+  own_->CheckPlace();
   RemoveOldCheckpoints(folder_, keep_, identity_.id, manifest.step);
 }
 
@@ -252,6 +257,7 @@ void RunCheckpoints::WriteTogether(const Share& mine, const Manifest& manifest) 
   std::int64_t maker = 0;  // the writer that made the folder; 0: there is none
   if (processes_->rank() == 0) {
     try {
+      own_->CheckPlace();
       writer = std::make_unique<CheckpointWriter>(folder_, manifest.step);
       maker = writer->number();
     } catch (const EnvironmentError&) {
@@ -287,8 +293,7 @@ void RunCheckpoints::WriteTogether(const Share& mine, const Manifest& manifest) 
       writer->Add(std::move(file));
     }
   }
-  writer->Commit(manifest);
-  RemoveOldCheckpoints(folder_, keep_, identity_.id, manifest.step);
+  Commit(*writer, manifest);
 }
 
 namespace {
@@ -338,11 +343,11 @@ void SetLaterAside(const std::string& folder, std::int64_t step) {
   const std::string from = CheckpointFolder(folder, step);
   std::vector<std::string> finished = FinishedCheckpoints(folder);
   while (!finished.empty() && finished.back() != from) {
-    std::error_code error;
     std::string aside = finished.back() + "-set-aside";
-    for (int k = 2; std::filesystem::exists(aside, error); ++k) {
+    for (int k = 2; Exists(aside); ++k) {
       aside = finished.back() + "-set-aside-" + std::to_string(k);
     }
+    std::error_code error;
     std::filesystem::rename(finished.back(), aside, error);
     if (error) {
       throw EnvironmentError(finished.back() + ": cannot rename: " + error.message());

@@ -12,6 +12,7 @@
 
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/hub_weights.h"
+#include "executor/checkpoint/run_folder.h"
 #include "executor/checkpoint/save.h"
 #include "executor/data/sampler.h"
 #include "executor/host/message_passing.h"
@@ -40,11 +41,11 @@ struct RunIdentity {
 
 class RunCheckpoints {
  public:
-  // Checkpoints of the run with `identity` go into `folder`, which is this run's (RunFolder); of
-  // its finished ones the `keep` newest stay. Keeps references. `processes`: those that the ranks
-  // are in, which all construct this at once and share the folder; null: the ranks are threads.
-  RunCheckpoints(std::string folder, std::int64_t keep, RunIdentity identity, const Model& model,
-                 const Job& job, const Program& program, const Sampler& sampler,
+  // Checkpoints of the run with `identity` go into `folder`, which process 0 has as `own`; of its
+  // finished ones the `keep` newest stay. Keeps references. `processes`: those that the ranks are
+  // in, which all construct this at once and share the folder; null: the ranks are threads.
+  RunCheckpoints(std::string folder, const RunFolder* own, std::int64_t keep, RunIdentity identity,
+                 const Model& model, const Job& job, const Program& program, const Sampler& sampler,
                  MessagePassing* processes);
 
   // Copies the state of all ranks and writes it in the background. Where states lie in host memory
@@ -80,8 +81,10 @@ class RunCheckpoints {
   void WriteRepeatedly(const std::vector<Share>& shares, const Manifest& manifest) const;
   void Write(const std::vector<Share>& shares, const Manifest& manifest) const;
   void WriteTogether(const Share& mine, const Manifest& manifest) const;
+  void Commit(CheckpointWriter& writer, const Manifest& manifest) const;
 
   const std::string folder_;
+  const RunFolder* const own_;
   const std::int64_t keep_;
   const RunIdentity identity_;
   const Model& model_;

@@ -1,5 +1,6 @@
 #include "executor/checkpoint/run_folder.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -16,7 +17,9 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/printable.h"
+#include "core/staged_file.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/save.h"
 
@@ -24,19 +27,27 @@ namespace shardwright {
 namespace {
 
 constexpr const char* kLockName = ".lock";
-constexpr off_t kLongestLock = 100;  // bytes of what ThisProcess says
+constexpr off_t kLongestLock = 120;  // bytes of what ThisProcess says
 
 void CheckUnused(const std::string& folder) {
-  if (std::filesystem::exists(std::filesystem::path(folder) / kManifestName)) {
+  if (Exists(std::filesystem::path(folder) / kManifestName)) {
     throw InputError(folder, "a checkpoint", "a folder for checkpoints, such as the one it is in");
   }
 }
 
+std::string LockFile(const std::string& folder) {
+  return (std::filesystem::path(folder) / kLockName).string();
+}
+
+std::string TextOf(int descriptor) {
+  std::array<char, kLongestLock> text{};
+  const ssize_t count = ::pread(descriptor, text.data(), text.size(), 0);
+  return {text.data(), count > 0 ? static_cast<std::size_t>(count) : 0};
+}
+
 // "process 4711", as the holder has written; another machine's may not be seen yet.
 std::string HolderOf(int descriptor) {
-  std::array<char, 100> text{};
-  const ssize_t count = ::pread(descriptor, text.data(), text.size() - 1, 0);
-  const std::string holder(text.data(), count > 0 ? static_cast<std::size_t>(count) : 0);
+  const std::string holder = TextOf(descriptor);
   return holder.empty() ? "" : " (" + holder.substr(0, holder.find('\n')) + ")";
 }
 
@@ -55,7 +66,7 @@ bool IsLock(int descriptor) {
 std::string ThisProcess() {
   std::array<char, 64> host{};
   (void)::gethostname(host.data(), host.size() - 1);
-  return "process " + std::to_string(::getpid()) + " on " + host.data() + "\n";
+  return "process " + std::to_string(::getpid()) + " on " + host.data() + "\n" + NewRunId() + "\n";
 }
 
 }  // namespace
@@ -67,10 +78,15 @@ std::string NewRunId() {
   return text.data();
 }
 
-RunFolder::RunFolder(const std::string& folder, bool resumes) {
+RunFolder::RunFolder(const std::string& folder, bool resumes) : folder_(folder) {
   MakeCheckpointFolder(folder);
   CheckUnused(folder);
-  Lock(folder);
+  Lock();
+  for (const std::filesystem::path& checkpoint : EntriesOf(folder)) {
+    for (const std::filesystem::path& file : EntriesOf(checkpoint)) {
+      RememberRead(file.string());  // no trace replaces a part of a checkpoint
+    }
+  }
   const std::vector<std::string> finished = FinishedCheckpoints(folder);
   if (!resumes && !finished.empty()) {
     ::close(descriptor_);
@@ -80,8 +96,8 @@ RunFolder::RunFolder(const std::string& folder, bool resumes) {
   }
 }
 
-void RunFolder::Lock(const std::string& folder) {
-  const std::string file = (std::filesystem::path(folder) / kLockName).string();
+void RunFolder::Lock() {
+  const std::string file = LockFile(folder_);
   descriptor_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (descriptor_ < 0) {
     throw EnvironmentError(file + ": cannot open: " + std::strerror(errno));
@@ -94,7 +110,8 @@ void RunFolder::Lock(const std::string& folder) {
     const std::string text = ThisProcess();
     if (::ftruncate(descriptor_, 0) == 0) {
       (void)!::pwrite(descriptor_, text.data(), text.size(),
-                      0);  // a courtesy: the disk may be full
+                      0);          // a courtesy: the disk may be full
+      (void)::fsync(descriptor_);  // for other machines
     }
     return;
   }
@@ -102,12 +119,32 @@ void RunFolder::Lock(const std::string& folder) {
   const std::string holder = error == EWOULDBLOCK ? HolderOf(descriptor_) : "";
   if (error == EWOULDBLOCK) {
     ::close(descriptor_);
-    throw EnvironmentError(folder + ": another run" + holder +
+    throw EnvironmentError(folder_ + ": another run" + holder +
                            " is at work in it; give another --checkpoint FOLDER, or wait for its "
                            "end");
   }
-  Say("warning: " + folder + ": cannot be locked (" + std::strerror(error) +
+  Say("warning: " + folder_ + ": cannot be locked (" + std::strerror(error) +
       "): see to it that no other run uses it");
+}
+
+void RunFolder::CheckPlace() const {
+  struct stat held {
+  }, found{};
+  if (::fstat(descriptor_, &held) != 0 || ::lstat(LockFile(folder_).c_str(), &found) != 0 ||
+      held.st_dev != found.st_dev || held.st_ino != found.st_ino) {
+    throw EnvironmentError(folder_ +
+                           ": no longer the folder that this run has locked: it was removed, "
+                           "renamed or replaced; put it back");
+  }
+}
+
+std::string RunFolder::LockIn(const std::string& folder) {
+  const int descriptor =
+      ::open(LockFile(folder).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  std::string text = TextOf(descriptor);
+  ::close(descriptor);
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text.empty() ? "none" : text;
 }
 
 RunFolder::~RunFolder() {

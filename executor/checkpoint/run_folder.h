@@ -21,9 +21,15 @@ class RunFolder {
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
- private:
-  void Lock(const std::string& folder);
+  // Throws EnvironmentError unless the folder's name still leads to the folder that is locked.
+  void CheckPlace() const;
+  // What the lock in `folder` says of its run, in one line that no other run has, or "none".
+  [[nodiscard]] static std::string LockIn(const std::string& folder);
 
+ private:
+  void Lock();
+
+  const std::string folder_;
   int descriptor_ = -1;
 };
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -18,8 +17,10 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/staged_file.h"
+#include "core/text.h"
 #include "executor/checkpoint/output_file.h"
 #include "executor/checkpoint/safetensors.h"
 #include "executor/half.h"
@@ -178,7 +179,6 @@ CheckpointWriter::CheckpointWriter(const std::string& folder, std::int64_t step)
     : number_(RandomNumber()) {
   final_ = CheckpointFolder(folder, step);
   temporary_ = UnfinishedFolder(folder, step, number_);
-  MakeCheckpointFolder(folder);
   if (::mkdir(temporary_.c_str(), 0777) != 0) {
     throw Cannot("create", temporary_, errno);
   }
@@ -288,32 +288,26 @@ void BackgroundWriter::Wait() {
 }
 
 void RemoveUnfinishedCheckpoints(const std::string& folder) {
-  std::error_code error;
-  std::vector<std::filesystem::path> found;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.path().filename().string().starts_with(kTemporaryPrefix)) {
-      found.push_back(entry.path());
+  std::error_code ignored;
+  for (const std::filesystem::path& path : EntriesOf(folder)) {
+    if (path.filename().string().starts_with(kTemporaryPrefix)) {
+      std::filesystem::remove_all(path, ignored);
     }
-  }
-  for (const std::filesystem::path& path : found) {
-    std::filesystem::remove_all(path, error);
   }
 }
 
+std::optional<std::int64_t> StepIn(const std::string& checkpoint) {
+  const std::filesystem::path path = std::filesystem::path(checkpoint).lexically_normal();
+  const std::string name = (path.has_filename() ? path : path.parent_path()).filename().string();
+  return name.starts_with(kStepPrefix) ? IntegerIn(name.substr(kStepPrefix.size())) : std::nullopt;
+}
+
 std::vector<std::string> FinishedCheckpoints(const std::string& folder) {
-  std::error_code error;
-  std::vector<std::pair<std::uint64_t, std::string>> found;  // by step
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with(kStepPrefix)) {
-      continue;
-    }
-    std::uint64_t step = 0;
-    const char* const name_end = name.data() + name.size();
-    const auto [end, problem] = std::from_chars(name.data() + kStepPrefix.size(), name_end, step);
-    if (problem == std::errc() && end == name_end &&
-        std::filesystem::exists(entry.path() / kManifestName, error)) {
-      found.emplace_back(step, entry.path().string());
+  std::vector<std::pair<std::int64_t, std::string>> found;  // by step
+  for (const std::filesystem::path& path : EntriesOf(folder)) {
+    const std::optional<std::int64_t> step = StepIn(path.string());
+    if (step && Exists(path / kManifestName)) {
+      found.emplace_back(*step, path.string());
     }
   }
   std::sort(found.begin(), found.end());
@@ -331,7 +325,7 @@ bool IsOfRun(const std::string& checkpoint, const std::string& run, std::int64_t
   const std::string file = (std::filesystem::path(checkpoint) / kManifestName).string();
   try {
     const Manifest manifest = ParseManifest(ReadTextFile(file), file);
-    return manifest.run == run && manifest.step <= last;
+    return manifest.run == run && manifest.step <= last && manifest.step == StepIn(checkpoint);
   } catch (const InputError&) {
     return false;
   }
@@ -346,9 +340,14 @@ void RemoveOldCheckpoints(const std::string& folder, std::int64_t keep, const st
   std::erase_if(found,
                 [&](const std::string& checkpoint) { return !IsOfRun(checkpoint, run, last); });
   found.resize(found.size() - std::min(found.size(), static_cast<std::size_t>(keep)));
-  std::error_code ignored;
-  for (const std::string& old : found) {
-    std::filesystem::remove_all(old, ignored);
+  // Under another name first: what a kill leaves of it is removed by the next run.
+  std::error_code error;
+  for (const std::filesystem::path old : found) {
+    const std::filesystem::path aside =
+        old.parent_path() /
+        (kTemporaryPrefix + old.filename().string() + "-" + std::to_string(RandomNumber()));
+    std::filesystem::rename(old, aside, error);
+    std::filesystem::remove_all(aside, error);
   }
 }
 

@@ -44,7 +44,7 @@ void TakeSnapshot(RankShare& share);
 // One checkpoint under construction, in a temporary folder beside its final place.
 class CheckpointWriter {
  public:
-  // Creates `folder` if need be, and in it the temporary folder of step `step`.
+  // Creates the temporary folder of step `step` in `folder`.
   CheckpointWriter(const std::string& folder, std::int64_t step);
   // Removes the temporary folder unless Commit made it a checkpoint.
   ~CheckpointWriter();
@@ -109,6 +109,9 @@ void MakeCheckpointFolder(const std::string& folder);
 
 // Removes what interrupted writers left in a folder of checkpoints. No writer may be at work there.
 void RemoveUnfinishedCheckpoints(const std::string& folder);
+
+// The step that a folder's name says it is of: "step-<digits>".
+[[nodiscard]] std::optional<std::int64_t> StepIn(const std::string& checkpoint);
 
 // Finished checkpoints of a folder, oldest first: "step-<digits>" with a manifest. Folders that
 // somebody copied or renamed ("step-00000010-backup") are not among them. None if it is no folder.

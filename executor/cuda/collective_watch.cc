@@ -10,7 +10,7 @@ namespace shardwright {
 namespace {
 
 // "rank 3", or "ranks 1, 3".
-std::string RanksText(const std::vector<std::int64_t>& ranks) {
+std::string RanksText(const std::set<std::int64_t>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + Listed(ranks);
 }
 
@@ -75,21 +75,22 @@ void CollectiveWatch::Update(Communicator& communicator, Clock::time_point now) 
   }
 }
 
-std::vector<std::int64_t> CollectiveWatch::Missing(std::size_t index,
-                                                   const Communicator& communicator) const {
-  std::vector<std::int64_t> late, all;
+std::set<std::int64_t> CollectiveWatch::Missing(std::size_t index,
+                                                const Communicator& communicator) const {
+  std::set<std::int64_t> late, all;
   for (std::int64_t m = 0; m < communicator.ranks.size; ++m) {
     const std::int64_t rank = communicator.ranks.first + m * communicator.ranks.stride;
     if (rank == rank_) {
       continue;
     }
-    all.push_back(rank);
+    all.insert(rank);
     const std::vector<CollectiveProgress> told = hooks_.told_by(rank);
     if (index < told.size() && told[index].begun <= communicator.progress.over) {
-      late.push_back(rank);
+      late.insert(rank);
     }
   }
-  return late.empty() ? all : late;
+  const std::set<std::int64_t>& missing = late.empty() ? all : late;
+  return hooks_.at_fault ? hooks_.at_fault(missing) : missing;
 }
 
 std::string CollectiveWatch::Place(const Communicator& communicator) const {
@@ -102,7 +103,7 @@ std::string CollectiveWatch::Place(const Communicator& communicator) const {
 
 std::string CollectiveWatch::DescribeStuck(std::size_t index,
                                            const Communicator& communicator) const {
-  const std::vector<std::int64_t> missing = Missing(index, communicator);
+  const std::set<std::int64_t> missing = Missing(index, communicator);
   std::string text = Place(communicator) + ": waited " + std::to_string(timeout_.count()) +
                      " ms for " + RanksText(missing) + " (collective " +
                      std::to_string(communicator.progress.over + 1) + " of " + communicator.name;

@@ -9,6 +9,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -40,6 +41,8 @@ class CollectiveWatch {
     // empty: nothing yet.
     std::function<void(const std::vector<CollectiveProgress>& mine)> tell;
     std::function<std::vector<CollectiveProgress>(std::int64_t rank)> told_by;
+    // Whom of those that have not come to name (MessagePassing::AtFault); empty: all of them.
+    std::function<std::set<std::int64_t>(const std::set<std::int64_t>& missing)> at_fault = {};
     // The run has failed; called once, from the watching thread.
     std::function<void(const std::string& cause)> fail;
   };
@@ -83,9 +86,10 @@ class CollectiveWatch {
   [[nodiscard]] std::string DescribeStuck(std::size_t index,
                                           const Communicator& communicator) const;
   [[nodiscard]] std::string Place(const Communicator& communicator) const;
-  // Ranks that have not come to the collective, as far as they told; else all others.
-  [[nodiscard]] std::vector<std::int64_t> Missing(std::size_t index,
-                                                  const Communicator& communicator) const;
+  // Ranks that have not come to the collective, as far as they told; else all others; of these
+  // whom Hooks::at_fault names.
+  [[nodiscard]] std::set<std::int64_t> Missing(std::size_t index,
+                                               const Communicator& communicator) const;
 
   const std::int64_t rank_;
   const std::chrono::milliseconds timeout_;

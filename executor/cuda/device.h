@@ -199,7 +199,7 @@ class CudaDevice : public Device {
   void CountLabels(const ModelOpCall& call, Pending& pending, GpuStream stream);
   void SubmitInitialize(const InitializeCall& call, GpuStream stream);
   void SubmitNorm(const NormCall& call, const StepContext& step, GpuStream stream);
-  void DecideStep(const ClipCall& call, ScalingState& scaling, GpuStream stream);
+  void DecideStep(const ClipCall& call, const StepContext& step, GpuStream stream);
   void SubmitClip(const ClipCall& call, StepContext& step, GpuStream stream);
   void SubmitUpdate(UpdateCall& call, const StepContext& step, GpuStream stream);
   void DivideAll(std::span<const ElementRange> ranges, double divisor, GpuStream stream);

@@ -11,14 +11,6 @@
 #include "executor/cuda/ops/launch.h"
 
 namespace shardwright {
-namespace {
-
-double LossScale(const StepContext& step) {
-  const ScalingState* const scaling = step.scaling;
-  return scaling != nullptr && scaling->is_on ? scaling->scaler.scale : 1.0;
-}
-
-}  // namespace
 
 void CudaDevice::SubmitCall(const Work& work, Queue& queue, Pending& pending) {
   const GpuStream stream = queue.stream;
@@ -91,7 +83,7 @@ void CudaDevice::DivideAll(std::span<const ElementRange> ranges, double divisor,
 void CudaDevice::SubmitModel(ModelCall& call, const Work& work, GpuStream stream,
                              Pending& pending) {
   call.call.dropout.step = work.step->step;
-  call.call.loss_scale = LossScale(*work.step);
+  call.call.loss_scale = work.step->LossScale();
   SubmitModelOp(call.call, call.is_backward, {gpu_, stream, fault_});
   if (call.loss != nullptr) {
     pending.readback = TakeReadback();
@@ -146,7 +138,7 @@ void CudaDevice::SubmitInitialize(const InitializeCall& call, GpuStream stream) 
 }
 
 void CudaDevice::SubmitNorm(const NormCall& call, const StepContext& step, GpuStream stream) {
-  const double divisor = call.divisor * LossScale(step);
+  const double divisor = call.divisor * step.LossScale();
   if (call.in_place) {
     DivideAll(call.gradients, divisor, stream);
   }
@@ -161,13 +153,14 @@ void CudaDevice::SubmitNorm(const NormCall& call, const StepContext& step, GpuSt
 }
 
 // Whether the step is skipped decides what the host issues next, so it waits for the norm.
-void CudaDevice::DecideStep(const ClipCall& call, ScalingState& scaling, GpuStream stream) {
+void CudaDevice::DecideStep(const ClipCall& call, const StepContext& step, GpuStream stream) {
+  ScalingState& scaling = *step.scaling;
   Readback* const norm = TakeReadback();
   const GpuEvent event = TakeEvent(false);
   gpu_.Copy(&norm->number, call.norm, sizeof(float), stream);
   gpu_.Record(event, stream);
   Await(event, "the norm of the gradients");
-  scaling.applied = scaling.scaler.scale;
+  scaling.applied = step.LossScale();
   scaling.skips = !std::isfinite(norm->number);
   scaling.skipped += scaling.skips ? 1 : 0;
   scaling.scaler.Update(scaling.skips, world_.context.input.training.loss_scale);
@@ -187,7 +180,7 @@ void CudaDevice::SubmitClip(const ClipCall& call, StepContext& step, GpuStream s
   double scale = 1.0;
   if (ScalingState* const scaling = step.scaling; scaling != nullptr && scaling->is_on) {
     if (call.decides) {
-      DecideStep(call, *scaling, stream);
+      DecideStep(call, step, stream);
     }
     if (scaling->skips) {
       return;

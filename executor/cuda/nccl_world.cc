@@ -173,6 +173,9 @@ NcclWorld::NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu
     std::memcpy(told.data(), bytes.data(), told.size() * sizeof(CollectiveProgress));
     return told;
   };
+  hooks.at_fault = [this](const std::set<std::int64_t>& missing) {
+    return processes_.AtFault(missing);
+  };
   hooks.fail = [this](const std::string& cause) {
     faults_.Report(cause);
     AbortAll();

@@ -1,13 +1,12 @@
 #include "executor/cuda/product_choices.h"
 
-#include <cstdio>
 #include <fstream>
 #include <sstream>
 #include <utility>
 
-#include <unistd.h>
-
 #include "core/error.h"
+#include "core/files.h"
+#include "core/json.h"
 
 namespace shardwright {
 namespace {
@@ -30,9 +29,9 @@ std::optional<LtAlgorithmData> ProductChoices::Find(const std::string& product) 
 }
 
 ProductChoices::Table ProductChoices::Read() const {
-  std::ifstream in(file_);
+  std::istringstream in(Exists(file_) ? ReadTextFile(file_) : "");
   std::string line;
-  if (!in || !std::getline(in, line)) {
+  if (!std::getline(in, line)) {
     return {};
   }
   const std::string title = kTitle;
@@ -63,8 +62,7 @@ ProductChoices::Table ProductChoices::Read() const {
 void ProductChoices::Add(const std::string& product, const LtAlgorithmData& algorithm) {
   table_[product] = algorithm;
   table_.merge(Read());
-  const std::string unfinished = file_ + '.' + std::to_string(::getpid()) + ".new";
-  std::ofstream out(unfinished);
+  std::ostringstream out;
   out << kTitle << made_for_ << '\n';
   for (const auto& [name, data] : table_) {
     out << name << std::hex;
@@ -73,11 +71,7 @@ void ProductChoices::Add(const std::string& product, const LtAlgorithmData& algo
     }
     out << '\n';
   }
-  out.close();
-  if (!out || std::rename(unfinished.c_str(), file_.c_str()) != 0) {
-    (void)std::remove(unfinished.c_str());
-    throw RunError(file_ + ": cannot be written");
-  }
+  WriteFileAtomically(file_, out.str());
 }
 
 }  // namespace shardwright

@@ -22,7 +22,8 @@ class ProductChoices {
   ProductChoices(std::string file, std::string made_for);
 
   [[nodiscard]] std::optional<LtAlgorithmData> Find(const std::string& product) const;
-  // Writes the file as a whole, with what other processes have chosen meanwhile. Throws RunError.
+  // Writes the file as a whole, with what other processes have chosen meanwhile. Throws
+  // EnvironmentError, and RunError as the constructor.
   void Add(const std::string& product, const LtAlgorithmData& algorithm);
 
  private:

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/text.h"
 #include "executor/data/idx.h"
 #include "executor/data/mapped_file.h"
@@ -250,16 +251,14 @@ std::string_view PrefixOf(std::string_view spec) {
 // The spec of each file of a folder, with the folder's prefix.
 std::vector<std::string> SpecsIn(const std::filesystem::path& folder, const std::string& prefix) {
   std::vector<std::string> files;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.is_regular_file(error) && !entry.path().filename().string().starts_with('.')) {
-      files.push_back(entry.path().string());
+  for (const std::filesystem::path& file : EntriesOf(folder, "a folder of files")) {
+    if (IsRegularFile(file) && !file.filename().string().starts_with('.')) {
+      files.push_back(file.string());
     }
   }
   if (files.empty()) {
     throw InputError(folder.string(), "a folder without a file", "a file, or a folder of files");
   }
-  std::sort(files.begin(), files.end());
   if (std::any_of(files.begin(), files.end(), IsIdx)) {
     std::erase_if(files, [](const std::string& file) {
       return std::filesystem::path(file).filename().string().find("images-idx3") ==
@@ -280,10 +279,9 @@ std::vector<std::string> SpecsIn(const std::filesystem::path& folder, const std:
 // may have commas, else up to the first.
 std::string FirstSpec(const std::string& list) {
   const std::size_t prefix = PrefixOf(list).size();
-  std::error_code error;
   for (std::size_t end = list.size(); end != std::string::npos && end > prefix;
        end = list.rfind(',', end - 1)) {
-    if (std::filesystem::exists(list.substr(prefix, end - prefix), error)) {
+    if (Exists(list.substr(prefix, end - prefix))) {
       return list.substr(0, end);
     }
   }
@@ -293,12 +291,11 @@ std::string FirstSpec(const std::string& list) {
 // The specs of a list, folders opened.
 std::vector<std::string> SplitSpec(const std::string& list) {
   std::vector<std::string> specs;
-  std::error_code error;
   for (std::size_t at = 0; at <= list.size();) {
     const std::string one = FirstSpec(list.substr(at));
     const std::string prefix(PrefixOf(one));
     const std::string file = one.substr(prefix.size());
-    if (std::filesystem::is_directory(file, error)) {
+    if (IsFolder(file)) {
       const std::vector<std::string> in_folder = SpecsIn(file, prefix);
       specs.insert(specs.end(), in_folder.begin(), in_folder.end());
     } else {

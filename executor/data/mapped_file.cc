@@ -3,35 +3,31 @@
 #include <cerrno>
 #include <cstring>
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "executor/checkpoint/output_file.h"
 
 namespace shardwright {
 
-MappedFile::MappedFile(const std::string& file) {
-  const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) {
-    throw InputError(file, std::strerror(errno), "a readable file");
-  }
-  struct stat status {};
-  if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
-    ::close(descriptor);
-    throw InputError(file, "no regular file", "a readable file");
-  }
-  const auto size = static_cast<std::size_t>(status.st_size);
+MappedFile::MappedFile(const std::string& file) : file_(file) {
+  const InputFile in(file);
+  const auto size = static_cast<std::size_t>(in.size());
   void* address =
-      size == 0 ? nullptr : ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-  const int error = errno;
-  ::close(descriptor);
+      size == 0 ? nullptr : ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, in.descriptor(), 0);
   if (address == MAP_FAILED) {
-    throw InputError(file, std::strerror(error), "a file that can be mapped into memory");
+    throw InputError(file, std::strerror(errno), "a file that can be mapped into memory");
   }
   bytes_ = {static_cast<const std::byte*>(address), size};
+}
+
+const std::byte* MappedFile::At(std::int64_t begin, std::int64_t size) const {
+  if (begin < 0 || size < 0 || size > std::ssize(bytes_) - begin) {
+    throw InputError(file_, std::to_string(bytes_.size()) + " bytes",
+                     std::to_string(size) + " from byte " + std::to_string(begin) + " on");
+  }
+  return bytes_.data() + begin;
 }
 
 MappedFile::~MappedFile() {

@@ -10,15 +10,18 @@ namespace shardwright {
 // A file's bytes in memory, paged in as they are touched. The file must not shrink meanwhile.
 class MappedFile {
  public:
-  // Throws InputError when the file is missing, a folder or unreadable.
+  // Throws InputError when the file is missing, a folder or unreadable. A pipe has no bytes.
   explicit MappedFile(const std::string& file);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
   [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
+  // The first of `size` bytes from `begin` on. Throws InputError unless all are in the file.
+  [[nodiscard]] const std::byte* At(std::int64_t begin, std::int64_t size) const;
 
  private:
+  std::string file_;
   std::span<const std::byte> bytes_;
 };
 

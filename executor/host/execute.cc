@@ -80,7 +80,7 @@ class Executor {
 
   void operator()(ModelCall& call) const {
     call.call.dropout.step = step_.step;
-    call.call.loss_scale = LossScale();
+    call.call.loss_scale = step_.LossScale();
     call.call.team = team_;
     context_.kernel(call.call, call.is_backward);
     if (call.loss != nullptr) {
@@ -99,7 +99,7 @@ class Executor {
   }
 
   void operator()(const NormCall& call) const {
-    const double divisor = call.divisor * LossScale();
+    const double divisor = call.divisor * step_.LossScale();
     if (call.in_place) {
       DivideAll(call.gradients, divisor);
     }
@@ -123,7 +123,7 @@ class Executor {
     double scale = 1.0;
     if (ScalingState* scaling = step_.scaling; scaling != nullptr && scaling->is_on) {
       if (call.decides) {
-        scaling->applied = scaling->scaler.scale;
+        scaling->applied = step_.LossScale();
         scaling->skips = !std::isfinite(sum);
         scaling->skipped += scaling->skips ? 1 : 0;
         scaling->scaler.Update(scaling->skips, context_.input.training.loss_scale);
@@ -217,10 +217,6 @@ class Executor {
     return std::accumulate(sums.begin(), sums.end(), 0.0);
   }
 
-  [[nodiscard]] double LossScale() const {
-    const ScalingState* scaling = step_.scaling;
-    return scaling != nullptr && scaling->is_on ? scaling->scaler.scale : 1.0;
-  }
   void DivideAll(std::span<const ElementRange> ranges, double divisor) const {
     if (divisor != 1.0) {
       ForEachPiece(team_, ranges, [&](const ElementRange& range) { Divide(range, divisor); });

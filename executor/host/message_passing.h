@@ -11,6 +11,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,6 +47,8 @@ class MessagePassing {
    public:
     virtual ~Pending() = default;
     [[nodiscard]] virtual bool IsOver() = 0;
+    // The ranks that it waits for; none: that is not known.
+    [[nodiscard]] virtual std::set<std::int64_t> Missing() { return {}; }
   };
   // Members of a group, on whose channel messages of other groups never arrive.
   using Channel = int;
@@ -81,6 +84,15 @@ class MessagePassing {
   // if that has happened. An empty one takes it away.
   virtual void OnFailure(const void* /*owner*/,
                          const std::function<void(const std::string& cause)>& /*watcher*/) {}
+
+  // The ranks that do not answer, since their processes stand still or cannot be reached; asked
+  // when a wait has been too long, and waits itself.
+  [[nodiscard]] virtual std::set<std::int64_t> Silent() = 0;
+  // Whom to name: ranks that do not answer, or if all do, those that have not come.
+  [[nodiscard]] std::set<std::int64_t> AtFault(const std::set<std::int64_t>& missing) {
+    std::set<std::int64_t> silent = Silent();
+    return silent.empty() ? missing : silent;
+  }
 
   // A notice that the others may read whenever they like; a new one takes its place. Once this
   // process has called Finish, nobody gets it. MPI has none.

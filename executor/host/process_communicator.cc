@@ -42,10 +42,13 @@ void ProcessCommunicator::Await(std::vector<Pending>& pending,
       std::set<std::int64_t> missing;
       for (std::size_t i = 0; i < pending.size(); ++i) {
         if (!over[i]) {
-          missing.insert(ranks[i].begin(), ranks[i].end());
+          missing.merge(pending[i]->Missing());
+          if (pending[i]->Missing().empty()) {
+            missing.insert(ranks[i].begin(), ranks[i].end());
+          }
         }
       }
-      GiveUp(member, name, missing, pending.size() == 1 && missing.size() > 1);
+      GiveUp(member, name, missing, ranks.front().size() > 1 && pending.front()->Missing().empty());
     }
     BackOff(round);
   }
@@ -53,7 +56,9 @@ void ProcessCommunicator::Await(std::vector<Pending>& pending,
 
 void ProcessCommunicator::GiveUp(std::int64_t member, const std::string& name,
                                  const std::set<std::int64_t>& missing, bool is_one_of) {
-  faults_.Report(WaitedText(RankOf(member), "op " + name, timeout_, missing, is_one_of));
+  const std::set<std::int64_t> named = processes_.AtFault(missing);
+  faults_.Report(WaitedText(RankOf(member), "op " + name, timeout_, named,
+                            is_one_of && named.size() > 1 && named == missing));
   faults_.ThrowIfFailed();
 }
 

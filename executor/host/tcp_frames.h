@@ -16,7 +16,9 @@ enum class Kind : std::int32_t {
   kData,
   kPost,  // a notice for everybody else
   kFail,  // bytes: why
-  kBye    // the sender is done; back from the relay: all are
+  kBye,   // the sender is done; back from the relay: all are
+  kPing,  // asks for a kPong, which a process sends from a thread that only reads
+  kPong
 };
 inline constexpr std::int32_t kEverybody = -1;
 inline constexpr std::uint32_t kMagic = 0x53575432;  // "SWT2": raised with the format

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <thread>
 
-#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "executor/host/tcp_frames.h"
 
 namespace shardwright::tcp {
@@ -105,23 +105,13 @@ std::string NewKey() {
 std::string ReadKeyFile(const std::string& path) {
   constexpr std::int64_t kMost = 4096;
   const auto least = static_cast<std::int64_t>(kShortestKey);
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  struct Closer {
-    int fd;
-    ~Closer() {
-      if (fd >= 0) {
-        ::close(fd);
-      }
-    }
-  } const closer{fd};
-  struct stat status {};
-  if (fd < 0 || ::fstat(fd, &status) != 0) {
-    throw InputError(path, std::strerror(errno), "a file with the run's key");
-  }
-  constexpr mode_t kOthers = 077, kBits = 0777;
-  if (!S_ISREG(status.st_mode)) {
+  if (Exists(path) && !IsRegularFile(path)) {
     throw InputError(path, "no regular file", "a file with the run's key");
   }
+  InputFile in(path, "a file with the run's key");
+  struct stat status {};
+  (void)::fstat(in.descriptor(), &status);
+  constexpr mode_t kOthers = 077, kBits = 0777;
   if (status.st_uid != ::geteuid()) {
     throw InputError(path, "a file of user " + std::to_string(status.st_uid),
                      "one of this user, " + std::to_string(::geteuid()));
@@ -135,11 +125,7 @@ std::string ReadKeyFile(const std::string& path) {
                      "chmod 600 " + path);
   }
   std::string key(static_cast<std::size_t>(kMost) + 1, '\0');
-  std::size_t length = 0;
-  for (ssize_t count = 1; count > 0 && length < key.size();) {
-    count = ::read(fd, key.data() + length, key.size() - length);
-    length += static_cast<std::size_t>(std::max<ssize_t>(count, 0));
-  }
+  const std::size_t length = in.Read(key.data(), key.size());
   key.resize(length);
   if (std::ssize(key) < least || std::ssize(key) > kMost) {
     throw InputError(

@@ -17,16 +17,15 @@ Mailbox::Channel Mailbox::AddChannel(std::vector<int> members) {
 }
 
 std::string Mailbox::ProblemOf(const Frame& frame) const {
-  const bool is_known = frame.kind == Kind::kData || frame.kind == Kind::kPost ||
-                        frame.kind == Kind::kFail || frame.kind == Kind::kBye;
-  if (!IsSane(frame) || !is_known || (frame.kind == Kind::kBye && frame.bytes > 0)) {
+  const bool is_known = frame.kind >= Kind::kData && frame.kind <= Kind::kPong;
+  if (!IsSane(frame) || !is_known || (frame.kind >= Kind::kBye && frame.bytes > 0)) {
     return "sent what is no message: kind " + std::to_string(static_cast<int>(frame.kind)) +
            " of " + std::to_string(frame.bytes) + " bytes";
   }
   if (frame.from < 0 || frame.from >= size_) {
     return "sent a message of rank " + std::to_string(frame.from);
   }
-  if (frame.kind == Kind::kData && frame.to != rank_) {
+  if ((frame.kind == Kind::kData || frame.kind > Kind::kBye) && frame.to != rank_) {
     return "sent a message for rank " + std::to_string(frame.to);
   }
   return "";
@@ -35,6 +34,10 @@ std::string Mailbox::ProblemOf(const Frame& frame) const {
 std::string Mailbox::Take(const Frame& frame, std::vector<std::byte> data) {
   if (frame.kind == Kind::kBye) {
     finished_ = true;
+    return "";
+  }
+  if (frame.kind == Kind::kPong) {
+    answered_.insert(frame.from);
     return "";
   }
   if (frame.kind == Kind::kPost) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,7 +30,7 @@ class Mailbox {
   // What process 0 may not pass on; empty: it may. Only of its frame, before memory is taken; needs
   // no lock.
   [[nodiscard]] std::string ProblemOf(const Frame& frame) const;
-  // The same of what it belongs to; else it is kept. Not of a kFail.
+  // The same of what it belongs to; else it is kept. Not of a kFail or kPing.
   [[nodiscard]] std::string Take(const Frame& frame, std::vector<std::byte> data);
 
   // Messages of one sender on one channel, in the order in which they were sent; receivers take
@@ -47,6 +48,8 @@ class Mailbox {
 
   // The last notice of a process; empty: none has come.
   [[nodiscard]] std::vector<std::byte> NoticeOf(int rank) const;
+  // Who has sent a kPong since the last kPing.
+  [[nodiscard]] std::set<std::int64_t>& answered() { return answered_; }
   [[nodiscard]] bool finished() const { return finished_; }  // all have said bye
 
   // What may have arrived and wait for its receiver, of all channels. Collectives are never more
@@ -61,6 +64,7 @@ class Mailbox {
   std::vector<std::vector<int>> members_;  // by channel
   std::map<std::pair<Channel, int>, Inbox> inboxes_;
   std::map<int, std::vector<std::byte>> notices_;  // by rank
+  std::set<std::int64_t> answered_;
   std::int64_t unread_ = 0;
   bool finished_ = false;
 };

@@ -103,7 +103,10 @@ class TcpProcesses : public MessagePassing {
         others.insert(r);
       }
       others.erase(rank_);
-      throw RunError(WaitedText(rank_, "end of the run", timeout_, others, size_ > 2));
+      lock.unlock();
+      const std::set<std::int64_t> named = AtFault(others);
+      throw RunError(WaitedText(rank_, "end of the run", timeout_, named,
+                                named.size() > 1 && named == others));
     }
   }
 
@@ -119,14 +122,8 @@ class TcpProcesses : public MessagePassing {
     const std::int64_t bytes = std::min(std::ssize(cause), tcp::kLongestCause);
     const Frame frame{.kind = Kind::kFail, .from = rank_, .to = tcp::kEverybody, .bytes = bytes};
     // Whoever sends may be stuck, since process 0 stands still. Then the connection is given up:
-    // that wakes the sender, and the others see that this process is gone. (ThreadSanitizer of GCC
-    // 12 does not know what a timed mutex does.)
-    constexpr int kTries = 1000;
-    std::unique_lock lock(write_mutex_, std::try_to_lock);
-    for (int i = 0; i < kTries && !lock.owns_lock(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      (void)lock.try_lock();
-    }
+    // that wakes the sender, and the others see that this process is gone.
+    const std::unique_lock lock = LockForWriting();
     if (!lock.owns_lock() || !socket_.Write(&frame, sizeof frame) ||
         !socket_.Write(cause.data(), static_cast<std::size_t>(bytes))) {
       socket_.Shutdown();
@@ -148,6 +145,33 @@ class TcpProcesses : public MessagePassing {
       watcher(cause);
     }
     watchers_[owner] = watcher;
+  }
+
+  [[nodiscard]] std::set<std::int64_t> Silent() override {
+    {
+      const std::lock_guard lock(mutex_);
+      mailbox_.answered().clear();
+    }
+    for (int r = 0; r < size_; ++r) {
+      if (r != rank_ && !Tell({.kind = Kind::kPing, .from = rank_, .to = r})) {
+        return {};
+      }
+    }
+    std::set<std::int64_t> silent;
+    std::unique_lock lock(mutex_);
+    const auto count = static_cast<std::size_t>(size_ - 1);
+    constexpr std::chrono::milliseconds kPatience{2000};
+    if (!changed_.wait_for(lock, kPatience, [&] {
+          return mailbox_.answered().size() == count || !cause_.empty();
+        })) {
+      for (int r = 0; r < size_; ++r) {
+        if (r != rank_ && !mailbox_.answered().contains(r)) {
+          silent.insert(r);
+        }
+      }
+    }
+    // Process 0 passes all answers on.
+    return silent.contains(0) ? std::set<std::int64_t>{0} : silent;
   }
 
   void Post(std::span<const std::byte> notice) override {
@@ -194,6 +218,13 @@ class TcpProcesses : public MessagePassing {
         throw RunError(all_.cause_);
       }
       return expected_.empty();
+    }
+    [[nodiscard]] std::set<std::int64_t> Missing() override {
+      std::set<std::int64_t> ranks;
+      for (const Expected& expected : expected_) {
+        ranks.insert(expected.from);
+      }
+      return ranks;
     }
 
    private:
@@ -250,6 +281,22 @@ class TcpProcesses : public MessagePassing {
     return group;
   }
 
+  // Gives up after a second. (ThreadSanitizer of GCC 12 does not know what a timed mutex does.)
+  [[nodiscard]] std::unique_lock<std::mutex> LockForWriting() {
+    constexpr int kTries = 1000;
+    std::unique_lock lock(write_mutex_, std::try_to_lock);
+    for (int i = 0; i < kTries && !lock.owns_lock(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      (void)lock.try_lock();
+    }
+    return lock;
+  }
+  // A frame alone; false: it cannot be sent now.
+  [[nodiscard]] bool Tell(const Frame& frame) {
+    const std::unique_lock lock = LockForWriting();
+    return lock.owns_lock() && socket_.Write(&frame, sizeof frame);
+  }
+
   void Write(const Frame& frame, const void* data) {
     const std::lock_guard lock(write_mutex_);
     if (said_bye_ && frame.kind == Kind::kPost) {
@@ -281,7 +328,9 @@ class TcpProcesses : public MessagePassing {
         if (!problem.empty() || !socket_.Read(data.data(), data.size())) {
           break;
         }
-        if (frame.kind == Kind::kFail) {
+        if (frame.kind == Kind::kPing) {
+          (void)Tell({.kind = Kind::kPong, .from = rank_, .to = frame.from});
+        } else if (frame.kind == Kind::kFail) {
           Hear(tcp::CauseOf(data.data(), frame.bytes));
         } else {
           problem = Take(frame, std::move(data));

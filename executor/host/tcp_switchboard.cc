@@ -214,7 +214,8 @@ std::string Switchboard::ProblemOf(const Peer& peer, const Frame& frame) const {
     return "sent a message in the name of rank " + std::to_string(frame.from);
   }
   const bool may_fail = frame.kind == Kind::kFail;
-  if ((!IsComplete() && !may_fail) || (peer.done && !may_fail)) {
+  const bool is_question = frame.kind == Kind::kPing || frame.kind == Kind::kPong;
+  if ((!IsComplete() && !may_fail) || (peer.done && !may_fail && !is_question)) {
     return std::string("sent a message ") +
            (peer.done ? "after the end of the run" : "before all were there");
   }
@@ -226,6 +227,12 @@ std::string Switchboard::ProblemOf(const Peer& peer, const Frame& frame) const {
     case Kind::kPost:
     case Kind::kFail:
       return "";
+    case Kind::kPing:
+    case Kind::kPong:
+      if (frame.to < 0 || frame.to >= size_) {
+        return "sent a message to rank " + std::to_string(frame.to);
+      }
+      [[fallthrough]];
     case Kind::kBye:
       return frame.bytes > 0 ? "sent a message that is too long" : "";
     case Kind::kHello:
@@ -240,6 +247,15 @@ void Switchboard::Take(Peer& peer, const Frame& frame, const std::byte* data) {
     case Kind::kData:
       if (Peer* const other = MemberOf(frame.to); other != nullptr) {
         Push(*other, frame, data);
+      }
+      break;
+    case Kind::kPing:
+    case Kind::kPong:
+      // One that waits to send to a rank which takes nothing could not answer.
+      if (Peer* const other = MemberOf(frame.to); other != nullptr && other->waits_for >= 0) {
+        Push(peer, {.kind = Kind::kPong, .from = frame.to, .to = frame.from}, nullptr);
+      } else if (other != nullptr && other->queued() < kMostQueued) {
+        Push(*other, frame, nullptr);
       }
       break;
     case Kind::kPost:

@@ -8,10 +8,12 @@
 #include <memory>
 #include <set>
 #include <span>
+#include <sstream>
 #include <thread>
 #include <utility>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "executor/host/fault.h"
 
 namespace shardwright {
@@ -66,6 +68,10 @@ class Correspondence {
     std::set<std::int64_t> missing;
     for (const Open& open : open_) {
       missing.insert(open.other);
+    }
+    missing = processes_.AtFault(missing);
+    for (const Open& open : open_) {
+      (void)open.pending->IsOver();  // throws what another one has found meanwhile
     }
     const std::string cause = WaitedText(processes_.rank(), wait_.what, Limit(), missing);
     processes_.Fail(cause);
@@ -322,6 +328,73 @@ void AllOrNone(MessagePassing* processes, MessagePassing::Channel channel, const
       throw EnvironmentError(text);
     }
   }
+}
+
+namespace {
+
+// What `its` says otherwise than `first`, which process 0 has; empty: nothing.
+std::string DifferenceOf(const RankFacts& first, const RankFacts& its) {
+  const auto value_in = [](const RankFacts& facts, const std::string& name) {
+    const auto found = std::find_if(facts.begin(), facts.end(),
+                                    [&](const auto& fact) { return fact.first == name; });
+    return found == facts.end() ? "none" : found->second;
+  };
+  const auto [one, other] = std::mismatch(first.begin(), first.end(), its.begin(), its.end());
+  if (one == first.end() && other == its.end()) {
+    return {};
+  }
+  std::string name = one == first.end() ? other->first : one->first;
+  if (other != its.end() && value_in(its, name) == value_in(first, name)) {
+    name = other->first;  // one that process 0 lacks
+  }
+  return name + ' ' + value_in(its, name) + ", rank 0 has " + value_in(first, name);
+}
+
+// Names and values by turns, each with a NUL behind it, which no argument holds.
+std::vector<std::byte> BytesOf(const RankFacts& facts) {
+  std::vector<std::byte> bytes;
+  for (const auto& [name, value] : facts) {
+    for (const std::string& text : {name, value}) {
+      const auto* const begin = reinterpret_cast<const std::byte*>(text.c_str());
+      bytes.insert(bytes.end(), begin, begin + text.size() + 1);
+    }
+  }
+  return bytes;
+}
+
+RankFacts FactsIn(const std::vector<std::byte>& bytes) {
+  RankFacts facts;
+  std::istringstream texts(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  for (std::string name, value; std::getline(texts, name, '\0');) {
+    std::getline(texts, value, '\0');
+    facts.emplace_back(name, value);
+  }
+  return facts;
+}
+
+}  // namespace
+
+void CheckAlike(MessagePassing* processes, const RankFacts& mine) {
+  if (processes == nullptr) {
+    return;
+  }
+  const Wait wait{"comparison of what the ranks were given"};
+  AllOrNone(processes, MessagePassing::kAll, wait, [&] {
+    const auto all = CollectBytes(*processes, MessagePassing::kAll, wait, BytesOf(mine));
+    std::set<std::size_t> ranks;
+    std::string difference;
+    for (std::size_t r = 1; r < all.size(); ++r) {
+      const std::string its = DifferenceOf(mine, FactsIn(all[r]));
+      difference = difference.empty() ? its : difference;
+      if (!its.empty() && its == difference) {
+        ranks.insert(r);
+      }
+    }
+    if (!ranks.empty()) {
+      throw InputError((ranks.size() > 1 ? "ranks " : "rank ") + Listed(ranks) + ": " + difference +
+                       "; give all ranks the same");
+    }
+  });
 }
 
 void FinishTogether(MessagePassing* processes) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "executor/host/message_passing.h"
@@ -43,6 +44,12 @@ void ShareFromFirst(MessagePassing& processes, MessagePassing::Channel channel, 
                                                              MessagePassing::Channel channel,
                                                              const Wait& wait,
                                                              const std::vector<std::byte>& mine);
+
+// Names and values, or checksums, of what a process was given.
+using RankFacts = std::vector<std::pair<std::string, std::string>>;
+// Throws InputError, in every process, unless all have the facts of process 0: "rank 2: --seed 7,
+// rank 0 has 1; ...", by the first fact that differs. Does nothing without `processes`.
+void CheckAlike(MessagePassing* processes, const RankFacts& mine);
 
 // Every rank's report of a step, with equal numbers of losses.
 [[nodiscard]] std::vector<RankReport> ShareReports(MessagePassing& processes,

@@ -1,6 +1,5 @@
 // Ops that move parameters and gradients between layouts, and collectives.
 
-#include <algorithm>
 #include <string>
 
 #include "core/error.h"

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -15,6 +16,7 @@
 #include <mpi.h>
 
 #include "core/printable.h"
+#include "core/text.h"
 #include "executor/host/message_passing.h"
 
 namespace shardwright {
@@ -50,8 +52,8 @@ class Unit {
 // blocks. mpirun then ends the others.
 class Alarm {
  public:
-  Alarm(int rank, const char* what, std::chrono::milliseconds limit)
-      : thread_([=](const std::stop_token& stop) {
+  Alarm(MessagePassing& all, const char* what)
+      : thread_([&all, what, limit = all.timeout()](const std::stop_token& stop) {
           std::mutex mutex;
           std::condition_variable_any never;
           std::unique_lock lock(mutex);
@@ -59,8 +61,10 @@ class Alarm {
             return;
           }
           constexpr int kExitRun = 5;  // as of a RunError
-          Say("error: rank " + std::to_string(rank) + ", " + what + ": waited " +
-              std::to_string(limit.count()) + " ms for the others");
+          const std::set<std::int64_t> silent = all.Silent();
+          Say("error: rank " + std::to_string(all.rank()) + ", " + what + ": waited " +
+              std::to_string(limit.count()) + " ms for " +
+              (silent.empty() ? "the others" : "rank " + Listed(silent)));
           std::_Exit(kExitRun);
         }) {}
 
@@ -105,6 +109,8 @@ class Mpi : public MessagePassing {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
     channels_.push_back(MPI_COMM_WORLD);
+    MPI_Comm_dup(MPI_COMM_WORLD, &questions_);
+    answerer_ = std::jthread([this](const std::stop_token& stop) { Answer(stop); });
   }
 
   [[nodiscard]] int rank() const override { return rank_; }
@@ -112,7 +118,7 @@ class Mpi : public MessagePassing {
   [[nodiscard]] std::chrono::milliseconds timeout() const override { return timeout_; }
 
   [[nodiscard]] Channel Split(int color) override {
-    const Alarm alarm(rank_, "groups of ranks", timeout_);
+    const Alarm alarm(*this, "groups of ranks");
     MPI_Comm part = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, color, rank_, &part);
     const std::lock_guard lock(mutex_);
@@ -160,11 +166,62 @@ class Mpi : public MessagePassing {
   }
 
   void Finish() override {
-    const Alarm alarm(rank_, "end of the run", timeout_);
+    const Alarm alarm(*this, "end of the run");
+    MPI_Barrier(questions_);  // until then others may ask
+    answerer_ = {};
     MPI_Finalize();
   }
 
+  [[nodiscard]] std::set<std::int64_t> Silent() override {
+    {
+      const std::lock_guard lock(mutex_);
+      for (int r = 0; r < size_; ++r) {
+        if (r != rank_) {
+          silent_.insert(r);
+          Tell(r, kQuestion);
+        }
+      }
+    }
+    constexpr int kTries = 40;
+    std::set<std::int64_t> silent;
+    for (int i = 0; i < kTries && (i == 0 || !silent.empty()); ++i) {
+      std::this_thread::sleep_for(kPause);
+      const std::lock_guard lock(mutex_);
+      silent = silent_;
+    }
+    return silent;
+  }
+
  private:
+  static constexpr int kQuestion = 0, kAnswer = 1;  // tags
+  static constexpr std::chrono::milliseconds kPause{50};
+
+  void Tell(int rank, int tag) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Isend(nullptr, 0, MPI_BYTE, rank, tag, questions_, &request);
+    MPI_Request_free(&request);
+  }
+  // Answers questions, and notes answers, until it is stopped.
+  void Answer(const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      int is_there = 0;
+      MPI_Status status;
+      MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, questions_, &is_there, &status);
+      if (is_there == 0) {
+        std::this_thread::sleep_for(kPause);
+        continue;
+      }
+      MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, questions_,
+               MPI_STATUS_IGNORE);
+      if (status.MPI_TAG == kQuestion) {
+        Tell(status.MPI_SOURCE, kAnswer);
+      } else {
+        const std::lock_guard lock(mutex_);
+        silent_.erase(status.MPI_SOURCE);
+      }
+    }
+  }
+
   [[nodiscard]] MPI_Comm Of(Channel channel) const {
     const std::lock_guard lock(mutex_);
     return channels_[static_cast<std::size_t>(channel)];
@@ -174,6 +231,9 @@ class Mpi : public MessagePassing {
   int rank_ = 0, size_ = 1;
   mutable std::mutex mutex_;
   std::vector<MPI_Comm> channels_;  // guarded by mutex_
+  std::set<std::int64_t> silent_;   // have not answered yet; guarded by mutex_
+  MPI_Comm questions_ = MPI_COMM_NULL;
+  std::jthread answerer_;
 };
 
 }  // namespace

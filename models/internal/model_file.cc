@@ -91,6 +91,7 @@ class FileReader {
     } else if (value && !value->AsString().empty()) {
       classes.push_back(value->AsString());
     }
+    std::erase_if(classes, IsContainer);
     return classes;
   }
 

@@ -485,7 +485,8 @@ const std::vector<Kind>& Kinds() {
        0,
        kMany,
        {"function", "results", "forward", "backward_data", "backward_weight", "backward_workspace",
-        "saves_inputs", "saves_outputs", "saves_inputs_for_weights", "saved", "cast"}},
+        "saves_inputs", "saves_outputs", "saves_inputs_for_weights", "saved", "cast",
+        "stops_gradient"}},
   };
   return kinds;
 }

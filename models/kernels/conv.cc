@@ -69,13 +69,15 @@ OpKernels LowerConv2d(const LowerContext& context) {
     }
   }
   op.backward_data = {with_bytes(output + weight, input)};
-  op.backward_weight = {with_bytes(input + output, weight)};
+  if (!spec.bias_only) {  // PyTorch keeps the input all the same
+    op.backward_weight = {with_bytes(input + output, weight)};
+  }
   if (spec.has_bias) {
     op.backward_weight.push_back(
         PassKernel(KernelClass::kElementwise, context.compute, output, bias));
   }
   op.saves_input = 1;
-  op.saves_input_for_weight = 1;
+  op.saves_input_for_weight = spec.bias_only ? 0 : 1;
   op.output_aliases = {-1};
   op.compute_intensive = true;
   ApplyAutocast(context, Product({spec.out, taps}) + (spec.has_bias ? spec.out : 0), &op);

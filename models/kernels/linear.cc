@@ -57,7 +57,9 @@ void UseFp8(const LowerContext& context, OpKernels* op) {
   const std::int64_t weights = Product({spec.in, spec.out});
   MultiplyCopies(context, inputs + weights, &op->forward[0]);
   MultiplyCopies(context, outputs + weights, &op->backward_data[0]);
-  MultiplyCopies(context, outputs + inputs, &op->backward_weight[0]);
+  if (!spec.bias_only) {
+    MultiplyCopies(context, outputs + inputs, &op->backward_weight[0]);
+  }
   op->forward.insert(op->forward.begin(), {cast(inputs), cast(weights)});
   op->backward_data.insert(op->backward_data.begin(), cast(outputs));
 }
@@ -110,16 +112,19 @@ OpKernels LowerLinear(const LowerContext& context) {
   op.forward = {forward};
   op.backward_data = {GemmKernel(context, {.m = rows, .n = spec.in, .k = spec.out})};
   Kernel weight = GemmKernel(context, {.m = spec.out, .n = spec.in, .k = rows});
-  if (spec.has_bias && context.options.fused_reductions) {
+  const bool sums_bias = spec.has_bias && (spec.bias_only || !context.options.fused_reductions);
+  if (spec.has_bias && !sums_bias) {
     weight.written += Bytes(bias);
   }
-  op.backward_weight = {weight};
-  if (spec.has_bias && !context.options.fused_reductions) {
+  if (!spec.bias_only) {
+    op.backward_weight = {weight};
+  }
+  if (sums_bias) {
     // Sum of the output gradient over rows.
     op.backward_weight.push_back(PassKernel(KernelClass::kElementwise, context.compute,
                                             Product({rows, spec.out, context.s}), bias));
   }
-  op.saves_input = 1;
+  op.saves_input = spec.bias_only ? 0 : 1;
   op.saves_input_for_weight = 1;
   op.output_aliases = {-1};
   op.compute_intensive = true;

@@ -300,7 +300,6 @@ OpKernels LowerExperts(const LowerContext& context) {
     op.moments = ExpertMoments(context, rows, middle);
   }
   op.output_aliases = {-1};
-  op.compute_intensive = true;
   ApplyAutocast(context, Product({spec.experts, spec.in, spec.out, spec.gated ? 3 : 2}), &op);
   return op;
 }

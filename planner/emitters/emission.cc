@@ -305,6 +305,13 @@ void AddTorchDuties(const PlanFile& file, Emission& emission) {
     emission.by_hand.push_back("export PYTORCH_ALLOC_CONF=" + allocator +
                                " (before PyTorch 2.9: PYTORCH_CUDA_ALLOC_CONF)");
   }
+  const Offload& offload = file.plan.offload;
+  if ((offload.parameters || offload.optimizer || offload.activations) &&
+      file.plan.dialect != Dialect::kNative && file.job.allocator.pinned_max_round_mib == 0) {
+    emission.by_hand.emplace_back(
+        "keep host memory free for page-locked blocks, which PyTorch rounds up to powers of two; "
+        "from PyTorch 2.13 on --allocator pinned_max_round_threshold_mb:1 says not to");
+  }
   if (file.job.allocator.garbage_collection_threshold > 0) {
     emission.by_hand.emplace_back(
         "call torch.cuda.set_per_process_memory_fraction: without it PyTorch ignores "

@@ -91,7 +91,6 @@ def strategy(model):
     """FSDPStrategy with the plan's units, for the very `model` that will be trained."""
     plan = shardwright_plan.load_plan(PLAN, "fsdp1")
     modules = shardwright_plan.check_model(model, plan)
-    shardwright_plan.freeze(model, plan)
     wrappers = shardwright_plan.wrap_recompute(model, plan, modules)
     dtypes, choices, mesh = plan["dtypes"], plan["fsdp1"], plan["mesh"]
     prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}

@@ -177,6 +177,9 @@ std::string PlanDataJson(const PlanFile& file, std::string_view kind, FqnDialect
                    {"fqns", kFqnDialectNames[static_cast<std::size_t>(fqns)]},
                    {"parameters", CountParameters(file.model.model)}};
   json["mesh"] = {{"replicate", plan.replicate_size}, {"shard", plan.shard_size}};
+  if (plan.dialect != Dialect::kFairscale) {
+    json["torch"] = NameIn(kTorchNames, plan.torch);
+  }
   json["dtypes"] = {{"master", LongNameOf(precision.master)},
                     {"param", LongNameOf(precision.param)},
                     {"reduce", LongNameOf(precision.reduce)}};

@@ -27,7 +27,7 @@ constexpr Bytes kDdpBucket = 100 * kMiB;
 constexpr double kSomeLearningRate = 3e-4;
 constexpr double kSomeWeightDecay = 0.1;
 
-constexpr std::array<SettingRow<S>, 24> kRows = {{
+constexpr std::array<SettingRow<S>, 25> kRows = {{
     {"model.name", &S::model_name},
     {"model.flavor", &S::model_flavor},
     {"optimizer.name", &S::optimizer},
@@ -48,6 +48,7 @@ constexpr std::array<SettingRow<S>, 24> kRows = {{
     {"activation_checkpoint.mode", &S::activation_checkpoint_mode},
     {"activation_checkpoint.selective_ac_option", &S::selective_ac_option},
     {"compile.enable", &S::compile},
+    {"compile.components", &S::components},
     {"model.converters", &S::converters},
     {"quantize.linear.float8.recipe_name", &S::float8_recipe},
     {"quantize.linear.float8.filter_fqns", &S::float8_leaves_out},
@@ -314,6 +315,9 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   s.fsdp_reshard_after_forward = ReshardName(file);
   SetRecompute(file, s);
   s.compile = file.kernels.fused_elementwise;
+  if (*s.compile && !file.kernels.fused_loss) {
+    s.components = {"model"};
+  }
   SetFloat8(file.kernels.fp8, s);
   return s;
 }
@@ -386,6 +390,9 @@ def apply_plan(config):
   line("parallelism.fsdp_reshard_after_forward", "\"" + *s.fsdp_reshard_after_forward + "\"");
   line("activation_checkpoint", recompute);
   line("compile.enable", flag(*s.compile));
+  if (s.components) {
+    line("compile.components", "[\"model\"]");
+  }
   return text + "    return config\n";
 }
 

@@ -35,6 +35,7 @@ struct TorchtitanSettings {
   std::optional<std::string> activation_checkpoint_mode;       // none, full, selective
   std::optional<std::string> selective_ac_option;              // op, or every N-th layer
   std::optional<bool> compile;
+  std::optional<std::vector<std::string>> components;         // compiled: model, loss (both)
   std::optional<std::vector<std::string>> converters;         // quantize.linear.float8
   std::optional<std::string> float8_recipe;                   // tensorwise (its default), rowwise
   std::optional<std::vector<std::string>> float8_leaves_out;  // parts of names

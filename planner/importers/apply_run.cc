@@ -116,6 +116,13 @@ DeepSpeedSettings Resolved(const RunSettings& run, const PlanFile& file) {
   if (IsAuto(s, "zero_stage")) {
     Fill(s.stage, std::optional<std::int64_t>(2));
   }
+  if (IsAuto(s, "zero_optimization.stage")) {
+    if (!run.trainer && !run.accelerate) {
+      throw InputError(run.files.back() + ": zero_optimization.stage", "\"auto\"",
+                       "0, 1, 2 or 3, since no other file of the run says it");
+    }
+    Fill(s.stage, std::optional<std::int64_t>(2));  // DeepSpeedPlugin's
+  }
   // Nobody who would fill it in: what the plan was begun with.
   if (!run.trainer && !run.accelerate && (IsAuto(s, "bf16.enabled") || IsAuto(s, "fp16.enabled"))) {
     const DType param = file.job.precision.param;
@@ -165,6 +172,24 @@ bool IsAccelerateFsdp(const RunSettings& run) {
   return run.accelerate && run.accelerate->distributed_type == "FSDP";
 }
 
+// axolotl's: the size that is not said is what the other one leaves of the ranks.
+HfFsdp WithMesh(HfFsdp fsdp, const RunSettings& run, const PlanFile& file) {
+  const std::int64_t ranks = file.cluster.RankCount();
+  const std::int64_t shard = run.script.dp_shard, replicate = run.script.dp_replicate;
+  if (std::max(shard, replicate) == 0) {
+    return fsdp;
+  }
+  fsdp.dp_shard = shard > 0 ? shard : std::max<std::int64_t>(1, ranks / replicate);
+  fsdp.dp_replicate = replicate > 0 ? replicate : std::max<std::int64_t>(1, ranks / shard);
+  if (fsdp.dp_shard * fsdp.dp_replicate != ranks || (fsdp.version != 2 && fsdp.dp_replicate > 1)) {
+    throw InputError(
+        run.trainer_file + ": dp_shard_size x dp_replicate_size",
+        std::to_string(fsdp.dp_shard) + " x " + std::to_string(fsdp.dp_replicate),
+        "a product of the " + std::to_string(ranks) + " GPUs of the cluster, with fsdp_version 2");
+  }
+  return fsdp;
+}
+
 // As Accelerate does, which would not start.
 void ApplyFsdp(const HfFsdp& fsdp, const std::string& where, const char* key, PlanFile& file) {
   const Model& model = file.model.model;
@@ -190,7 +215,8 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
     ApplyFsdp(FromAccelerate(*run.accelerate, where), where, "fsdp_transformer_layer_cls_to_wrap",
               file);
   } else if (run.trainer && run.trainer->fsdp.value_or(false)) {
-    ApplyFsdp(FromTrainer(*run.trainer, where), where, "transformer_layer_cls_to_wrap", file);
+    ApplyFsdp(WithMesh(FromTrainer(*run.trainer, where), run, file), where,
+              "transformer_layer_cls_to_wrap", file);
   } else {
     const bool bf16 = run.trainer && run.trainer->bf16.value_or(false);
     const bool fp16 = run.trainer && run.trainer->fp16.value_or(false);
@@ -213,6 +239,7 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
   if (run.trainer->gradient_checkpointing.value_or(false)) {
     RecomputeBlocks(file);
   }
+  file.plan.offload.activations |= run.script.offloads_activations;
 }
 
 void CheckCounts(const RunSettings& run, const PlanFile& file) {
@@ -232,44 +259,6 @@ void CheckCounts(const RunSettings& run, const PlanFile& file) {
   if (run.accelerate && run.accelerate->dp_shard_size) {
     check(*run.accelerate->dp_shard_size * run.accelerate->dp_replicate_size.value_or(1),
           "parallelism_config: product of the sizes");
-  }
-}
-
-// Before anything is multiplied or divided by them: ranks x samples x steps stay inside 64 bits.
-void CheckSizes(const RunSettings& run) {
-  constexpr std::int64_t kMostSamples = std::int64_t{1} << 20;
-  constexpr std::int64_t kMostSteps = 65535;
-  constexpr std::int64_t kMostRanks = std::int64_t{1} << 24;
-  constexpr std::int64_t kMostMib = std::int64_t{1} << 20;
-  const auto check = [&](const std::optional<std::int64_t>& given, std::int64_t most,
-                         const char* key) {
-    if (given && (*given < 1 || *given > most)) {
-      throw InputError(run.files.front() + ": " + key, std::to_string(*given),
-                       "an integer in [1, " + std::to_string(most) + "]");
-    }
-  };
-  if (const auto& t = run.torchtitan) {
-    check(t->local_batch_size, kMostSamples, "training.local_batch_size");
-  }
-  if (const auto& d = run.deepspeed) {
-    check(d->train_micro_batch_size_per_gpu, kMostSamples, "train_micro_batch_size_per_gpu");
-    check(d->gradient_accumulation_steps, kMostSteps, "gradient_accumulation_steps");
-  }
-  if (const auto& t = run.trainer) {
-    check(t->per_device_train_batch_size, kMostSamples, "per_device_train_batch_size");
-    check(t->gradient_accumulation_steps, kMostSteps, "gradient_accumulation_steps");
-  }
-  if (const auto& a = run.accelerate) {
-    check(a->dp_shard_size, kMostRanks, "parallelism_config.parallelism_config_dp_shard_size");
-    check(a->dp_replicate_size, kMostRanks,
-          "parallelism_config.parallelism_config_dp_replicate_size");
-  }
-  if (const auto& f = run.fairseq) {
-    check(f->batch_size, kMostSamples, "dataset.batch_size");
-    check(f->bucket_cap_mb, kMostMib, "distributed_training.bucket_cap_mb");
-    for (const std::int64_t steps : f->update_freq.value_or(std::vector<std::int64_t>())) {
-      check(steps, kMostSteps, "optimization.update_freq");
-    }
   }
 }
 
@@ -365,8 +354,50 @@ void AppendPrecision(const RunSettings& run, const PlanFile& file, std::vector<A
 
 }  // namespace
 
+void CheckSizes(const RunSettings& run) {
+  constexpr std::int64_t kMostSamples = std::int64_t{1} << 20;
+  constexpr std::int64_t kMostSteps = 65535;
+  constexpr std::int64_t kMostRanks = std::int64_t{1} << 24;
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
+  constexpr std::int64_t kMostMib = std::int64_t{1} << 20;
+  const auto check = [&](const std::optional<std::int64_t>& given, std::int64_t most,
+                         const char* key) {
+    if (given && (*given < 1 || *given > most)) {
+      throw InputError(run.files.front() + ": " + key, std::to_string(*given),
+                       "an integer in [1, " + std::to_string(most) + "]");
+    }
+  };
+  if (const auto& t = run.torchtitan) {
+    check(t->local_batch_size, kMostSamples, "training.local_batch_size");
+    check(t->seq_len, kMostTokens, "training.seq_len");
+  }
+  if (const auto& d = run.deepspeed) {
+    check(d->train_micro_batch_size_per_gpu, kMostSamples, "train_micro_batch_size_per_gpu");
+    check(d->gradient_accumulation_steps, kMostSteps, "gradient_accumulation_steps");
+  }
+  if (const auto& t = run.trainer) {
+    check(t->per_device_train_batch_size, kMostSamples, "per_device_train_batch_size");
+    check(t->gradient_accumulation_steps, kMostSteps, "gradient_accumulation_steps");
+  }
+  if (const auto& a = run.accelerate) {
+    check(a->num_processes, kMostRanks, "num_processes");
+    check(a->num_machines, kMostRanks, "num_machines");
+    check(a->dp_shard_size, kMostRanks, "parallelism_config.parallelism_config_dp_shard_size");
+    check(a->dp_replicate_size, kMostRanks,
+          "parallelism_config.parallelism_config_dp_replicate_size");
+  }
+  if (const auto& f = run.fairseq) {
+    check(f->batch_size, kMostSamples, "dataset.batch_size");
+    check(f->tokens_per_sample, kMostTokens, "task.tokens_per_sample");
+    check(f->distributed_world_size, kMostRanks, "distributed_training.distributed_world_size");
+    check(f->bucket_cap_mb, kMostMib, "distributed_training.bucket_cap_mb");
+    for (const std::int64_t steps : f->update_freq.value_or(std::vector<std::int64_t>())) {
+      check(steps, kMostSteps, "optimization.update_freq");
+    }
+  }
+}
+
 void ApplyRun(const RunSettings& run, PlanFile& file) {
-  CheckSizes(run);
   CheckCounts(run, file);
   if (run.torchtitan) {
     ApplyTorchtitan(*run.torchtitan, run.files.front(), file);

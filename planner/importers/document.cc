@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <regex>
 #include <sstream>
 #include <system_error>
 #include <vector>
@@ -26,10 +25,24 @@ constexpr std::int64_t kMaxText = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxValues = 100'000;
 constexpr std::size_t kMaxDepth = 50;
 
+// As PyYAML has them: 0, 12, -1_000.
+bool IsYamlInteger(std::string_view text) {
+  text.remove_prefix(text.find_first_of("-+") == 0 ? 1 : 0);
+  return text == "0" || (!text.empty() && text[0] != '0' && text[0] != '_' &&
+                         text.find_first_not_of("0123456789_") == text.npos);
+}
+
+// Of what from_chars reads, what PyYAML has for one: 1., -.5, 1_0.5e+3; not 1e5.
+bool IsYamlFloat(std::string_view text) {
+  const std::size_t dot = text.find('.'), mark = text.find_first_of("eE"), first = text.find('_');
+  return dot != text.npos && !text.starts_with("+-") &&
+         (first == text.npos ||
+          (text.rfind('_') < dot && text.find_first_of("0123456789") < first)) &&
+         (mark == text.npos || text.find_first_of("+-", mark) == mark + 1);
+}
+
 // An unquoted scalar as PyYAML's resolver reads it.
 Json YamlScalar(const std::string& text) {
-  static const std::regex kInteger("[-+]?(0|[1-9][0-9_]*)");
-  static const std::regex kFloat(R"([-+]?([0-9][0-9_]*)?\.[0-9]*([eE][-+][0-9]+)?)");
   if (text.empty() || text == "~" || text == "null" || text == "Null" || text == "NULL") {
     return nullptr;
   }
@@ -43,13 +56,13 @@ Json YamlScalar(const std::string& text) {
       return false;
     }
   }
-  const bool is_short = text.size() <= 18;  // fits 64 bits; also bounds the regular expressions
-  if (is_short && std::regex_match(text, kInteger)) {
+  const bool is_short = text.size() <= 18;  // fits 64 bits
+  if (is_short && IsYamlInteger(text)) {
     std::string digits = text;
     std::erase(digits, '_');
     return std::stoll(digits);
   }
-  if (is_short && std::regex_match(text, kFloat)) {
+  if (is_short && IsYamlFloat(text)) {
     std::string digits = text;
     std::erase(digits, '_');
     const char* const begin = digits.data() + (digits.front() == '+' ? 1 : 0);
@@ -120,15 +133,18 @@ Json FromYaml(const YAML::Node& node, std::size_t depth, Limits& limits) {
 }
 
 Json ReadYaml(const std::string& text, const std::string& file) {
-  YAML::Node root;
+  std::vector<YAML::Node> documents;
   try {
-    root = YAML::Load(text);
+    documents = YAML::LoadAll(text);
   } catch (const YAML::Exception& error) {
     const int line = error.mark.line + 1;
     throw InputError(file + ": line " + std::to_string(line), error.msg, "YAML");
   }
+  if (documents.size() > 1) {
+    throw InputError(file, std::to_string(documents.size()) + " YAML documents", "one");
+  }
   Limits limits(file);
-  return FromYaml(root, 0, limits);
+  return documents.empty() ? Json() : FromYaml(documents.front(), 0, limits);
 }
 
 // The text behind the string or comment that begins at `at`; it may end inside.
@@ -298,7 +314,7 @@ Json Guess(const std::string& word) {
     return word;
   }
   const Json value = Json::parse(word, nullptr, /*allow_exceptions=*/false);
-  return value.is_number() || value.is_boolean() || value.is_array() ? value : Json(word);
+  return value.is_number() || value.is_boolean() || value.is_structured() ? value : Json(word);
 }
 
 Json FromCommandLine(const std::string& text, const std::string& file) {
@@ -341,6 +357,9 @@ Json FromCommandLine(const std::string& text, const std::string& file) {
 
 JsonValue ParseDocument(std::string_view view, const std::string& file) {
   Budget(file, "bytes of settings", kMaxText).Take(std::ssize(view));
+  if (view.find('\0') != std::string_view::npos) {
+    throw InputError(file, "a NUL byte", "text in UTF-8");
+  }
   const std::string text(view);
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   const bool is_json =

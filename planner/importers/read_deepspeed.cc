@@ -9,31 +9,12 @@
 
 #include "core/error.h"
 #include "core/text.h"
-#include "planner/importers/other_keys.h"
+#include "planner/importers/setting_keys.h"
 
 namespace shardwright {
 namespace {
 
 using S = DeepSpeedSettings;
-
-constexpr std::array<SettingRow<S>, 5> kInline = {{
-    {"gradient_accumulation_steps", &S::gradient_accumulation_steps},
-    {"gradient_clipping", &S::gradient_clipping},
-    {"zero_stage", &S::stage},
-    {"offload_optimizer_device", &S::offload_optimizer},
-    {"offload_param_device", &S::offload_param},
-}};
-constexpr std::array<OtherKey, 9> kInlineOthers = {{
-    {"offload_optimizer_nvme_path"},
-    {"offload_param_nvme_path"},
-    {"zero3_init_flag"},
-    {"zero3_save_16bit_model"},
-    {"deepspeed_multinode_launcher"},
-    {"deepspeed_hostfile"},
-    {"deepspeed_exclusion_filter"},
-    {"deepspeed_inclusion_filter"},
-    {"deepspeed_moe_layer_cls_names"},
-}};
 
 constexpr std::string_view kOptimizerDevice = "zero_optimization.offload_optimizer.device";
 constexpr std::string_view kParamDevice = "zero_optimization.offload_param.device";
@@ -65,7 +46,7 @@ bool IsOnHost(const std::optional<std::string>& device, const JsonValue* said, c
     throw said->Error("\"cpu\" or \"none\", since nothing else is simulated");
   }
   if (s.stage.value_or(0) < 3) {
-    throw said->Error("no offload below stage 3, where it is not simulated");
+    throw said->Error("none, since offload below stage 3 is not simulated");
   }
   return true;
 }
@@ -74,7 +55,8 @@ bool IsOnHost(const std::optional<std::string>& device, const JsonValue* said, c
 void CheckOffload(const S& s, const JsonValue* optimizer, const JsonValue* param) {
   const bool updates_on_host = IsOnHost(s.offload_optimizer, optimizer, s);
   if (IsOnHost(s.offload_param, param, s) && !updates_on_host) {
-    throw param->Error("the optimizer on the host, too: parameters alone are not simulated");
+    throw param->Error(
+        "the optimizer on the host, too, since offload of parameters alone is not simulated");
   }
 }
 
@@ -105,24 +87,15 @@ void ReadOptimizer(const JsonValue* type, S& s) {
   if (lower == "adam" || lower == "adamw") {
     s.optimizer = lower == "adam" ? "Adam" : "AdamW";
   } else if (*s.optimizer != "SGD" && *s.optimizer != "Adadelta") {
-    throw type->Error(
-        "AdamW, Adam, SGD or Adadelta, since the states and updates of others cannot be predicted");
+    throw type->Error("AdamW, Adam, SGD or Adadelta, since the optimizer " + *s.optimizer +
+                      " cannot be predicted");
   }
 }
 
 }  // namespace
 
 ReadResult<DeepSpeedSettings> ReadDeepSpeed(const JsonValue& root) {
-  std::array<std::string_view, kOldKeys.size()> skipped;
-  std::transform(kOldKeys.begin(), kOldKeys.end(), skipped.begin(),
-                 [](const OldKey& old) { return old.key; });
-  // DeepSpeed looks for its keys and passes over others, but for those in its own tables.
-  const MayBeUnknown may_be_unknown = [](std::string_view key) {
-    return !key.starts_with("zero_optimization.") && !key.starts_with("fp16.") &&
-           !key.starts_with("bf16.") && !key.starts_with("optimizer.");
-  };
-  ReadResult<S> result =
-      ReadSettings<S>(root, DeepSpeedRows(), DeepSpeedOthers(), skipped, may_be_unknown);
+  ReadResult<S> result = ReadSettings<S>(root, DeepSpeedRows(), SettingKeys::Of("deepspeed"));
   S& s = result.settings;
   const std::vector<Leaf> leaves = LeavesOf(root);
   const JsonValue* optimizer = FindLeaf(leaves, kOptimizerDevice);
@@ -146,7 +119,8 @@ ReadResult<DeepSpeedSettings> ReadDeepSpeed(const JsonValue& root) {
 }
 
 ReadResult<DeepSpeedSettings> ReadInlineDeepSpeed(const JsonValue& table) {
-  ReadResult<S> result = ReadSettings<S>(table, kInline, kInlineOthers);
+  ReadResult<S> result =
+      ReadSettings<S>(table, DeepSpeedRows(), SettingKeys::Of("accelerate.deepspeed_config"));
   result.settings.autos = {"zero_stage", "gradient_clipping"};
   const std::vector<Leaf> leaves = LeavesOf(table);
   CheckOffload(result.settings, FindLeaf(leaves, "offload_optimizer_device"),

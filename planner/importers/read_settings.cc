@@ -3,9 +3,6 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
-#include <utility>
-
-#include "core/error.h"
 
 namespace shardwright {
 namespace {
@@ -16,7 +13,9 @@ void AppendLeaves(const JsonValue& json, const std::string& prefix, std::vector<
     if (!value) {
       continue;  // null: the framework's default
     }
-    const std::string full = prefix.empty() ? key : prefix + "." + key;
+    const bool is_plain = !key.empty() && key.find('.') == std::string::npos;
+    const std::string full =
+        (prefix.empty() ? "" : prefix + ".") + (is_plain ? key : '"' + key + '"');
     if (value->IsObject()) {
       AppendLeaves(*value, full, leaves);
     } else {
@@ -25,81 +24,12 @@ void AppendLeaves(const JsonValue& json, const std::string& prefix, std::vector<
   }
 }
 
-bool IsNeutral(const std::string& value, std::string_view neutral) {
-  while (!neutral.empty()) {
-    const std::size_t end = neutral.find('|');
-    if (neutral.substr(0, end) == value) {
-      return true;
-    }
-    neutral.remove_prefix(end == std::string_view::npos ? neutral.size() : end + 1);
-  }
-  return false;
-}
-
-bool Covers(std::string_view other, const std::string& key) {
-  return other.ends_with('.') ? key.starts_with(other) : key == other;
-}
-
 }  // namespace
 
 std::vector<Leaf> LeavesOf(const JsonValue& root) {
   std::vector<Leaf> leaves;
   AppendLeaves(root, "", leaves);
   return leaves;
-}
-
-bool IsMisspelt(std::string_view a, std::string_view b) {
-  if (a.size() > b.size()) {
-    std::swap(a, b);
-  }
-  if (b.size() - a.size() > 1 || a.size() < 4 || a == b) {
-    return false;
-  }
-  std::size_t front = 0, back = 0;
-  while (front < a.size() && a[front] == b[front]) {
-    ++front;
-  }
-  while (back + front < a.size() && a[a.size() - 1 - back] == b[b.size() - 1 - back]) {
-    ++back;
-  }
-  const std::size_t changed = a.size() - front - back;
-  return changed + (b.size() - a.size()) <= 1 ||
-         (changed == 2 && a.size() == b.size() && a[front] == b[front + 1] &&
-          a[front + 1] == b[front]);
-}
-
-bool CheckOther(const Leaf& leaf, std::span<const OtherKey> others,
-                const std::vector<std::string>& known, MayBeUnknown may_be_unknown) {
-  const auto found = std::find_if(others.begin(), others.end(), [&](const OtherKey& other) {
-    return Covers(other.key, leaf.key);
-  });
-  if (found != others.end() && !found->key.ends_with('.')) {
-    if (found->neutral.empty() || IsNeutral(leaf.value.Shown(), found->neutral)) {
-      return true;
-    }
-    std::string expected(found->neutral);
-    for (std::size_t bar = expected.find('|'); bar != std::string::npos; bar = expected.find('|')) {
-      expected.replace(bar, 1, " or ");
-    }
-    throw leaf.value.Error(expected + ", since anything else cannot be predicted");
-  }
-  const auto typo = std::find_if(known.begin(), known.end(),
-                                 [&](const std::string& key) { return IsMisspelt(key, leaf.key); });
-  if (typo == known.end() && found != others.end()) {
-    return true;
-  }
-  if (typo == known.end() && may_be_unknown != nullptr && may_be_unknown(leaf.key)) {
-    return false;
-  }
-  std::vector<std::string> keys = known;
-  for (const OtherKey& other : others) {
-    if (!other.key.ends_with('.')) {
-      keys.emplace_back(other.key);
-    }
-  }
-  throw leaf.value.Error("a key of this file to be known", typo != known.end()
-                                                               ? "did you mean \"" + *typo + "\"?"
-                                                               : DidYouMean(leaf.key, keys));
 }
 
 bool ReadValue(const JsonValue& json, std::optional<bool>& value) {

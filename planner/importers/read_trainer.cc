@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "planner/importers/other_keys.h"
+#include "planner/importers/setting_keys.h"
 
 namespace shardwright {
 namespace {
@@ -76,38 +76,14 @@ void ReadFsdp(const JsonValue& root, TrainerSettings& s) {
   }
 }
 
-// Keys of fsdp_config may have Accelerate's prefix, which the Trainer takes away.
-struct FsdpRow {
-  std::string key;
-  SettingRow<TrainerSettings> row;
-};
-const std::vector<FsdpRow>& PrefixedRows() {
-  static const std::vector<FsdpRow> kRows = [] {
-    constexpr std::string_view kTable = "fsdp_config.";
-    std::vector<FsdpRow> rows;
-    for (const SettingRow<TrainerSettings>& row : TrainerRows()) {
-      if (row.key.starts_with(kTable) && row.key != "fsdp_config.version") {
-        rows.push_back({"fsdp_config.fsdp_" + std::string(row.key.substr(kTable.size())), row});
-      }
-    }
-    return rows;
-  }();
-  return kRows;
-}
-void AppendPrefixed(std::vector<SettingRow<TrainerSettings>>& rows) {
-  for (const FsdpRow& prefixed : PrefixedRows()) {
-    rows.push_back({prefixed.key, prefixed.row.member});
-  }
-}
-
 // "adamw_hf" is the loop over parameters that Transformers had until version 4.
 void CheckOptimizer(const JsonValue& root, std::string_view key, const TrainerSettings& s) {
   constexpr std::array<std::string_view, 5> kKnown = {"adamw_torch", "adamw_torch_fused",
                                                       "adamw_apex_fused", "adamw_hf", "sgd"};
   if (s.optim && std::find(kKnown.begin(), kKnown.end(), *s.optim) == kKnown.end()) {
     throw root.At(key).Error(
-        "adamw_torch, adamw_torch_fused, adamw_apex_fused, adamw_hf or sgd, since the states and "
-        "updates of others cannot be predicted");
+        "adamw_torch, adamw_torch_fused, adamw_apex_fused, adamw_hf or sgd, since the optimizer " +
+        *s.optim + " cannot be predicted");
   }
 }
 
@@ -141,19 +117,6 @@ std::string AttentionOf(const JsonValue& root, Keys keys) {
                                                         : "";
 }
 
-// A model that learns from preferences or rewards is trained beside another one.
-void RefuseSecondModel(const JsonValue& root) {
-  const auto key =
-      FindOne(root, {"max_prompt_length", "num_generations", "reward_funcs", "reward_model_path",
-                     "reward_model", "ref_model", "ref_model_init_kwargs",
-                     "precompute_ref_log_probs", "rl", "rl_beta"});
-  if (key && !(key->IsBool() && !key->AsBool())) {
-    throw key->Error(
-        "no such key: training on preferences or rewards runs a second model, which cannot be "
-        "predicted");
-  }
-}
-
 // What is neither said nor TrainingArguments' default.
 void TakeDefault(std::optional<bool>& slot, bool value, const char* key, TrainerFile& file) {
   if (!slot) {
@@ -165,31 +128,6 @@ void TakeDefault(std::optional<bool>& slot, bool value, const char* key, Trainer
 // --- Scripts around the Trainer
 
 constexpr std::string_view kLlamaFactoryRecompute = "disable_gradient_checkpointing";
-constexpr std::array<std::string_view, 25> kTrainerSpecial = {"model_name_or_path",
-                                                              "attn_implementation",
-                                                              "flash_attn",
-                                                              "torch_dtype",
-                                                              "dtype",
-                                                              "max_seq_length",
-                                                              "max_length",
-                                                              "cutoff_len",
-                                                              "block_size",
-                                                              "model_max_length",
-                                                              "enable_liger_kernel",
-                                                              kLlamaFactoryRecompute,
-                                                              "finetuning_type",
-                                                              "use_peft",
-                                                              "lora_enable",
-                                                              "use_lora",
-                                                              "stage",
-                                                              "fsdp",
-                                                              "fsdp_config.fsdp_version",
-                                                              "config_file",
-                                                              "nnodes",
-                                                              "nproc_per_node",
-                                                              "num_gpus",
-                                                              "num_machines",
-                                                              "num_processes"};
 
 // How scripts wrap adapters is not read; what the flags of `plan` make of them is.
 constexpr std::string_view kNoAdapter =
@@ -205,7 +143,8 @@ void RefuseAdapters(const JsonValue& root) {
 
 void Demand(const JsonValue& value, Keys values, std::string_view expected) {
   if (std::find(values.begin(), values.end(), value.AsString()) == values.end()) {
-    throw value.Error(std::string(expected) + ", since anything else cannot be predicted");
+    throw value.Error(std::string(expected) + ", since " + value.AsString() +
+                      " training cannot be predicted");
   }
 }
 
@@ -213,6 +152,17 @@ void Demand(const JsonValue& value, Keys values, std::string_view expected) {
 // told to train all.
 void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
   TrainerSettings& s = file.result.settings;
+  const bool trains = FindOne(root, {"per_device_train_batch_size", "num_train_epochs", "max_steps",
+                                     "learning_rate"})
+                          .has_value();
+  const auto told = root.Find("do_train");
+  if (told ? !told->AsBool() : !trains) {
+    throw InputError(root.path().str() + ": do_train", told ? "false" : "no value",
+                     "true, since inference and export of a model is not read");
+  }
+  if (!told) {
+    file.script.assumed.push_back({"do_train", "true"});
+  }
   const auto type = root.Find("finetuning_type");
   if (!type) {
     throw InputError(root.path().str() + ": finetuning_type", "no value, which means lora",
@@ -224,9 +174,6 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
   Demand(*type, {"full"}, "full");
   if (const auto stage = root.Find("stage")) {
     Demand(*stage, {"pt", "sft"}, "pt or sft");
-  }
-  if (IsOn(root, "enable_liger_kernel")) {
-    s.use_liger_kernel = true;
   }
   if (root.Find(kLlamaFactoryRecompute)) {
     s.gradient_checkpointing = !IsOn(root, kLlamaFactoryRecompute);
@@ -240,9 +187,31 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
   }
 }
 
+// Head and loss over so many rows at a time: TRL's chunked loss (_CHUNKED_LM_HEAD_CHUNK_SIZE); the
+// kernels of Cut Cross Entropy hold fewer.
+constexpr std::int64_t kLossRows = 256;
+
+// TRL before 0.20 says max_seq_length, and runs head and loss over all rows at once; later ones run
+// a chunk of rows after the other unless they are told not to, or Liger does it.
+void ReadTrlLoss(const JsonValue& root, TrainerFile& file) {
+  const bool is_old = root.Find("max_seq_length").has_value();
+  const auto type = root.Find("loss_type");
+  if (type) {
+    Demand(*type, {"nll", "chunked_nll"}, "nll or chunked_nll");
+  }
+  if (file.result.settings.use_liger_kernel.value_or(false) || (is_old && !type)) {
+    return;
+  }
+  if (!type) {
+    file.script.assumed.push_back({"loss_type", "\"chunked_nll\" (TRL since 1.7)"});
+  }
+  file.script.loss_rows = !type || type->AsString() == "chunked_nll" ? kLossRows : 0;
+}
+
 // SFTConfig and its siblings have other defaults than TrainingArguments.
-void ReadTrl(TrainerFile& file) {
+void ReadTrl(const JsonValue& root, TrainerFile& file) {
   TrainerSettings& s = file.result.settings;
+  ReadTrlLoss(root, file);
   TakeDefault(s.gradient_checkpointing, true, "gradient_checkpointing", file);
   if (!s.fp16.value_or(false)) {
     TakeDefault(s.bf16, true, "bf16", file);
@@ -288,16 +257,27 @@ void ReadScript(const JsonValue& root, TrainerFile& file) {
   file.script.attention = AttentionOf(root, {"attn_implementation", "flash_attn"});
   file.script.sequence_length = LengthOf(
       root, {"max_length", "max_seq_length", "cutoff_len", "block_size", "model_max_length"});
-  RefuseSecondModel(root);
   RefuseAdapters(root);
+  file.script.offloads_activations = IsOn(root, "activation_offloading");
   const auto dtype = FindOne(root, {"torch_dtype", "dtype"});
   file.script.has_bf16_weights = dtype && dtype->AsString() == "bfloat16";
-  if (FindOne(root, {"cutoff_len", "finetuning_type", "stage", "enable_liger_kernel",
-                     kLlamaFactoryRecompute})) {
-    ReadLlamaFactory(root, file);
-  } else if (FindOne(root, {"max_length", "packing", "dataset_mixture", "dataset_text_field",
-                            "assistant_only_loss", "completion_only_loss"})) {
-    ReadTrl(file);
+  if (FindOne(root, {"cutoff_len", "finetuning_type", "stage", "enable_liger_kernel", "template",
+                     "infer_backend", "export_dir", kLlamaFactoryRecompute})) {
+    return ReadLlamaFactory(root, file);
+  }
+  const bool says_trl =
+      FindOne(root, {"max_length", "packing", "dataset_mixture", "dataset_text_field",
+                     "assistant_only_loss", "completion_only_loss", "loss_type"})
+          .has_value();
+  // Transformers' run_clm.py has this one, too, beside others of its own.
+  const bool may_be_trl = root.Find("dataset_name") &&
+                          !FindOne(root, {"block_size", "dataset_config_name", "model_max_length",
+                                          "validation_split_percentage"});
+  if (says_trl || may_be_trl) {
+    if (!says_trl) {
+      file.script.assumed.push_back({"script", "TRL's sft"});
+    }
+    ReadTrl(root, file);
   }
 }
 
@@ -315,56 +295,7 @@ void CheckTrainer(const JsonValue& root, ReadResult<TrainerSettings>& result) {
   }
 }
 
-// Scripts add arguments of their own at will, but not to the Trainer's tables; and what
-// `accelerate launch` is told on a command line is in no script's arguments.
-bool IsOpen(std::string_view key) {
-  constexpr std::array<std::string_view, 4> kTables = {"fsdp_", "accelerator_config", "deepspeed",
-                                                       "parallelism_config"};
-  constexpr std::array<std::string_view, 5> kLauncher = {
-      "mixed_precision", "use_fsdp", "use_deepspeed", "zero_stage", "dynamo_backend"};
-  return std::none_of(kTables.begin(), kTables.end(),
-                      [&](std::string_view table) { return key.starts_with(table); }) &&
-         std::find(kLauncher.begin(), kLauncher.end(), key) == kLauncher.end();
-}
-
 // --- axolotl
-
-std::vector<SettingRow<TrainerSettings>> AxolotlRows() {
-  std::vector<SettingRow<TrainerSettings>> rows = {
-      {"output_dir", &TrainerSettings::output_dir},
-      {"micro_batch_size", &TrainerSettings::per_device_train_batch_size},
-      {"gradient_accumulation_steps", &TrainerSettings::gradient_accumulation_steps},
-      {"fp16", &TrainerSettings::fp16},
-      {"optimizer", &TrainerSettings::optim},
-      {"weight_decay", &TrainerSettings::weight_decay},
-      {"max_grad_norm", &TrainerSettings::max_grad_norm},
-      {"gradient_checkpointing", &TrainerSettings::gradient_checkpointing},
-      {"torch_compile", &TrainerSettings::torch_compile},
-      {"deepspeed", &TrainerSettings::deepspeed},
-      {"fsdp_version", &TrainerSettings::version},
-      {"fsdp_config.offload_params", &TrainerSettings::cpu_offload},
-      {"fsdp_config.fsdp_offload_params", &TrainerSettings::cpu_offload},
-      {"fsdp_config.sharding_strategy", &TrainerSettings::sharding_strategy},
-      {"fsdp_config.fsdp_sharding_strategy", &TrainerSettings::sharding_strategy},
-  };
-  for (const SettingRow<TrainerSettings>& row : TrainerRows()) {
-    if (row.key.starts_with("fsdp_config.")) {
-      rows.push_back(row);
-    }
-  }
-  AppendPrefixed(rows);
-  return rows;
-}
-
-constexpr std::array<std::string_view, 9> kAxolotlSpecial = {"base_model",
-                                                             "sequence_len",
-                                                             "bf16",
-                                                             "plugins",
-                                                             "fsdp",
-                                                             "fsdp_config.fsdp_version",
-                                                             "attn_implementation",
-                                                             "eager_attention",
-                                                             "adapter"};
 
 // "auto" is bf16 on every GPU that has it.
 bool HasBf16(const JsonValue& root) {
@@ -378,27 +309,68 @@ bool HasBf16(const JsonValue& root) {
   return true;
 }
 
-bool HasLiger(const JsonValue& root) {
+// Liger's kernels of layers are a stack of ours together only; its head and loss in chunks are a
+// switch of their own.
+void ReadLiger(const JsonValue& root, const JsonValue& plugin, TrainerFile& file) {
+  const bool gated = IsOn(root, "liger_glu_activation") || IsOn(root, "liger_swiglu");
+  const int layers = int(IsOn(root, "liger_rope")) + int(IsOn(root, "liger_rms_norm")) + int(gated);
+  if (layers != 0 && layers != 3) {
+    throw plugin.Error(
+        "liger_rope, liger_rms_norm and liger_glu_activation all on or all off, since some of "
+        "Liger's kernels alone cannot be predicted");
+  }
+  constexpr std::int64_t kLigerChunks = 16;
+  file.result.settings.use_liger_kernel = layers == 3;
+  file.script.loss_chunks = IsOn(root, "liger_fused_linear_cross_entropy") ? kLigerChunks : 1;
+}
+
+// Liger, and Cut Cross Entropy, which holds no logits.
+void ReadPlugins(const JsonValue& root, TrainerFile& file) {
   const auto plugins = root.Find("plugins");
   for (std::size_t i = 0; plugins && plugins->IsArray() && i < plugins->size(); ++i) {
-    if ((*plugins)[i].AsString().find("liger") != std::string::npos) {
-      return true;
+    const std::string name = (*plugins)[i].AsString();
+    if (name.find("liger") != std::string::npos) {
+      ReadLiger(root, (*plugins)[i], file);
+    } else if (name.find("cut_cross_entropy") != std::string::npos) {
+      const auto told = root.Find("cut_cross_entropy");
+      file.script.loss_rows = told && !told->AsBool() ? 0 : kLossRows;
+    } else {
+      throw(*plugins)[i].Error("Liger's or Cut Cross Entropy's, since the plugin " + name +
+                               " cannot be predicted");
     }
   }
-  return false;
+}
+
+// Offload goes with recomputation, whose inputs are what is left to travel.
+void ReadAxolotlRecompute(const JsonValue& root, TrainerFile& file) {
+  const auto told = root.Find("gradient_checkpointing");
+  const bool offloads = told && told->IsString();
+  if (offloads) {
+    Demand(*told, {"offload"}, "true, false or offload");
+  }
+  const auto offload = root.Find("activation_offloading");
+  if (offload && offload->IsString()) {
+    Demand(*offload, {"legacy", "hidden_states"}, "true, false, legacy or hidden_states");
+  }
+  file.script.offloads_activations = offloads || (offload && offload->IsString()) ||
+                                     (offload && !offload->IsString() && offload->AsBool());
+  if (told || file.script.offloads_activations) {
+    file.result.settings.gradient_checkpointing =
+        file.script.offloads_activations || told->AsBool();
+  }
 }
 
 }  // namespace
 
-TrainerFile ReadTrainer(const JsonValue& root) {
-  std::vector<SettingRow<TrainerSettings>> rows(TrainerRows().begin(), TrainerRows().end());
-  AppendPrefixed(rows);
-  // Arguments of version 4.
-  rows.push_back(
-      {"fsdp_transformer_layer_cls_to_wrap", &TrainerSettings::transformer_layer_cls_to_wrap});
-  rows.push_back({"fsdp_min_num_params", &TrainerSettings::min_num_params});
+TrainerFile ReadTrainer(const JsonValue& root, const std::optional<JsonValue>& fsdp_config) {
+  const SettingKeys& keys = SettingKeys::Of("trainer");
   TrainerFile file;
-  file.result = ReadSettings<TrainerSettings>(root, rows, TrainerOthers(), kTrainerSpecial, IsOpen);
+  file.result = ReadSettings<TrainerSettings>(root, TrainerRows(), keys);
+  if (fsdp_config) {
+    TrainerSettings& s = file.result.settings;
+    s = ReadSettings<TrainerSettings>(*fsdp_config, TrainerRows(), keys, std::move(s)).settings;
+    ReadFsdp(*fsdp_config, s);
+  }
   ReadFsdp(root, file.result.settings);
   ReadScript(root, file);
   CheckTrainer(root, file.result);
@@ -408,27 +380,34 @@ TrainerFile ReadTrainer(const JsonValue& root) {
 
 TrainerFile ReadAxolotl(const JsonValue& root) {
   TrainerFile file;
-  file.result =
-      ReadSettings<TrainerSettings>(root, AxolotlRows(), AxolotlOthers(), kAxolotlSpecial, IsOpen);
+  file.result = ReadSettings<TrainerSettings>(root, TrainerRows(), SettingKeys::Of("axolotl"));
   TrainerSettings& s = file.result.settings;
   ReadFsdp(root, s);
   if (const auto config = root.Find("fsdp_config"); config && !root.Find("fsdp")) {
     s.fsdp = !config->Keys().empty();
   }
-  RefuseSecondModel(root);
   if (const auto adapter = root.Find("adapter"); adapter && !adapter->AsString().empty()) {
     throw adapter->Error(kNoAdapter);
   }
   s.bf16 = HasBf16(root);
-  if (HasLiger(root)) {
-    s.use_liger_kernel = true;
-  }
+  ReadPlugins(root, file);
+  ReadAxolotlRecompute(root, file);
   if (!s.per_device_train_batch_size) {
     s.per_device_train_batch_size = 1;
     file.script.assumed.push_back({"micro_batch_size", "1"});
   }
   file.script.model = root.At("base_model").AsString();
   file.script.sequence_length = LengthOf(root, {"sequence_len"});
+  constexpr std::int64_t kSequence = 512;
+  if (file.script.sequence_length == 0) {
+    file.script.sequence_length = kSequence;
+    file.script.assumed.push_back({"sequence_len", std::to_string(kSequence)});
+  }
+  file.script.dp_shard = LengthOf(root, {"dp_shard_size"});
+  file.script.dp_replicate = LengthOf(root, {"dp_replicate_size"});
+  if (file.script.dp_shard > 1 && !s.fsdp.value_or(false)) {
+    throw root.At("dp_shard_size").Error("an fsdp_config beside it, as axolotl demands");
+  }
   file.script.attention =
       IsOn(root, "eager_attention") ? "materialized" : AttentionOf(root, {"attn_implementation"});
   CheckTrainer(root, file.result);

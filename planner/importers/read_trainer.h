@@ -3,6 +3,8 @@
 // TrainingArguments, alone or among the keys of a script around the Trainer: TRL's and the
 // alignment handbook's recipes, LLaMA-Factory's, and axolotl's, which has names of its own.
 
+#include <optional>
+
 #include "core/json.h"
 #include "planner/emitters/trainer.h"
 #include "planner/importers/read_settings.h"
@@ -17,7 +19,9 @@ struct TrainerFile {
 
 // Throws InputError for what the Trainer refuses, and for what cannot be predicted: adapters,
 // quantized weights, training against a second model, optimizers other than AdamW and SGD.
-[[nodiscard]] TrainerFile ReadTrainer(const JsonValue& root);
+// `fsdp_config`: the table of that name, from the file that the key names instead.
+[[nodiscard]] TrainerFile ReadTrainer(const JsonValue& root,
+                                      const std::optional<JsonValue>& fsdp_config);
 [[nodiscard]] TrainerFile ReadAxolotl(const JsonValue& root);
 
 }  // namespace shardwright

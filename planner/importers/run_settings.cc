@@ -3,73 +3,20 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/text.h"
 #include "planner/importers/document.h"
-#include "planner/importers/other_keys.h"
 #include "planner/importers/read_deepspeed.h"
 #include "planner/importers/read_settings.h"
 #include "planner/importers/read_trainer.h"
+#include "planner/importers/setting_keys.h"
 
 namespace shardwright {
 namespace {
-
-enum class Kind {
-  kTorchtitan,
-  kFairseq,
-  kFairseqFlags,
-  kAccelerate,
-  kAxolotl,
-  kTrainer,
-  kDeepSpeed
-};
-
-// Keys at the top that only one framework's files have.
-struct Mark {
-  std::string_view key;
-  Kind kind;
-};
-constexpr std::array<Mark, 21> kMarks = {{
-    {"per_device_train_batch_size", Kind::kTrainer},  // beside flags of `accelerate launch`, too
-    {"model_name_or_path", Kind::kTrainer},
-    {"compute_environment", Kind::kAccelerate},
-    {"distributed_type", Kind::kAccelerate},
-    {"num_machines", Kind::kAccelerate},
-    {"zero_optimization", Kind::kDeepSpeed},
-    {"train_micro_batch_size_per_gpu", Kind::kDeepSpeed},
-    {"train_batch_size", Kind::kDeepSpeed},
-    {"base_model", Kind::kAxolotl},
-    {"output_dir", Kind::kTrainer},
-    {"fsdp", Kind::kTrainer},
-    {"num_train_epochs", Kind::kTrainer},
-    {"distributed_training", Kind::kFairseq},
-    {"optimization", Kind::kFairseq},
-    {"ddp_backend", Kind::kFairseqFlags},
-    {"tokens_per_sample", Kind::kFairseqFlags},
-    {"update_freq", Kind::kFairseqFlags},
-    {"arch", Kind::kFairseqFlags},
-    {"parallelism", Kind::kTorchtitan},
-    {"training", Kind::kTorchtitan},
-    {"activation_checkpoint", Kind::kTorchtitan},
-}};
-
-Kind KindOf(const JsonValue& root, const std::string& file) {
-  for (const Mark& mark : kMarks) {
-    if (root.Find(mark.key)) {
-      return mark.kind;
-    }
-  }
-  throw InputError(
-      file, "no key that tells the framework",
-      "settings of torchtitan (TOML), Accelerate (YAML or JSON), DeepSpeed (JSON), the Trainer or "
-      "a "
-      "script around it (TrainingArguments as JSON or YAML), axolotl (YAML) or fairseq (YAML or "
-      "command line)");
-}
 
 template <class S>
 void Put(ReadResult<S> result, const std::string& file, std::optional<S>& slot, RunSettings& run) {
@@ -92,14 +39,6 @@ void PutTrainer(TrainerFile trainer, const std::string& file, RunSettings& run) 
 }
 
 // --- Accelerate
-
-constexpr std::array<std::string_view, 9> kAccelerateSpecial = {
-    "fsdp_config.fsdp_reshard_after_forward",       "fsdp_config.fsdp_sharding_strategy",
-    "fsdp_config.fsdp_backward_prefetch_policy",    "deepspeed_config.gradient_accumulation_steps",
-    "deepspeed_config.gradient_clipping",           "deepspeed_config.zero_stage",
-    "deepspeed_config.offload_optimizer_device",    "deepspeed_config.offload_param_device",
-    "deepspeed_config.offload_optimizer_nvme_path",
-};
 
 // Version 1 takes the strategy by name or by number. What stands under the key of version 2 does
 // not reach it: `accelerate launch` passes on its default, FULL_SHARD, which counts for more; and
@@ -132,8 +71,8 @@ void ReadAccelerateFsdp(const JsonValue& fsdp, AccelerateSettings& s,
 }
 
 void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings& run) {
-  auto result = ReadSettings<AccelerateSettings>(root, AccelerateRows(), AccelerateOthers(),
-                                                 kAccelerateSpecial);
+  auto result =
+      ReadSettings<AccelerateSettings>(root, AccelerateRows(), SettingKeys::Of("accelerate"));
   AccelerateSettings& s = result.settings;
   if (s.mixed_precision == "yes") {
     throw root.At("mixed_precision").Error("no, bf16 or fp16");
@@ -148,7 +87,8 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
   const std::string type = s.distributed_type.value_or(deepspeed ? "DEEPSPEED" : "NO");
   constexpr std::array<std::string_view, 4> kTypes = {"FSDP", "MULTI_GPU", "DEEPSPEED", "NO"};
   if (std::find(kTypes.begin(), kTypes.end(), type) == kTypes.end()) {
-    throw root.At("distributed_type").Error("FSDP, MULTI_GPU, DEEPSPEED or NO");
+    throw root.At("distributed_type")
+        .Error("FSDP, MULTI_GPU, DEEPSPEED or NO, since " + type + " cannot be predicted");
   }
   s.distributed_type = type;
   if (type == "DEEPSPEED" && deepspeed && !s.deepspeed_config_file) {
@@ -156,33 +96,33 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
     zero.left_out.clear();
     Put(std::move(zero), file, run.deepspeed, run);
   }
+  run.accelerate_file = file;
   Put(std::move(result), file, run.accelerate, run);
 }
 
 // --- torchtitan
 
-// Names that its settings had until 2025. What they say is the same.
+// Until April 2025 [training] compile was about the blocks, and the loss was eager.
 void ReadTorchtitan(const JsonValue& root, const std::string& file, RunSettings& run) {
   using S = TorchtitanSettings;
-  std::vector<SettingRow<S>> rows(TorchtitanRows().begin(), TorchtitanRows().end());
-  const std::array<SettingRow<S>, 8> old = {{
-      {"training.batch_size", &S::local_batch_size},
-      {"training.compile", &S::compile},
-      {"training.data_parallel_degree", &S::data_parallel_shard_degree},
-      {"training.data_parallel_shard_degree", &S::data_parallel_shard_degree},
-      {"training.data_parallel_replicate_degree", &S::data_parallel_replicate_degree},
-      {"float8.recipe_name", &S::float8_recipe},
-      {"float8.filter_fqns", &S::float8_leaves_out},
-      {"float8.enable_fsdp_float8_all_gather", &S::float8_gathers},
-  }};
-  rows.insert(rows.end(), old.begin(), old.end());
-  constexpr std::array<std::string_view, 1> kSpecial = {"optimizer.fused"};
-  auto result = ReadSettings<S>(root, rows, TorchtitanOthers(), kSpecial);
+  auto result = ReadSettings<S>(root, TorchtitanRows(), SettingKeys::Of("torchtitan"));
   S& s = result.settings;
   if (const auto optimizer = root.Find("optimizer"); optimizer && !s.implementation) {
     if (const auto fused = optimizer->Find("fused")) {
       s.implementation = fused->AsBool() ? "fused" : "foreach";
     }
+  }
+  const auto training = root.Find("training");
+  if (training && training->Find("compile")) {
+    s.components = {"model"};
+  }
+  if (s.components && s.compile.value_or(false) &&
+      std::find(s.components->begin(), s.components->end(), "model") == s.components->end()) {
+    throw root.At("compile")
+        .At("components")
+        .Error(
+            "\"model\" among them, since a compiled loss behind an eager model cannot be "
+            "predicted");
   }
   if (s.converters) {
     std::replace(s.converters->begin(), s.converters->end(), std::string("float8"),
@@ -194,105 +134,98 @@ void ReadTorchtitan(const JsonValue& root, const std::string& file, RunSettings&
 // --- fairseq
 
 // max_tokens bounds a batch by tokens; with samples of equal length that is a number of samples.
-void ReadFairseq(const JsonValue& root, const std::string& file, RunSettings& run) {
-  auto result = ReadSettings<FairseqSettings>(root, FairseqRows(), FairseqOthers());
+void PutFairseq(ReadResult<FairseqSettings> result, const std::optional<JsonValue>& max_tokens,
+                const std::string& file, RunSettings& run) {
   FairseqSettings& s = result.settings;
-  if (const auto dataset = root.Find("dataset"); dataset && !s.batch_size) {
-    const auto max_tokens = dataset->Find("max_tokens");
-    if (max_tokens && s.tokens_per_sample.value_or(0) > 0) {
-      s.batch_size = std::max<std::int64_t>(1, max_tokens->AsInt(1) / *s.tokens_per_sample);
-    }
+  if (max_tokens && !s.batch_size && s.tokens_per_sample.value_or(0) > 0) {
+    s.batch_size = std::max<std::int64_t>(1, max_tokens->AsInt(1) / *s.tokens_per_sample);
   }
   Put(std::move(result), file, run.fairseq, run);
 }
 
-// The last word of a key is the flag; a table's "_name" goes by the table's name.
-std::string FlagOf(std::string_view key) {
-  if (key == "model._name") {
-    return "arch";
-  }
-  const std::size_t dot = key.rfind('.');
-  return std::string(key.ends_with("._name") ? key.substr(0, dot) : key.substr(dot + 1));
-}
-
-std::vector<SettingRow<FairseqSettings>> FairseqFlagRows(const std::vector<std::string>& flags) {
-  std::vector<SettingRow<FairseqSettings>> rows;
-  for (std::size_t i = 0; i < flags.size(); ++i) {
-    rows.push_back({flags[i], FairseqRows()[i].member});
-  }
-  return rows;
+void ReadFairseq(const JsonValue& root, const std::string& file, RunSettings& run) {
+  const auto dataset = root.Find("dataset");
+  PutFairseq(ReadSettings<FairseqSettings>(root, FairseqRows(), SettingKeys::Of("fairseq")),
+             dataset ? dataset->Find("max_tokens") : std::nullopt, file, run);
 }
 
 void ReadFairseqFlags(const JsonValue& root, const std::string& file, RunSettings& run) {
-  std::vector<std::string> flags, others;
-  for (const SettingRow<FairseqSettings>& row : FairseqRows()) {
-    flags.push_back(FlagOf(row.key));
-  }
-  // fairseq's tasks and models bring hundreds of flags: all are taken but misspelt ones.
-  std::vector<OtherKey> any;
-  for (const std::string& key : root.Keys()) {
-    if (std::find(flags.begin(), flags.end(), key) == flags.end()) {
-      others.push_back(key);
-    }
-  }
-  for (const std::string& key : others) {
-    const std::string nearest = NearestMatch(key, flags);
-    if (!nearest.empty() && IsMisspelt(nearest, key)) {
-      throw root.At(key).Error("a flag of fairseq", "did you mean --" + nearest + "?");
-    }
-    any.push_back({key, key == "bf16" || key == "memory_efficient_bf16" ? "false" : ""});
-  }
-  const std::vector<SettingRow<FairseqSettings>> rows = FairseqFlagRows(flags);
-  auto result = ReadSettings<FairseqSettings>(root, rows, any);
-  FairseqSettings& s = result.settings;
-  if (const auto tokens = root.Find("max_tokens"); tokens && !s.batch_size && s.tokens_per_sample) {
-    s.batch_size = std::max<std::int64_t>(
-        1, tokens->AsInt(1) / std::max<std::int64_t>(1, *s.tokens_per_sample));
-  }
-  Put(std::move(result), file, run.fairseq, run);
+  PutFairseq(ReadSettings<FairseqSettings>(root, FairseqRows(), SettingKeys::Of("fairseq-train")),
+             root.Find("max_tokens"), file, run);
 }
 
 // --- all
 
+// A file that another one names: beside that one, under its path or its name alone, or where the
+// program runs.
+std::string FindNamed(const std::string& name, const char* kind, const std::string& named_by) {
+  const std::filesystem::path folder = std::filesystem::path(named_by).parent_path();
+  const std::filesystem::path path(name);
+  for (const std::filesystem::path& place : {folder / path, folder / path.filename(), path}) {
+    if (Exists(place)) {
+      return place.string();
+    }
+  }
+  throw InputError(named_by, std::string(kind) + " file \"" + name + "\" that is not there",
+                   "that file as a further argument");
+}
+
+// The Trainer takes a table, a JSON text of it (which the document then holds) or a file's name.
+std::optional<JsonValue> NamedFsdpConfig(const JsonValue& root, const std::string& file) {
+  const auto name = root.Find("fsdp_config");
+  if (!name || !name->IsString()) {
+    return std::nullopt;
+  }
+  const std::string path = FindNamed(name->AsString(), "an fsdp_config", file);
+  return JsonValue::Parse("{\"fsdp_config\": " + ReadTextFile(path) + "}", path);
+}
+
+using Read = void (*)(const JsonValue& root, const std::string& file, RunSettings& run);
+constexpr std::array<std::pair<std::string_view, Read>, 7> kReaders = {{
+    {"torchtitan", ReadTorchtitan},
+    {"fairseq", ReadFairseq},
+    {"fairseq-train", ReadFairseqFlags},
+    {"accelerate", ReadAccelerate},
+    {"trainer",
+     [](const JsonValue& root, const std::string& file, RunSettings& run) {
+       run.trainer_file = file;
+       PutTrainer(ReadTrainer(root, NamedFsdpConfig(root, file)), file, run);
+     }},
+    {"axolotl",
+     [](const JsonValue& root, const std::string& file, RunSettings& run) {
+       run.trainer_file = file;
+       PutTrainer(ReadAxolotl(root), file, run);
+     }},
+    {"deepspeed", [](const JsonValue& root, const std::string& file,
+                     RunSettings& run) { Put(ReadDeepSpeed(root), file, run.deepspeed, run); }},
+}};
+
+// The framework is told by keys at the top that only its files have.
 void ReadOne(const std::string& file, RunSettings& run) {
   const JsonValue root = ReadDocument(file);
   run.files.push_back(file);
-  switch (KindOf(root, file)) {
-    case Kind::kTorchtitan:
-      return ReadTorchtitan(root, file, run);
-    case Kind::kFairseq:
-      return ReadFairseq(root, file, run);
-    case Kind::kFairseqFlags:
-      return ReadFairseqFlags(root, file, run);
-    case Kind::kAccelerate:
-      return ReadAccelerate(root, file, run);
-    case Kind::kTrainer:
-      return PutTrainer(ReadTrainer(root), file, run);
-    case Kind::kAxolotl:
-      return PutTrainer(ReadAxolotl(root), file, run);
-    case Kind::kDeepSpeed:
-      return Put(ReadDeepSpeed(root), file, run.deepspeed, run);
+  for (const auto& [key, framework] : SettingKeys::Marks()) {
+    const auto mark = root.Find(key);
+    if (!mark) {
+      continue;
+    }
+    SettingKeys::CheckIsRead(framework, *mark);
+    for (const auto& [name, read] : kReaders) {
+      if (name == framework) {
+        return read(root, file, run);
+      }
+    }
   }
-}
-
-// A file that another one names, there or beside that one.
-void ReadNamed(const std::string& name, const char* kind, RunSettings& run) {
-  std::error_code error;
-  std::filesystem::path path(name);
-  if (!std::filesystem::exists(path, error)) {
-    path = std::filesystem::path(run.files.front()).parent_path() / path.filename();
-  }
-  if (!std::filesystem::exists(path, error)) {
-    throw InputError(run.files.front(),
-                     std::string(kind) + " file \"" + name + "\" that is not there",
-                     "that file as a further argument");
-  }
-  ReadOne(path.string(), run);
+  throw InputError(
+      file, "no key that tells the framework",
+      "settings of torchtitan (TOML), Accelerate (YAML or JSON), DeepSpeed (JSON), the Trainer or "
+      "a script around it (TrainingArguments as JSON or YAML), axolotl (YAML) or fairseq (YAML or "
+      "command line)");
 }
 
 void ReadNamedFiles(RunSettings& run) {
   if (!run.script.accelerate_file.empty() && !run.accelerate) {
-    ReadNamed(run.script.accelerate_file, "an Accelerate", run);
+    ReadOne(FindNamed(run.script.accelerate_file, "an Accelerate", run.trainer_file), run);
   }
   if (run.accelerate && run.script.gpus_per_node > 0) {  // flags count more than the file
     const std::int64_t nodes =
@@ -301,13 +234,14 @@ void ReadNamedFiles(RunSettings& run) {
     run.accelerate->num_processes =
         run.script.gpus_per_node * std::max<std::int64_t>(1, run.script.nodes);
   }
-  const std::optional<std::string> deepspeed =
-      run.accelerate && run.accelerate->deepspeed_config_file
-          ? run.accelerate->deepspeed_config_file
-      : run.trainer ? run.trainer->deepspeed
-                    : std::nullopt;
-  if (deepspeed && !run.deepspeed) {
-    ReadNamed(*deepspeed, "a DeepSpeed", run);
+  if (run.deepspeed) {
+    return;
+  }
+  if (run.accelerate && run.accelerate->deepspeed_config_file) {
+    ReadOne(FindNamed(*run.accelerate->deepspeed_config_file, "a DeepSpeed", run.accelerate_file),
+            run);
+  } else if (run.trainer && run.trainer->deepspeed) {
+    ReadOne(FindNamed(*run.trainer->deepspeed, "a DeepSpeed", run.trainer_file), run);
   }
 }
 
@@ -394,7 +328,13 @@ RunSettings ReadRun(std::span<const std::string> files) {
   }
   ReadNamedFiles(run);
   CheckTogether(run);
+  CheckSizes(run);
   run.framework = NameOfFrameworks(run);
+  run.target = run.torchtitan   ? "torchtitan"
+               : run.fairseq    ? "fairseq"
+               : run.deepspeed  ? "deepspeed"
+               : run.accelerate ? "accelerate"
+                                : "trainer";
   return run;
 }
 
@@ -403,7 +343,13 @@ RunFacts FactsOf(const RunSettings& run) {
   if (run.torchtitan) {
     facts.sequence_length = run.torchtitan->seq_len.value_or(2048);
     facts.model = ZooModel(*run.torchtitan);
-    facts.kernel_set = run.torchtitan->compile.value_or(false) ? "torch-compile" : "torch-eager";
+    const bool compiles_loss =
+        !run.torchtitan->components ||
+        std::find(run.torchtitan->components->begin(), run.torchtitan->components->end(), "loss") !=
+            run.torchtitan->components->end();
+    facts.kernel_set = !run.torchtitan->compile.value_or(false) ? "torch-eager"
+                       : compiles_loss                          ? "torch-compile"
+                                                                : "torch-compile-2024";
     facts.has_micro_batch = facts.has_accumulation = true;
     facts.has_optimizer = facts.has_recompute = facts.has_precision = true;
     return facts;
@@ -420,6 +366,12 @@ RunFacts FactsOf(const RunSettings& run) {
   facts.model = run.script.model;
   facts.sequence_length = run.script.sequence_length;
   facts.attention = run.script.attention;
+  facts.loss_chunks = run.script.loss_chunks;
+  if (run.script.loss_rows > 0) {
+    const std::int64_t micro = run.trainer->per_device_train_batch_size.value_or(8);
+    facts.loss_chunks =
+        std::max<std::int64_t>(2, run.script.sequence_length * micro / run.script.loss_rows);
+  }
   facts.nodes = run.script.nodes;
   facts.gpus_per_node = run.script.gpus_per_node;
   facts.has_micro_batch =

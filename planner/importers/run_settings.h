@@ -31,7 +31,12 @@ struct ScriptFacts {
   std::string attention;              // as --attention; empty: the kernel set's own
   bool has_bf16_weights = false;      // before anybody makes others of them
   bool recomputes_by_itself = false;  // the Trainer does not know of it
-  std::string accelerate_file;        // that `accelerate launch` is told to read
+  bool offloads_activations = false;  // what is kept for backward waits on the host
+  std::int64_t loss_rows = 0;         // head and loss run over so many at a time
+  std::int64_t loss_chunks = 0;       // or in so many chunks; both 0: as the kernel set has it
+  std::int64_t dp_shard = 0;          // axolotl's mesh
+  std::int64_t dp_replicate = 0;
+  std::string accelerate_file;  // that `accelerate launch` is told to read
   std::int64_t nodes = 0;
   std::int64_t gpus_per_node = 0;
   std::vector<Assumption> assumed;  // the script's own defaults
@@ -45,8 +50,11 @@ struct RunSettings {
   std::optional<TrainerSettings> trainer;
   std::optional<DeepSpeedSettings> deepspeed;
   ScriptFacts script;
-  std::string framework;              // "torchtitan", "accelerate + deepspeed", ...
-  std::vector<std::string> files;     // those read
+  std::string framework;           // "torchtitan", "accelerate + deepspeed", ...
+  std::string target;              // of emit, that writes such settings
+  std::vector<std::string> files;  // those read
+  std::string trainer_file;        // those of them that may name others
+  std::string accelerate_file;
   std::vector<std::string> left_out;  // "<file>: <key>" of known keys that change nothing here
   std::vector<std::string> unknown;   // the same of keys that nobody here knows
 };
@@ -59,6 +67,7 @@ struct RunFacts {
   std::string model;             // of the zoo, for torchtitan's own models, or as a script names it
   std::string kernel_set;        // the stack that the framework runs on
   std::string attention;         // as --attention
+  std::int64_t loss_chunks = 0;  // as --loss-chunks
   bool has_micro_batch = false;  // otherwise the user's script decides
   bool has_accumulation = false;  // the same
   bool has_optimizer = false;     // the same
@@ -68,10 +77,15 @@ struct RunFacts {
 
 // Reads torchtitan's TOML, Accelerate's YAML or JSON, DeepSpeed's JSON, TrainingArguments as JSON
 // or YAML, also among those of TRL's or LLaMA-Factory's scripts, axolotl's YAML, and fairseq's YAML
-// or command line; which of them a file is, its keys tell. A DeepSpeed file that another one names
-// is looked for beside it. Throws InputError for keys that the framework does not have, values that
-// it refuses, features that cannot be predicted, and files that contradict each other.
+// or command line; which of them a file is, its keys tell. A file that another one names is looked
+// for beside that one, then where the program runs. Throws InputError for keys that the framework
+// does not have, values that it refuses, features that cannot be predicted, and files that
+// contradict each other.
 [[nodiscard]] RunSettings ReadRun(std::span<const std::string> files);
+
+// Before anything is multiplied or divided by them: ranks x samples x steps stay inside 64 bits.
+// Throws InputError; ReadRun calls it.
+void CheckSizes(const RunSettings& run);
 
 [[nodiscard]] RunFacts FactsOf(const RunSettings& run);
 

@@ -8,11 +8,12 @@ import json
 import math
 import os
 import pathlib
+import stat
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Mapping
+from typing import Any, BinaryIO, NamedTuple, Optional, Union
 
 import torch
 from torch.distributed import checkpoint as dcp
@@ -22,7 +23,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from . import commands
+from ._dcp import Folder
 from ._errors import InputError, UsageError
+from ._export.model_export import outside
 from ._results import _in_file
 
 Path = Union[str, "os.PathLike[str]"]
@@ -35,7 +38,6 @@ _HAS_STEP = ("adam", "adamw", "adadelta")  # torch.optim counts updates per para
 # Of torch.optim's parameter groups; LRScheduler adds the last one.
 _HYPER_PARAMETERS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused",
                      "decoupled_weight_decay", "momentum", "dampening", "nesterov", "rho", "params", "initial_lr")
-_AT_ONCE = 1 << 30  # bytes that are read together
 
 
 class _Stretch(NamedTuple):
@@ -51,6 +53,18 @@ class _Saved(NamedTuple):
     stretches: list[_Stretch]  # by begin
 
 
+def _open(path: pathlib.Path) -> BinaryIO:
+    """A regular file. A folder of a stranger may hold a pipe or a link to a device, which would be waited on for ever."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(f"{path}: got {error.strerror}, expected a file of the checkpoint") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{path}: got no regular file, expected a file of the checkpoint")
+    return open(descriptor, "rb")
+
+
 def _newest(folder: pathlib.Path) -> pathlib.Path:
     if (folder / "manifest.json").exists():
         return folder
@@ -61,7 +75,8 @@ def _newest(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _manifest(folder: pathlib.Path) -> dict[str, Any]:
-    text = (folder / "manifest.json").read_bytes()
+    with _open(folder / "manifest.json") as file:
+        text = file.read()
     body, mark, _ = text.rpartition(b',\n "manifest_crc32": "')
     manifest: dict[str, Any] = json.loads(text)
     if not mark or f"{zlib.crc32(body):08x}" != manifest.get("manifest_crc32"):
@@ -71,23 +86,40 @@ def _manifest(folder: pathlib.Path) -> dict[str, Any]:
 
 def _header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
     """Of a safetensors file, and where its tensors begin."""
-    with open(path, "rb") as file:
+    with _open(path) as file:
         (length,) = struct.unpack("<Q", file.read(8))
+        if 8 + length > os.fstat(file.fileno()).st_size:
+            raise ValueError(f"a header of {length} bytes")
         return json.loads(file.read(length)), 8 + length
 
 
 def _saved_tensors(folder: pathlib.Path, manifest: Mapping[str, Any]) -> dict[str, _Saved]:
     tensors = {t["name"]: _Saved(_DTYPES[t["dtype"]], tuple(t["shape"]), []) for t in manifest["tensors"]}
     for file in manifest["files"]:
+        if file["name"] in ("", "..") or "/" in file["name"]:
+            raise ValueError(f"the file name {file['name']!r}")
         path = folder / file["name"]
-        if not path.exists() or path.stat().st_size != file["size_bytes"]:
+        if not path.is_file() or path.stat().st_size != file["size_bytes"]:
             raise InputError(f"{path}: expected a file of {file['size_bytes']} bytes, as the manifest says")
         header, begin = _header(path)
         for part in file["stretches"]:
-            tensors[part["tensor"]].stretches.append(
-                _Stretch(part["begin"], part["count"], file["name"], begin + header[part["tensor"]]["data_offsets"][0]))
-    for saved in tensors.values():
+            saved = tensors[part["tensor"]]
+            first, end = header[part["tensor"]]["data_offsets"]
+            if not 0 <= first <= end or end - first != part["count"] * saved.dtype.itemsize or begin + end > file["size_bytes"]:
+                raise ValueError(f"bytes {first} to {end} of {part['tensor']} in {file['name']}")
+            saved.stretches.append(_Stretch(part["begin"], part["count"], file["name"], begin + first))
+    for name, saved in tensors.items():
         saved.stretches.sort()
+        end = 0
+        for stretch in saved.stretches:
+            if stretch.begin != end:
+                break
+            end += stretch.count
+        else:
+            if end == math.prod(saved.shape):
+                continue
+        raise InputError(f"{folder / 'manifest.json'}: got stretches of {name!r} that end at element {end}, expected stretches that "
+                         f"cover all {math.prod(saved.shape)} once")
     return tensors
 
 
@@ -125,8 +157,13 @@ class CheckpointReader(dcp.StorageReader):
     def reset(self, checkpoint_id: Optional[Path] = None) -> None:
         if checkpoint_id is not None:
             self.folder = _newest(pathlib.Path(checkpoint_id))
-            self.manifest = _manifest(self.folder)
-            self._tensors = _saved_tensors(self.folder, self.manifest)
+            try:
+                self.manifest = _manifest(self.folder)
+                self._tensors = _saved_tensors(self.folder, self.manifest)
+            except InputError:
+                raise
+            except (KeyError, TypeError, ValueError, AttributeError, struct.error, RecursionError) as error:
+                raise InputError(f"{self.folder}: got {error!r}, expected a checkpoint of shardwright run") from None
 
     @functools.cached_property
     def _keys(self) -> dict[str, Optional[str]]:
@@ -199,7 +236,7 @@ class CheckpointReader(dcp.StorageReader):
         while place < first + count:
             stretch = saved.stretches[at]
             end = min(first + count, stretch.begin + stretch.count)
-            with open(self.folder / stretch.file, "rb") as file:
+            with _open(self.folder / stretch.file) as file:
                 file.seek(stretch.offset + (place - stretch.begin) * width)
                 if file.readinto(memory[(place - first) * width:(end - first) * width]) != (end - place) * width:
                     raise InputError(f"{self.folder / stretch.file}: it ends before its tensors do")
@@ -217,7 +254,8 @@ def to_dcp(checkpoint: Path, folder: Path, *, model: str = "model", optimizer: s
     reader = CheckpointReader(checkpoint, model=model, optimizer=optimizer)
     state = {key: reader._block(name, torch.Size([0] * len(shape)), shape) for key, name in reader._keys.items()
              for shape in [torch.Size(reader._tensors[name].shape if name is not None else ())]}
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    with outside.filling(folder) as unfinished:
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(unfinished), no_dist=True)
 
 
 class _Parts(NamedTuple):
@@ -227,23 +265,24 @@ class _Parts(NamedTuple):
     optimizer: Optional[str]
 
 
-def _hyper_parameter(reader: dcp.FileSystemReader, known: Mapping[str, Any], prefix: str, name: str) -> Any:
+def _hyper_parameter(saved: Folder, prefix: str, name: str) -> Any:
     """Its value in the first parameter group; None: there is none."""
     whole = prefix + "param_groups"
-    flat = [key for key in known if key.startswith(whole + ".") and key.endswith("." + name)]
-    key = whole if whole in known else flat[0] if flat else None
+    flat = [key for key in saved.known if key.startswith(whole + ".") and key.endswith("." + name)]
+    key = whole if whole in saved.known else flat[0] if flat else None
     if key is None:
         return None
-    state: dict[str, Any] = {key: None}
-    dcp.load(state, storage_reader=reader, no_dist=True)
-    value = state[key]
-    return value[0].get(name) if key == whole else value
+    value = saved.value(key)
+    if key != whole:
+        return value
+    is_list = isinstance(value, list) and value and isinstance(value[0], dict)
+    return value[0].get(name) if is_list else None
 
 
-def _parts(path: pathlib.Path, reader: dcp.FileSystemReader, known: Mapping[str, Any], model: str, optimizer: Optional[str]) -> _Parts:
+def _parts(saved: Folder, model: str, optimizer: Optional[str]) -> _Parts:
     names, steps, states = {}, [], set()
-    for key, about in known.items():
-        if not isinstance(about, TensorStorageMetadata):
+    for key, tensor in saved.known.items():
+        if tensor is None:
             continue
         if optimizer is not None and key.startswith(optimizer + "state."):
             parameter, _, state = key[len(optimizer) + len("state."):].rpartition(".")
@@ -255,64 +294,49 @@ def _parts(path: pathlib.Path, reader: dcp.FileSystemReader, known: Mapping[str,
         elif key.startswith(model):
             names[key] = key[len(model):]
     if all(name.startswith("optimizer.") for name in names.values()):
-        raise InputError(f"{path}: got no tensor whose key begins with \"{model}\", expected those of a model; keys begin with "
-                         f"{', '.join(sorted({key.split('.')[0] for key in known}))}")
+        raise InputError(f"{saved.path}: got no tensor whose key begins with \"{model}\", expected those of a model; keys begin with "
+                         f"{', '.join(sorted({key.split('.')[0] for key in saved.known}))}")
     kinds = [kind for kind, of_kind in _STATES.items() if of_kind and states == set(of_kind)]
     if states and not kinds:
-        raise InputError(f"{path}: got the optimizer states {', '.join(sorted(states))}, expected those of SGD with momentum, Adam, AdamW "
-                         "or Adadelta")
+        raise InputError(f"{saved.path}: got the optimizer states {', '.join(sorted(states))}, expected those of SGD with momentum, Adam, "
+                         "AdamW or Adadelta")
     if optimizer is not None and len(kinds) > 1:
-        is_decoupled = _hyper_parameter(reader, known, optimizer, "decoupled_weight_decay")
+        is_decoupled = _hyper_parameter(saved, optimizer, "decoupled_weight_decay")
         kinds = ["adam" if is_decoupled is False else "adamw"]
     return _Parts(names, steps, kinds[0] if kinds else None)
 
 
-def _groups(names: Mapping[str, str], known: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Keys whose tensors are read together."""
-    group: list[str] = []
-    size = 0
-    for key in names:
-        bytes_of = known[key].size.numel() * known[key].properties.dtype.itemsize
-        if group and size + bytes_of > _AT_ONCE:
-            yield group
-            group, size = [], 0
-        group.append(key)
-        size += bytes_of
-    yield group
-
-
-def _write(path: pathlib.Path, reader: dcp.FileSystemReader, known: Mapping[str, Any], parts: _Parts, metadata: dict[str, str]) -> None:
+def _write(path: pathlib.Path, saved: Folder, parts: _Parts, metadata: dict[str, str]) -> None:
     """All tensors as one safetensors file; wide elements first, so that all are aligned."""
     dtypes = {dtype: name for name, dtype in _DTYPES.items()}
-    order = sorted(parts.names, key=lambda key: (-known[key].properties.dtype.itemsize, parts.names[key]))
+    tensors = {key: tensor for key, tensor in saved.known.items() if tensor is not None and key in parts.names}
+    order = sorted(tensors, key=lambda key: (-tensors[key].dtype.itemsize, parts.names[key]))
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for key in order:
-        dtype = known[key].properties.dtype
+        dtype = tensors[key].dtype
         if dtype not in dtypes:
             raise InputError(f"{key}: got {dtype}, expected one of {', '.join(map(str, dtypes))}")
-        begin, end = end, end + known[key].size.numel() * dtype.itemsize
-        header[parts.names[key]] = {"dtype": dtypes[dtype], "shape": list(known[key].size), "data_offsets": [begin, end]}
+        begin, end = end, end + tensors[key].nbytes
+        header[parts.names[key]] = {"dtype": dtypes[dtype], "shape": list(tensors[key].shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as out:
+    with outside.replacing(path) as unfinished, open(unfinished, "wb") as out:
         out.write(struct.pack("<Q", len(text)) + text)
-        for group in _groups(dict.fromkeys(order, ""), known):
-            state = {key: torch.empty(known[key].size, dtype=known[key].properties.dtype) for key in group}
-            dcp.load(state, storage_reader=reader, no_dist=True)
-            for key in group:
-                out.write(state[key].contiguous().reshape(-1).view(torch.uint8).numpy() if state[key].numel() else b"")
+        for key in order:
+            tensor = saved.tensor(key)
+            out.write(tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b"")
 
 
-def _updates(path: pathlib.Path, reader: dcp.FileSystemReader, known: Mapping[str, Any], keys: list[str]) -> int:
-    steps = {key: torch.zeros(known[key].size, dtype=known[key].properties.dtype) for key in keys}
-    if steps:
-        dcp.load(steps, storage_reader=reader, no_dist=True)
-    counts = sorted({int(step) for step in steps.values()})
+def _updates(saved: Folder, keys: list[str]) -> int:
+    steps = [saved.tensor(key) for key in keys]
+    if not all(step.numel() == 1 and 0 <= float(step) < 1 << 53 for step in steps):
+        raise InputError(f"{saved.path}: got numbers of updates that are none")
+    counts = sorted({int(step) for step in steps})
     if not counts:
-        raise UsageError(f"from_dcp: the states in {path} do not say how often they were updated; updates= says it")
+        raise UsageError(f"from_dcp: the states in {saved.path} do not say how often they were updated; updates= says it")
     if len(counts) > 1:
-        raise InputError(f"{path}: got parameters that were updated {counts[0]} and {counts[-1]} times, expected one number")
+        raise InputError(f"{saved.path}: got parameters that were updated {counts[0]} and {counts[-1]} times, expected one number")
     return counts[0]
 
 
@@ -324,17 +348,16 @@ def from_dcp(checkpoint: Path, folder: Path, model: Any, *, prefix: str = "model
     model: what describe() returned, or what plan(model=) takes. prefix, optimizer: where the state dict that was saved had the model's
     and the optimizer's; "" for a model's that is one itself, None for an optimizer whose states are left out. updates: how many were
     done, where the states do not say it (SGD with momentum). A run that goes on takes its data from the place of the step on, and its
-    hyper-parameters from its own options.
+    hyper-parameters from its own options. The checkpoint is read as data: nothing that its files name is called.
     """
     path = pathlib.Path(checkpoint)
-    if not (path / ".metadata").exists():
+    if not (path / ".metadata").is_file():
         raise InputError(f"{path}: got no file .metadata, expected a folder that torch.distributed.checkpoint.save wrote")
-    reader = dcp.FileSystemReader(path)
-    known = reader.read_metadata().state_dict_metadata
-    parts = _parts(path, reader, known, prefix + "." if prefix else "", optimizer + "." if optimizer else optimizer)
+    saved = Folder(path)
+    parts = _parts(saved, prefix + "." if prefix else "", optimizer + "." if optimizer else optimizer)
     metadata = {}
     if parts.optimizer is not None:
-        count = updates if updates is not None else _updates(path, reader, known, parts.steps)
+        count = updates if updates is not None else _updates(saved, parts.steps)
         metadata = {"shardwright.optimizer": parts.optimizer, "shardwright.updates": str(count)}
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=pathlib.Path(folder).resolve().parent, prefix=".from-dcp-") as scratch:
@@ -342,6 +365,6 @@ def from_dcp(checkpoint: Path, folder: Path, model: Any, *, prefix: str = "model
         if isinstance(model, Mapping):
             model = _in_file(scratch, model.get("model_type") or "model", model)
         weights = pathlib.Path(scratch) / "weights.safetensors"
-        _write(weights, reader, known, parts, metadata)
+        _write(weights, saved, parts, metadata)
         commands.checkpoint("import", weights, output=folder, model=model)
     return str(_newest(pathlib.Path(folder)))

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import warnings
+import weakref
 from collections.abc import Mapping
 from typing import Any, Optional
 
@@ -17,7 +18,7 @@ from ._apply.shardwright_plan import PlanError
 from ._errors import InputError, UsageError
 from ._export import export_model as _exporter
 from ._results import emit
-from ._run import PlanLike
+from ._run import PlanLike, run
 
 _OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "Adadelta": "adadelta"}
 
@@ -30,6 +31,30 @@ class Job:
     model: dict[str, Any] = dataclasses.field(repr=False)  # model.json (docs/model_json.md)
     flags: dict[str, Any]  # of plan(): sequence length, optimizer, precision
     assumptions: list[str]  # what the module does not say and was taken
+
+
+_DTYPES: dict[torch.dtype, dict[str, str]] = {
+    torch.float32: {}, torch.bfloat16: {"precision": "bf16"}, torch.float16: {"precision": "fp16"}}
+_applied: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
+
+
+def _check(model: torch.nn.Module) -> None:
+    """Raises what no plan can be made of, by name."""
+    kind = type(model).__name__
+    try:
+        _exporter.trace.check_wrappers(model)
+    except _exporter.Unsupported as error:
+        raise InputError(f"{kind}: {error}") from None
+    first: dict[torch.dtype, str] = {}
+    for name, parameter in model.named_parameters():
+        first.setdefault(parameter.dtype, name)
+        if parameter.dim() == 0:
+            raise InputError(f"{kind}: parameter {name} has no dimension, and PyTorch's FSDP shards no such parameter; make its shape [1]")
+        if parameter.dtype not in _DTYPES:
+            raise InputError(f"{kind}: parameter {name} has dtype {parameter.dtype}, expected torch.float32, torch.bfloat16 or torch.float16")
+    if len(first) > 1:
+        raise InputError(f"{kind}: parameters have several dtypes ({', '.join(f'{name} {dtype}' for dtype, name in first.items())}), expected "
+                         "one; call model.to(dtype), or plan in fp32 and let mixed precision cast")
 
 
 def _without_weights(model: torch.nn.Module) -> torch.nn.Module:
@@ -88,6 +113,8 @@ def _optimizer_flags(optimizer: Any) -> dict[str, Any]:
     if isinstance(optimizer, type):
         return {"optimizer": name}
     groups = optimizer.param_groups
+    if any(group.get("amsgrad") for group in groups):
+        raise UsageError(f"describe: got {kind.__name__} with amsgrad, which keeps a third state that no plan has, expected amsgrad=False")
     if name == "sgd" and any(group["momentum"] for group in groups):
         name = "momentum"
     given = groups[0]
@@ -96,8 +123,7 @@ def _optimizer_flags(optimizer: Any) -> dict[str, Any]:
 
 
 def _precision_flags(model: torch.nn.Module) -> dict[str, Any]:
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return {"precision": "bf16"} if dtypes == {torch.bfloat16} else {}
+    return next((dict(_DTYPES[parameter.dtype]) for parameter in model.parameters()), {})
 
 
 def describe(model: torch.nn.Module, sample: Any, *, optimizer: Any = None, sequence_length: Optional[int] = None,
@@ -109,6 +135,7 @@ def describe(model: torch.nn.Module, sample: Any, *, optimizer: Any = None, sequ
     run; PyTorch writes attention with a learned mask out on a "cpu", and on no GPU.
     Raises InputError that names the op, its module and its shapes where the model does what no rule knows.
     """
+    _check(model)
     inputs = _inputs(model, sample)
     tokens = _sequence_length(inputs) if sequence_length is None else sequence_length
     assumptions = []
@@ -129,10 +156,33 @@ def describe(model: torch.nn.Module, sample: Any, *, optimizer: Any = None, sequ
         document = export(torch.float32)
     if "fixed_length" in document:
         assumptions.append(f"samples have {tokens} tokens always: {document['fixed_length']}")
+    assumptions += _held(inputs)
+    try:
+        run(["inspect", "--json", "-"], json.dumps(document))
+    except InputError as error:
+        raise InputError(f"{type(model).__name__}: {str(error).removeprefix('standard input: ')}") from None
     flags = {**_optimizer_flags(optimizer), **_precision_flags(model)}
     if tokens:
         flags["seq"] = tokens
     return Job(name=type(model).__name__, model=document, flags=flags, assumptions=assumptions)
+
+
+def _held(inputs: dict[str, Any]) -> list[str]:
+    """What is assumed of tensors that a training loop may hold while backward runs."""
+    outputs = [ref for ref in _exporter.export.traces[0].outputs if ref.shape and ref.dtype.is_floating_point]
+    large = [name for name, value in inputs.items() if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    told = []
+    if outputs and any(not ref.shape for ref in _exporter.export.traces[0].outputs):
+        told.append("while backward runs the loop holds nothing of what forward returns beside the loss; a kernel set of Hugging Face's "
+                    'Trainer (kernel_set="hf-eager") holds the logits')
+    if large:
+        told.append(f"while backward runs the loop holds no input ({', '.join(large)})")
+    return told
+
+
+def changed_settings() -> list[str]:
+    """What FSDPModule's setters changed on models after apply(), in a line each."""
+    return [line for model in list(_applied) for line in _fsdp2.changed_settings(model)]
 
 
 def _data_parallel(mesh: Any, shape: tuple[int, int]) -> Any:
@@ -161,9 +211,11 @@ def apply(model: torch.nn.Module, plan: PlanLike, mesh: Any = None, *, device_ty
     if mesh is not None:
         mesh = _data_parallel(mesh, (data["mesh"]["replicate"], data["mesh"]["shard"]))
     try:
-        return _fsdp2.apply_plan(model, data, mesh, device_type)
+        wrapped = _fsdp2.apply_plan(model, data, mesh, device_type)
     except PlanError as error:
         raise InputError(str(error)) from None
+    _applied.add(wrapped)
+    return wrapped
 
 
 def set_micro_batch(model: torch.nn.Module, index: int) -> None:

@@ -7,13 +7,16 @@ import os
 import pathlib
 import platform
 import time
+import warnings
 from typing import Any, Optional, Union
 
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from . import _live
 from ._errors import MachineError, UsageError
+from ._export.model_export import outside
 from ._results import AdviceReport, Comparison, advise, compare
 from ._run import PlanLike
 
@@ -36,6 +39,7 @@ class Recording:
         self._last = self._first + steps
         self._step = 0
         self._profile: Optional[profile] = None
+        self.changed: list[str] = []  # settings of FSDPModule that are no longer the plan's
 
     def __enter__(self) -> "Recording":
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -55,6 +59,7 @@ class Recording:
         """Ends a step. Before and after the recorded ones it does next to nothing."""
         if self._profile is None:
             return
+        self._look_at_settings()
         self._step += 1
         self._profile.step()
         if self._step >= self._last:
@@ -86,6 +91,13 @@ class Recording:
         """What the job should change, and the better plan; one rank may ask alone."""
         return advise(*self.traces(), plan=self.plan or None, **flags)
 
+    def _look_at_settings(self) -> None:
+        """Warns once of each setting of fully_shard that was changed after apply(): the plan's prediction is of another run."""
+        for line in _live.changed_settings():
+            if line not in self.changed:
+                self.changed.append(line)
+                warnings.warn(f"record: the model is no longer as the plan says: {line}", stacklevel=3)
+
     def _file(self, rank: int) -> pathlib.Path:
         return self.folder / f"rank{rank}.json.gz"
 
@@ -103,11 +115,11 @@ class Recording:
             torch.cuda.memory._record_memory_history(max_entries=1_000_000)
 
     def _save(self, profiler: profile) -> None:
-        unfinished = self.folder / f".rank{self.rank}.json.gz"
-        profiler.export_chrome_trace(str(unfinished))
-        os.replace(unfinished, self._file(self.rank))
+        with outside.replacing(self._file(self.rank), follows=False) as unfinished:
+            profiler.export_chrome_trace(str(unfinished))
         if self._memory:
-            torch.cuda.memory._dump_snapshot(str(self._snapshot()))
+            with outside.replacing(self._snapshot(), follows=False) as unfinished:
+                torch.cuda.memory._dump_snapshot(str(unfinished))
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def _end(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Optional, Union
 
 from . import commands
 from ._errors import InputError, MachineError, UsageError
+from ._export.model_export import outside
 from ._run import PlanLike, Value, as_dictionary, plan_words, printed_json, run
 
 ClusterLike = Union[str, "os.PathLike[str]", "Mapping[str, Any]"]
@@ -109,9 +110,7 @@ class Plan(_Printed):
 
     def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
         self._predicted()
-        with open(path, "w", encoding="utf-8") as out:
-            json.dump(self.file, out, indent=2)
-            out.write("\n")
+        outside.write(path, json.dumps(self.file, indent=2) + "\n")
 
     def to_html(self, path: Union[None, str, "os.PathLike[str]"] = None) -> str:
         """The page of `report`, which needs no network; written to `path`, too, if one is given."""
@@ -119,8 +118,7 @@ class Plan(_Printed):
         words, stdin = plan_words(self)
         page = run(["report", *words, "--output=-"], stdin).text.decode()
         if path is not None:
-            with open(path, "w", encoding="utf-8") as out:
-                out.write(page)
+            outside.write(path, page)
         return page
 
     def _repr_html_(self) -> str:
@@ -213,8 +211,7 @@ def emit(plan: PlanLike, **flags: Value) -> dict[str, Any]:
 
 def _in_file(folder: str, name: str, document: Mapping[str, Any]) -> str:
     path = os.path.join(folder, "".join(c if c.isalnum() or c in "-_." else "_" for c in name) + ".json")
-    with open(path, "w", encoding="utf-8") as out:
-        json.dump(document, out, default=as_dictionary)
+    outside.write(path, json.dumps(document, default=as_dictionary))
     return path
 
 
@@ -319,8 +316,9 @@ def why(plan: Plan) -> str:
     lines = []
     if plan.prediction is None:
         floor = plan.printed["floor"]
-        lines.append(f"No plan of {plan.model} on {plan.cluster} fits into {_size(plan.printed['memory_limit_bytes'])} per GPU; the least "
-                     f"memory found is {_size(floor['memory_bytes'])}: {floor['label']}.")
+        least = (f"the least memory found is {_size(floor['memory_bytes'])}: {floor['label']}" if floor["label"] else
+                 "of no plan that was tried the memory is known")
+        lines.append(f"No plan of {plan.model} on {plan.cluster} fits into {_size(plan.printed['memory_limit_bytes'])} per GPU; {least}.")
         for fix in plan.printed["fixes"]:
             lines.append(f"It fits with {fix['change']}: {fix['step_time_s']:.4g} s a step, {_size(fix['memory_bytes'])}.")
     else:

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from ._errors import Error, InputError, MachineError, UsageError
+from ._export.model_export import outside
 
 RunLike = Union[str, "os.PathLike[str]", "Mapping[str, Any]"]
 """A file that `run --json` wrote, "-" for standard input, or what shardwright.commands.run returned."""
@@ -53,9 +54,7 @@ def _write_events(printed: Mapping[str, Any], ended: float, folder: pathlib.Path
     path = folder / f"events.out.tfevents.{int(begin)}.{platform.node()}.{os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{os.getpid()}.unfinished")  # not a name that TensorBoard reads
-        unfinished.write_bytes(b"".join(map(_record, events)))
-        os.replace(unfinished, path)
+        outside.write(path, b"".join(map(_record, events)), follows=False)
     except OSError as error:
         raise MachineError(f"{path}: {error.strerror}") from None
     return path

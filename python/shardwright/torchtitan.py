@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import json
-import os
-import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 from ._errors import Error, InputError
+from ._export.model_export import outside
 
 _TRAINING = ("local_batch_size", "global_batch_size", "seq_len", "max_norm", "dtype", "mixed_precision_param", "mixed_precision_reduce",
              "enable_cpu_offload")
@@ -82,9 +80,8 @@ def _config_of(name: str) -> Any:
     module, _, function = name.partition(":")
     if not function:
         raise InputError(f'got "{name}", expected MODULE:FUNCTION')
-    sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module), function)()
+        return getattr(outside.named_module(module), function)()
     except (ImportError, AttributeError) as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -103,13 +100,10 @@ def main(words: Optional[Sequence[str]] = None) -> int:
     if arguments.output is None:
         sys.stdout.write(text)
         return 0
-    path = pathlib.Path(arguments.output)
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        outside.write(arguments.output, text)
     except OSError as error:
-        print(f"error: {path}: {error.strerror}", file=sys.stderr)
+        print(f"error: {arguments.output}: {error.strerror}", file=sys.stderr)
         return 4
     return 0
 

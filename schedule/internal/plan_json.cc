@@ -174,11 +174,15 @@ std::vector<UnitPlan> ReadUnits(const JsonValue& json) {
 }
 
 AllocatorSettings ReadAllocator(const JsonValue& json) {
-  json.AllowOnly({"expandable_segments", "max_split_size", "garbage_collection_threshold"});
+  json.AllowOnly({"expandable_segments", "max_split_size", "garbage_collection_threshold",
+                  "pinned_max_round_mib"});
   AllocatorSettings settings;
   SetBool(json, "expandable_segments", settings.expandable_segments);
   if (const std::optional<JsonValue> split = json.Find("max_split_size")) {
     settings.max_split_size = split->AsBytes();
+  }
+  if (const std::optional<JsonValue> most = json.Find("pinned_max_round_mib")) {
+    settings.pinned_max_round_mib = static_cast<std::int32_t>(most->AsInt(0, 1 << 20));
   }
   if (const std::optional<JsonValue> threshold = json.Find("garbage_collection_threshold")) {
     settings.garbage_collection_threshold = threshold->AsDouble();

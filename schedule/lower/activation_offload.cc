@@ -1,6 +1,7 @@
 #include "schedule/lower/activation_offload.h"
 
 #include <algorithm>
+#include <array>
 
 namespace shardwright {
 namespace {
@@ -81,7 +82,7 @@ void ActivationOffload::AfterForwardRead(std::uint32_t storage, BufferId buffer)
   }
   const Bytes bytes = e_.a.storages[storage].bytes;
   HostCopy& copy = host_[storage];
-  copy.host = e_.AllocOnHost(bytes, Category::kActivation);
+  copy.host = e_.AllocOnHost(bytes, Category::kActivation, std::array{e_.Pinned(bytes)});
   const OpId read = e_.LastCompute();
   copy.copied = e_.AddTransfer(OpCode::kCopyD2h, Stream::kD2h, {Phase::kForward, kNoSubject}, bytes,
                                buffer, copy.host);

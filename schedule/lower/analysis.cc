@@ -197,8 +197,9 @@ void HoldKeptResults(const LowerInput& in, ModelAnalysis& a) {
 }
 
 // One rank has nobody to synchronise with, and running statistics are those of all ranks.
-OpSpec SpecHere(const LowerInput& in, const OpSpec& spec) {
+OpSpec SpecHere(const LowerInput& in, const OpSpec& spec, bool bias_only) {
   OpSpec here = spec;
+  here.bias_only = bias_only;
   here.synchronized = spec.synchronized && in.job.mode == JobMode::kTrain &&
                       in.plan.shard_size * in.plan.replicate_size > 1;
   return here;
@@ -209,13 +210,15 @@ OpSpec SpecHere(const LowerInput& in, const OpSpec& spec) {
 void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
   const Model& model = in.model;
   constexpr std::uint32_t kUnset = 0xffffffffu;
-  std::vector<std::uint32_t> variant_of(2 * model.specs.size(), kUnset);
+  std::vector<std::uint32_t> variant_of(4 * model.specs.size(), kUnset);
+  const bool is_own = in.kernels.host_kernels || in.kernels.cuda_kernels;
   for (const ModelOp& op : model.ops) {
     const bool shared = RunsOnce(model, op);
-    std::uint32_t& variant = variant_of[2U * op.spec + (shared ? 1U : 0U)];
+    const bool bias_only = !is_own && TrainsBiasOnly(model, op, a.param_grad);
+    std::uint32_t& variant = variant_of[4U * op.spec + (bias_only ? 2U : 0U) + (shared ? 1U : 0U)];
     if (variant == kUnset) {
       variant = static_cast<std::uint32_t>(a.kernels.size());
-      a.kernels.push_back(LowerOp(SpecHere(in, model.specs[op.spec]),
+      a.kernels.push_back(LowerOp(SpecHere(in, model.specs[op.spec], bias_only),
                                   shared ? 1 : in.plan.micro_batch, in.job.precision.param,
                                   in.kernels));
     }
@@ -249,6 +252,7 @@ std::vector<bool> OpsBehindResult(const Model& model) {
           has_loss ? model.tensors[t.value].role == TensorRole::kLoss : !is_read[t.value];
       reaches[i] = reaches[i] || is_result || wanted[t.value];
     }
+    reaches[i] = reaches[i] && !model.SpecOf(op).other.stops_gradient;
     for (std::size_t k = 0; reaches[i] && k < op.inputs.size(); ++k) {
       wanted[op.inputs[k].value] = true;
     }
@@ -258,10 +262,10 @@ std::vector<bool> OpsBehindResult(const Model& model) {
 
 ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   ModelAnalysis a;
-  LowerSpecs(in, a);
   a.ops.resize(in.model.ops.size());
   const bool train = in.job.mode == JobMode::kTrain;
   FindParamGrads(in, train, where, a);
+  LowerSpecs(in, a);
   FindGradients(in.model, a);
   FindGradGroups(in.model, a);
   FindStorages(in, a);

@@ -1,5 +1,7 @@
 #include "schedule/lower/emitter.h"
 
+#include <bit>
+
 #include "core/error.h"
 
 namespace shardwright {
@@ -137,9 +139,20 @@ BufferId Emitter::AllocPieces(Bytes size, PieceRange pieces, Category category, 
   return body->NewAllocated({.size = size, .category = category, .owner = owner, .pieces = pieces});
 }
 
-BufferId Emitter::AllocOnHost(Bytes size, Category category) {
-  return body->NewAllocated(
-      {.size = size, .category = category, .owner = Stream::kHost, .on_host = true});
+BufferId Emitter::AllocOnHost(Bytes size, Category category, std::span<const Bytes> blocks) {
+  return body->NewAllocated({.size = size,
+                             .category = category,
+                             .owner = Stream::kHost,
+                             .on_host = true,
+                             .pieces = blocks.empty() ? PieceRange() : InternPieces(blocks)});
+}
+
+Bytes Emitter::Pinned(Bytes block) const {
+  const Bytes most = std::int64_t{in.job.allocator.pinned_max_round_mib} * kMiB;
+  const bool is_whole = in.plan.dialect == Dialect::kNative || (most > Bytes(0) && block > most);
+  return is_whole || block == Bytes(0)
+             ? block
+             : Bytes(std::bit_ceil(static_cast<std::uint64_t>(block.value)));
 }
 
 BufferId Emitter::Hold(BufferId buffer, Holds holds, std::uint32_t subject, DType dtype) {

@@ -66,9 +66,13 @@ std::vector<std::vector<Region>> FindCalls(const Model& model, const std::vector
   return calls;
 }
 
-// Which ops of the region keep their outputs from forward under selective checkpointing.
-std::vector<bool> KeptOps(const Model& model, const ModelAnalysis& a, const Region& r,
+// Which ops of the region keep their outputs from forward under selective checkpointing: fused
+// attention, convolutions and every N-th product of two matrices, a router's among them. The same
+// list is _selective_contexts of planner/emitters/python/shardwright_plan.py and torchtitan's
+// (activation_checkpoint.py): batched and grouped products, so a mixture's experts, are not on it.
+std::vector<bool> KeptOps(const LowerInput& in, const ModelAnalysis& a, const Region& r,
                           const RecomputeRegion& plan) {
+  const Model& model = in.model;
   std::vector<bool> kept(r.last - r.first + 1, false);
   if (plan.kind == RecomputeKind::kFull) {
     return kept;
@@ -78,8 +82,10 @@ std::vector<bool> KeptOps(const Model& model, const ModelAnalysis& a, const Regi
     if (!a.KernelsOf(i).compute_intensive) {
       continue;
     }
-    const bool is_linear = model.SpecOf(model.ops[i]).kind == OpKind::kLinear;
-    kept[i - r.first] = !is_linear || linears % plan.keep_every == 0;
+    const OpKind kind = model.SpecOf(model.ops[i]).kind;
+    const bool is_linear = kind == OpKind::kLinear || kind == OpKind::kRouter;
+    kept[i - r.first] = is_linear ? linears % plan.keep_every == 0
+                                  : kind != OpKind::kAttention || IsFused(in.kernels.attention);
     linears += is_linear ? 1 : 0;
   }
   return kept;
@@ -306,8 +312,7 @@ PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where
   for (std::size_t i = 0; i < in.plan.recompute.size(); ++i) {
     const ModuleId module = modules.at(in.plan.recompute[i].module);
     const std::string& class_name = in.model.modules[module.value].class_name;
-    if (calls[module.value].empty() &&
-        (class_name == "ModuleList" || class_name == "ModuleDict" || in.model.ops.empty())) {
+    if (calls[module.value].empty() && (IsContainer(class_name) || in.model.ops.empty())) {
       FailWithoutOps(in.model, module, where + ": recompute[" + std::to_string(i) + "].module");
     }
     for (const Region& call : calls[module.value]) {
@@ -327,7 +332,7 @@ void AddPlannedRegions(const LowerInput& in, const PlannedRegions& found, const 
   std::vector<std::vector<bool>> kept;
   for (std::uint32_t i = 0; i < found.size(); ++i) {
     const Region& region = found[i].first;
-    kept.push_back(KeptOps(in.model, a, region, in.plan.recompute[found[i].second]));
+    kept.push_back(KeptOps(in, a, region, in.plan.recompute[found[i].second]));
     for (std::uint32_t op = region.first; op <= region.last; ++op) {
       if (kept.back()[op - region.first]) {
         KeepOnlyAttentionResult(in, op, a);

@@ -56,8 +56,7 @@ std::vector<bool> CalledModules(const Model& model) {
     }
   }
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
-    const std::string& name = model.modules[m].class_name;
-    called[m] = called[m] && name != "ModuleList" && name != "ModuleDict";
+    called[m] = called[m] && !IsContainer(model.modules[m].class_name);
   }
   return called;
 }

@@ -57,12 +57,28 @@ void StepRules::InitUnit(UnitId u) {
   }
   const DType o = job_.precision.master;
   At(u).state_pieces = Pieces(StateTensors(u), o);
-  At(u).shard = MastersOnHost() ? e_.AllocOnHost(size, Category::kParameterShard)
+  At(u).shard = MastersOnHost() ? e_.AllocOnHost(size, Category::kParameterShard,
+                                                 HostBlocks(u, Category::kParameterShard))
                                 : e_.AllocPieces(size, Pieces(ShardTensors(u), o),
                                                  Category::kParameterShard, Stream::kCompute);
   Hold(At(u).shard, u, Holds::kShard, o);
   e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, u.value}, Bytes(0), size,
              {{At(u).shard, AccessMode::kWrite, Role::kOutput}});
+}
+
+std::vector<Bytes> StepRules::HostBlocks(UnitId u, Category category) const {
+  const Bytes size = category == Category::kParameterShard ? MasterShard(u) : GradShard(u);
+  std::vector<Bytes> blocks;
+  std::vector<std::int64_t> tensors = ShardTensors(u);
+  if (tensors.empty()) {  // a flat parameter is one
+    blocks.push_back(e_.Pinned(size));
+  } else if (size < MasterShard(u)) {
+    tensors = StateTensors(u);  // of the trainable parameters
+  }
+  for (const std::int64_t n : tensors) {
+    blocks.push_back(e_.Pinned(Bytes(n * SizeOf(job_.precision.master))));
+  }
+  return blocks;
 }
 
 std::vector<std::int64_t> StepRules::PerParameter(UnitId u, bool per_rank,
@@ -106,8 +122,10 @@ void StepRules::BeginGathers(Phase phase) {
 
 void StepRules::GradToHost(UnitId u, Stream stream, OpId ready) {
   UnitState& state = At(u);
-  state.host_grad = Hold(e_.AllocOnHost(GradShard(u), Category::kShardedGradient), u, Holds::kShard,
-                         job_.precision.master);
+  const DType o = job_.precision.master;
+  state.host_grad = Hold(e_.AllocOnHost(GradShard(u), Category::kShardedGradient,
+                                        HostBlocks(u, Category::kShardedGradient)),
+                         u, Holds::kShard, o);
   to_host_.push_back(e_.AddTransfer(OpCode::kCopyD2h, stream, {Phase::kBackward, u.value},
                                     GradShard(u), state.sharded_grad, state.host_grad));
   e_.After(ready);

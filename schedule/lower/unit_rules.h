@@ -99,6 +99,8 @@ class StepRules : public DialectRules {
   [[nodiscard]] bool UpdatesOnHost() const {
     return plan_.offload.parameters || plan_.offload.optimizer;
   }
+  // The page-locked blocks of a unit's masters, or of its gradients.
+  [[nodiscard]] virtual std::vector<Bytes> HostBlocks(UnitId u, Category category) const;
   // Then the device has no masters.
   [[nodiscard]] virtual bool MastersOnHost() const { return plan_.offload.parameters; }
   // Allocates and initialises what lives for the whole run; called with the init body open.

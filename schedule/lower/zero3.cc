@@ -2,6 +2,7 @@
 // zero3_fetches.cc gathers, zero3_reductions.cc reduces.
 
 #include <algorithm>
+#include <array>
 
 #include "core/error.h"
 #include "schedule/lower.h"
@@ -13,6 +14,7 @@ Zero3Rules::Zero3Rules(Emitter& emitter, const UnitSpans& spans,
                        const std::vector<ResolvedUnit>& units)
     : ZeroRules(emitter, spans, units),
       low_(units.size()),
+      grad_blocks_(units.size()),
       low_on_host_(units.size()),
       stored_(units.size()),
       due_(units.size()),
@@ -39,6 +41,7 @@ void Zero3Rules::BeginStep(bool first) {
   StepRules::BeginStep(first);
   if (flat_tensors_ == 0) {
     FlattenPartitions();
+    PadHost();
   }
   copy_tail_ = seen_tail_ = last_reduce_ = OpId();
   fetch_events_.clear();
@@ -195,6 +198,39 @@ void Zero3Rules::FlattenPartitions() {
   for (const std::vector<BufferId>& kind : kinds) {
     FlattenSubGroups(kind);
   }
+}
+
+// Of DeepSpeed 0.19.8: one block for the weights of all units (_create_param_groups_fp16_flat_
+// cpu_memory), one that gradients add up in (grad_partitions_flat_buffer) and one for those of each
+// sub-group in the masters' dtype.
+void Zero3Rules::PadHost() {
+  std::vector<UnitId> trainable;
+  Bytes weights(0), sums(0);
+  BufferId first;
+  const bool updates = UpdatesOnHost() && job_.mode == JobMode::kTrain;
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    if (HasParams(UnitId(u)) && (plan_.offload.parameters || low_on_host_[u].valid())) {
+      weights += plan_.offload.parameters ? GatherShard(UnitId(u)) : Bytes(0);
+      first = first.valid() ? first : plan_.offload.parameters ? low_[u] : low_on_host_[u];
+    }
+    if (updates && IsTrainable(UnitId(u))) {
+      trainable.push_back(UnitId(u));
+      sums += InParam(Info(UnitId(u)).shard_elements);
+    }
+  }
+  for (const std::vector<UnitId>& group : SubGroups(trainable)) {
+    Bytes grads(0);
+    for (const UnitId u : group) {
+      grads += GradShard(u);
+    }
+    grad_blocks_[group.front().value] = e_.Pinned(grads) - (grads - GradShard(group.front()));
+  }
+  if (!first.valid()) {
+    return;
+  }
+  Buffer& buffer = e_.program.buffers[first.value];
+  const std::array blocks = {e_.Pinned(weights) - weights + buffer.size, e_.Pinned(sums)};
+  buffer.pieces = e_.InternPieces(blocks);
 }
 
 void Zero3Rules::Update() {

@@ -161,6 +161,13 @@ class Zero3Rules : public ZeroRules {
 
   // The update, one sub-group after the other.
   void Update();
+  // Masters and states of the host's update are not page-locked.
+  [[nodiscard]] std::vector<Bytes> HostBlocks(UnitId u, Category category) const override {
+    return category == Category::kShardedGradient && grad_blocks_[u.value] > Bytes(0)
+               ? std::vector{grad_blocks_[u.value]}
+               : std::vector<Bytes>();
+  }
+  void PadHost();
   [[nodiscard]] std::vector<std::vector<UnitId>> SubGroups(std::span<const UnitId> units) const;
   void UpdateGroup(const std::vector<UnitId>& units, std::span<const BufferId> norms);
   void UpdateOnHost(const std::vector<UnitId>& units);
@@ -170,6 +177,8 @@ class Zero3Rules : public ZeroRules {
   // (PartitionedParameterCoordinator's comm_stream).
   Stream storage_ = Stream::kCopyIn;
   std::vector<BufferId> low_;                  // per unit: partition in the compute dtype
+  std::vector<Bytes> grad_blocks_;             // of a sub-group's first unit: its gradients' block
+                                               // on the host, less what its other units have
   std::vector<BufferId> low_on_host_;          // per unit: the same, as the host's update casts it
   std::vector<std::int64_t> stored_;           // per unit: gradient elements reduced in this pass
   std::vector<std::int64_t> due_;              // per unit: those that a pass reduces

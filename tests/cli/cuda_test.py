@@ -4,6 +4,8 @@ import json
 import os
 import pathlib
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import unittest
@@ -119,6 +121,41 @@ class Emulated(Cuda):
             for one, other, without in zip(host, on_gpu, half):
                 self.assertAlmostEqual(one, other, delta=0.005)
                 self.assertAlmostEqual(one, without, delta=0.005)
+
+    def start_ranks(self, plan, given):
+        """A process for each rank, as a launcher would start it, with these flags of its own."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        runs = [subprocess.Popen(
+            [self.program, "run", plan, "--device", "cuda", "--data", "random:8", *flags], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, cwd=self.folder,
+            env=dict(os.environ, SHARDWRIGHT_NCCL=self.nccl, TMPDIR=str(self.folder), RANK=str(rank), LOCAL_RANK=str(rank),
+                     WORLD_SIZE=str(len(given)), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
+            for rank, flags in enumerate(given)]
+        self.addCleanup(lambda: [(run.kill(), run.communicate()) for run in runs if run.poll() is None])
+        return runs
+
+    def test_ranks_that_were_given_different_things_do_not_start(self):
+        plan = self.plan("shardwright-cuda-plain", 2)
+        for run in self.start_ranks(plan, ((), ("--seed", "7"))):
+            out, err = run.communicate(timeout=300)
+            self.assertEqual((run.returncode, out, err), (3, "", "error: rank 1: --seed 7, rank 0 has none; give all ranks the same\n"))
+
+    def test_a_rank_that_stands_still_is_named(self):
+        plan = self.plan("shardwright-cuda-plain", 4)
+        for victim in (2, 0):
+            runs = self.start_ranks(plan, [("--steps", "100000000", "--timeout", "3 s")] * 4)
+            for line in runs[0].stderr:
+                if line.startswith("step 2/"):
+                    break
+            runs[victim].send_signal(signal.SIGSTOP)
+            for rank, run in enumerate(runs):
+                if rank != victim:
+                    _, err = run.communicate(timeout=300)
+                    self.assertEqual(run.returncode, 5, err)
+                    self.assertRegex(err, rf"error: rank \d, .+: waited 3000 ms for rank {victim}( \(collective .+)?\n")
+            runs[victim].kill()
+            runs[victim].communicate()
 
     def test_processes_meet_on_loopback_by_a_key(self):
         plan = self.plan("shardwright-cuda-plain", 2)

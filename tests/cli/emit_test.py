@@ -130,7 +130,7 @@ class Emit(ShardwrightTestCase):
         self.assertGreater(reserved[1], reserved[0])
         self.assert_fails(2, '--allocator: got "roundup:4", expected settings of PyTorch\'s allocator that change what fits, '
                           "as PYTORCH_ALLOC_CONF has them: expandable_segments:True|False, max_split_size_mb:N, "
-                          "garbage_collection_threshold:X", "simulate", "plan.json", "--allocator", "roundup:4")
+                          "garbage_collection_threshold:X, pinned_max_round_threshold_mb:N", "simulate", "plan.json", "--allocator", "roundup:4")
         native = "--model gpt2 --cluster dgx-h100 --seq 128 --global-batch 8 --allocator expandable_segments:True"
         self.assert_fails(2, "--allocator: native has one arena and no caching allocator", "plan", *shlex.split(native),
                           "--dialect", "native", "-o", "native.json")

@@ -132,11 +132,17 @@ class Nothing:
         return False
 
 
-def reference(name, plan, ranks):
-    """The unwrapped model on the samples of all ranks at once."""
+def frozen(name, plan):
+    """The model with what the plan does not train frozen, as the applier expects it."""
     model = build(name)
     for entry in plan["parameters"]:
         dict(model.named_parameters(remove_duplicate=False))[entry["fqn"]].requires_grad_(entry.get("trainable", True))
+    return model
+
+
+def reference(name, plan, ranks):
+    """The unwrapped model on the samples of all ranks at once."""
+    model = frozen(name, plan)
     ids = batches(plan["training"], ranks)
     whole = ids.flatten(2, 3)  # ranks and samples
     return train(model, plan["training"], whole, lambda _: Nothing())
@@ -144,7 +150,7 @@ def reference(name, plan, ranks):
 
 def run_case(target, name, plan, ranks, rank):
     module = importlib.import_module(f"shardwright_{target}")
-    model = module.apply_plan(build(name), copy.deepcopy(plan), device_type="cpu",
+    model = module.apply_plan(frozen(name, plan), copy.deepcopy(plan), device_type="cpu",
                               **({"device_id": torch.device("cpu")} if target == "fsdp1" else {}))
     if target == "fsdp2":
         from torch.distributed.fsdp import FSDPModule
@@ -273,9 +279,17 @@ class EmitToTorch(ShardwrightTestCase):
         refused(build("tied"), 'units[1]: the model has no module "model.layer.1"; did you mean "model.layers.1"?',
                 lambda p: p["units"][1]["modules"].__setitem__(0, "model.layer.1"))
         refused(build("tied").to(torch.bfloat16), "call model.to(torch.float32)")
+        half_frozen = build("tied")
+        half_frozen.model.norm.requires_grad_(False)
+        refused(half_frozen, 'parameter "model.norm.weight" has requires_grad False, the plan expects True')
+        refused(build("tied"), 'parameter "model.norm.weight" has requires_grad True, the plan expects False',
+                lambda p: [e.update(trainable=False) for e in p["parameters"] if e["fqn"] == "model.norm.weight"])
+        self.assertTrue(build("tied").model.norm.weight.requires_grad)
         refused(build("gpt2"), "are not in this model, such as")
         refused(build("tied"), 'parameter "model.layers.0.mlp.up_proj.weight" falls into unit "model.layers.0", the plan expects',
                 lambda p: [e.update(unit=1) for e in p["parameters"] if e["fqn"] == "model.layers.0.mlp.up_proj.weight"])
+        with self.assertWarnsRegex(UserWarning, "the plan follows the rules of PyTorch 2.6, and"):
+            check.check_model(build("tied"), {**plan, "torch": "2.6"})
         with self.assertRaisesRegex(check.PlanError, "format: got 'shardwright-fsdp2', expected 'shardwright-fsdp1'"):
             check.load_plan(plan, "fsdp1")
 

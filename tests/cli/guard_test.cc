@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "cli/exit_codes.h"
 #include "core/error.h"
@@ -21,6 +22,9 @@ TEST_CASE("GuardedRun: exit codes") {
   CHECK(GuardedRun([]() -> int { throw std::bad_alloc(); }) == 4);
   CHECK(GuardedRun([]() -> int { throw RunError("r"); }) == 5);
   CHECK(GuardedRun([]() -> int { throw std::logic_error("l"); }) == 70);
+  // A folder's name may be no UTF-8; JSON is.
+  CHECK(GuardedRun([] { return static_cast<int>(nlohmann::json("\xff").dump().size()); }) == 3);
+  CHECK(GuardedRun([] { return nlohmann::json(1).get<std::string>() == "1" ? 1 : 0; }) == 70);
   CHECK(kExitInterrupted == 130);
 }
 

@@ -40,7 +40,7 @@ STEP = [gather(400), gather(80), gather(160), reduce(160), reduce(80), reduce(40
 
 class HangTestCase(ShardwrightTestCase):
 
-    def dump(self, rank, calls, ranks=(0, 1, 2, 3), done=None, first=1, form="pickle", at=100, version="2.4", **keys):
+    def dump(self, rank, calls, ranks=(0, 1, 2, 3), done=None, started=0, first=1, form="pickle", at=100, version="2.4", **keys):
         """Writes one: calls a second apart, of which all but the last `done` have ended; written `at` seconds after the start."""
         entries, numbers = [], {}
         done = len(calls) - 1 if done is None else done
@@ -52,8 +52,8 @@ class HangTestCase(ShardwrightTestCase):
                 "record_id": i, "pg_id": 0, "process_group": group, "collective_seq_id": numbers[group], "p2p_seq_id": 0, "op_id": i,
                 "profiling_name": call["name"], "time_created_ns": created, "input_sizes": call["in"], "output_sizes": call["out"],
                 "input_dtypes": [call.get("dtype", "BFloat16")], "output_dtypes": [call.get("dtype", "BFloat16")],
-                "state": "completed" if i < done else "scheduled",
-                "time_discovered_started_ns": created if i < done else None,
+                "state": "completed" if i < done else "started" if i < started else "scheduled",
+                "time_discovered_started_ns": created if i < max(done, started) else None,
                 "time_discovered_completed_ns": created + SECOND // 2 if i < done else None,
                 "retired": i < done, "timeout_ms": 600000, "is_p2p": False,
                 "frames": [{"name": n, "filename": f, "line": l} for n, f, l in FRAMES[call["phase"]]]})
@@ -208,6 +208,29 @@ ranks 0-3: 2 collectives of 1 process group are alike on all ranks
         self.assertEqual((finding["kind"], finding["waiting"]), ("all_wait", [0, 1, 2, 3]))
         self.four(STEP[:3], STEP[:3], STEP[:3], STEP[:3], at=2.5)  # dumps of a job that goes on
         self.assertEqual(self.hang(), [])
+
+    def test_the_first_that_does_not_end_of_a_queue(self):
+        """NCCL's ranks queue collectives ahead: of four that nobody has ended the first is it."""
+        self.four(STEP, STEP, STEP, STEP, done=2)
+        finding, = self.hang()
+        self.assertEqual((finding["kind"], finding["collective"]["sequence"]), ("all_wait", 3))
+
+    def test_a_gpu_that_has_not_started(self):
+        """Rank 2 has queued it like the others, whose GPUs run it: its own GPU never came there."""
+        self.four(STEP, STEP, STEP, STEP, done=2)
+        for rank in (0, 1, 3):
+            self.dump(rank, STEP, done=2, started=3)
+        code, out, err = self.run_program("hang", "dumps")
+        self.assertEqual((code, err), (1, ""))
+        self.assertIn("rank 2 has issued the all-gather of 160 bf16 elements in forward", " ".join(out.split()))
+        self.assertIn("but no GPU there has started it; ranks 0-1,3 wait there", " ".join(out.split()).replace("0, 1, 3", "0-1,3"))
+
+    def test_a_skip_in_a_queue_is_no_swap(self):
+        """AG RS AG RS against RS AG RS AG: what stands behind contradicts a swap."""
+        pair = [gather(400), reduce(400)]
+        self.four(pair * 3, pair * 3, [*pair, *(pair * 2)[1:], gather(400)], pair * 3, done=2)
+        finding, = self.hang()
+        self.assertEqual((finding["kind"], finding["ranks"]), ("skipped", [2]))
 
     def test_who_is_held_in_another_group_is_not_late(self):
         # Shards (0, 1) and (2, 3), replicas (0, 2) and (1, 3). Rank 1 sleeps; 0 waits for it, 2 waits for 0, 3 for 1.

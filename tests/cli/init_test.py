@@ -108,7 +108,7 @@ class Init(TrainingTestCase):
                    "w.safetensors")
         write(self.folder / "w.safetensors", {**self.weights, "transformer.wpe.weight": ("I64", [16, 16], bytes(2048))})
         self.fails('w.safetensors: tensor "transformer.wpe.weight": got I64, expected F32, BF16 or F16', "w.safetensors")
-        self.fails("none.safetensors: got No such file or directory, expected a safetensors file", "none.safetensors")
+        self.fails("none.safetensors: got no such file, expected a safetensors file", "none.safetensors")
         (self.folder / "empty").mkdir()
         self.fails("empty: got no weights, expected a folder with model.safetensors or model.safetensors.index.json", "empty")
         content = (self.folder / "trained.safetensors").read_bytes()

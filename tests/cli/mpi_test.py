@@ -122,16 +122,27 @@ class Mpi(ShardwrightTestCase):
         self.assertIn("signal 9", self.wait_for_end(run, pids))
 
     def test_a_rank_that_stands_still_is_named(self):
-        run, pids = self.start(2, "--timeout", "2 s", "--checkpoint", "c", "--every", "1")
-        os.kill(pids[1], signal.SIGSTOP)
-        try:
-            deadline = time.monotonic() + 120
-            while is_alive(pids[0]) and time.monotonic() < deadline:
-                time.sleep(0.05)
-        finally:
-            if is_alive(pids[1]):
-                os.kill(pids[1], signal.SIGCONT)
-        self.assertRegex(self.wait_for_end(run, pids), r"error: rank 0, .+: waited 2000 ms for rank 1\n")
+        for ranks, victim in ((2, 1), (4, 2), (4, 0)):
+            run, pids = self.start(ranks, "--timeout", "2 s", "--checkpoint", f"c{ranks}{victim}", "--every", "1")
+            os.kill(pids[victim], signal.SIGSTOP)
+            try:
+                deadline = time.monotonic() + 120
+                while all(is_alive(pid) for pid in pids if pid != pids[victim]) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+            finally:
+                if is_alive(pids[victim]):
+                    os.kill(pids[victim], signal.SIGCONT)
+            self.assertRegex(self.wait_for_end(run, pids), rf"error: rank \d, .+: waited 2000 ms for rank {victim}\n")
+
+    def test_ranks_that_were_given_different_things_do_not_start(self):
+        plan = self.plan(3)
+        command = ["mpirun", *FLAGS]
+        for rank, flags in enumerate(((), ("--threads", "1"), ("--seed", "7"))):
+            command += [*((":",) if rank else ()), "-np", "1", shardwright_test_case.PROGRAM, "run", plan, "--data", "random:9", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=self.environment, timeout=300, check=False)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("error: rank 2: --seed 7, rank 0 has none; give all ranks the same\n", done.stderr)
+        self.assertNotIn("step 1/", done.stderr)
 
     def test_checkpoints_and_test_data(self):
         plan = self.plan(2)

@@ -1,14 +1,18 @@
 """What a run does with its folder of checkpoints when it is not alone there, or does not end as it should."""
 
+import fcntl
 import json
 import math
+import os
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
 import sys
+import termios
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -24,10 +28,10 @@ class RunFolder(TrainingTestCase):
         super().setUp()
         self.run_flags = ("run", self.plan("p.json", 2, "--global-batch", "4"), "--data", "random:100")
 
-    def start(self, *flags):
+    def start(self, *flags, **options):
         """A run that has done its second step."""
         process = subprocess.Popen([shardwright_test_case.PROGRAM, *self.run_flags, *flags], stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True, cwd=self.folder)
+                                   stderr=subprocess.PIPE, text=True, cwd=self.folder, **options)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         for line in process.stderr:
@@ -98,7 +102,7 @@ class RunFolder(TrainingTestCase):
         return [x for _, _, data in self.export(folder).values() for x in struct.unpack(f"<{len(data) // 4}f", data)]
 
     def test_a_signal_saves_what_there_is(self):
-        for number, name in ((signal.SIGTERM, "term"), (signal.SIGINT, "int")):
+        for number, name in ((signal.SIGTERM, "term"), (signal.SIGINT, "int"), (signal.SIGHUP, "hup")):
             run = self.start("--steps", "100000000", "--checkpoint", name, "--trace", f"{name}.json")
             run.send_signal(number)
             out, err = run.communicate(timeout=60)
@@ -114,6 +118,109 @@ class RunFolder(TrainingTestCase):
             self.assertEqual(self.export(name), self.export(f"whole-{name}"))
             self.assertEqual([s["step"] for s in self.train("p.json", "--steps", str(done + 1), "--checkpoint", name, "--resume")],
                              [done])
+
+    def test_a_terminal_that_closes(self):
+        # Its shell sends the signal, too; what the run would say goes nowhere.
+        terminal, end = os.openpty()
+        run = subprocess.Popen([shardwright_test_case.PROGRAM, *self.run_flags, "--steps", "100000000", "--checkpoint", "c"],
+                               stdin=end, stdout=end, stderr=end, cwd=self.folder, start_new_session=True,
+                               preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        os.close(end)
+        said = b""
+        while b"step 2/" not in said:
+            said += os.read(terminal, 1000)
+        os.close(terminal)
+        run.send_signal(signal.SIGHUP)
+        self.assertIn(run.wait(60), (4, 130))
+        (saved,) = self.checkpoints("c")
+        self.train("p.json", "--steps", str(int(saved.removeprefix("step-")) + 1), "--checkpoint", "c", "--resume")
+
+    def test_nohup(self):
+        run = self.start("--steps", "100000000", "--checkpoint", "c", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        run.send_signal(signal.SIGHUP)
+        for line in run.stderr:
+            if line.startswith("step 1000/"):
+                break
+        self.assertIsNone(run.poll())
+        run.send_signal(signal.SIGTERM)
+        _, err = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 130, err)
+
+    def test_a_folder_that_goes_is_not_made_anew(self):
+        folder, moved, other = self.folder / "c", self.folder / "moved", self.folder / "other"
+        message = r"c: no longer the folder that this run has locked: it was removed, renamed or replaced; put it back"
+        for way in ("removed", "renamed", "a link", "another one", "its lock removed"):
+            with self.subTest(way=way):
+                run = self.start("--steps", "100000000", "--checkpoint", "c", "--every", "1")
+                if way == "its lock removed":
+                    (folder / ".lock").unlink()
+                else:
+                    folder.rename(moved)
+                other.mkdir()
+                while way == "removed" and moved.exists():  # the run may be writing into it
+                    shutil.rmtree(moved, ignore_errors=True)
+                elif way == "a link":
+                    folder.symlink_to(other)
+                elif way == "another one":
+                    folder.mkdir()
+                for line in run.stderr:
+                    if line.startswith("warning: "):
+                        break
+                self.assertRegex(line, rf"^warning: no checkpoint of step \d+, after 3 attempts: {message}\n$")
+                run.send_signal(signal.SIGTERM)
+                _, err = run.communicate(timeout=60)
+                self.assertEqual(run.returncode, 4)
+                self.assertRegex(err, rf"\nerror: no checkpoint could be saved of step [\d, ]+: {message}; .+\n\Z")
+                self.assertEqual(list(other.iterdir()), [])
+                self.assertEqual(folder.exists(), way in ("a link", "another one", "its lock removed"))
+                self.assertEqual(list(folder.iterdir()) if way == "another one" else [], [])
+                for place in (moved, other, folder):
+                    (place.unlink if place.is_symlink() else lambda place=place: shutil.rmtree(place, ignore_errors=True))()
+        # Back again, all goes on.
+        run = self.start("--steps", "100000000", "--checkpoint", "c", "--every", "1")
+        folder.rename(moved)
+        for line in run.stderr:
+            if line.startswith("warning: "):
+                break
+        moved.rename(folder)
+        for line in run.stderr:
+            if line.startswith("step "):
+                break
+        time.sleep(1)
+        run.send_signal(signal.SIGTERM)
+        _, err = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 130, err)
+        self.assertEqual(len(self.checkpoints("c")), 3)
+
+    def test_a_name_that_disagrees_with_its_manifest_is_not_believed(self):
+        self.train("p.json", "--steps", "2", "--checkpoint", "c", "--every", "1")
+        (self.folder / "c/step-00000002").rename(self.folder / "c/step-00000009")
+        code, out, err = self.run_program(*self.run_flags, "--steps", "12", "--checkpoint", "c", "--resume")
+        self.assertEqual((code, out, err), (3, "", "error: c/step-00000009/manifest.json: got step 2, expected 9, as the folder's name "
+                                            "says; the folder was renamed or copied; the newest good one is c/step-00000001; "
+                                            "--resume-from 1 goes on from it\n"))
+        for command in (("checkpoint", "inspect", "c"), ("eval", "p.json", "--checkpoint", "c", "--data", "random:8"),
+                        ("checkpoint", "export", "c", "-o", "x.safetensors"), ("generate", "p.json", "--checkpoint", "c", "--prompt",
+                                                                              "a")):
+            code, out, err = self.run_program(*command)
+            self.assertEqual((code, out), (3, ""), command)
+            self.assertIn("got step 2, expected 9, as the folder's name says", err)
+
+    def test_no_part_of_an_old_checkpoint_is_seen_under_its_name(self):
+        run = self.start("--steps", "100000000", "--checkpoint", "c", "--every", "1", "--keep", "1")
+        folder, end, looks, torn = self.folder / "c", time.monotonic() + 3, 0, []
+        while time.monotonic() < end:
+            for name in os.listdir(folder):
+                try:
+                    files = os.listdir(folder / name) if name.startswith("step-") else ["manifest.json"]
+                except FileNotFoundError:
+                    continue
+                looks += 1
+                if "manifest.json" not in files and (folder / name).exists():
+                    torn.append((name, files))
+        self.assertEqual(torn, [])
+        self.assertGreater(looks, 100)
+        run.kill()
 
     def test_a_signal_may_end_all_at_once(self):
         run = self.start("--steps", "100000000", "--checkpoint", "c", "--no-save-on-signal")

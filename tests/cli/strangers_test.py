@@ -96,7 +96,7 @@ class Folders(ShardwrightTestCase):
 
     def test_what_is_no_file(self):
         os.mkfifo(self.file, 0o600)
-        self.assert_fails(3, "shardwright.json: cannot read: this is no file", "config")
+        self.assert_fails(3, "shardwright.json: got a pipe, socket or device, expected a readable file", "config")
         self.file.unlink()
         self.file.write_text('{"plan": "' + "a" * (2 << 20) + '"}')
         self.assert_fails(3, "shardwright.json: got more than 1 MiB, expected a few flags", "config")

@@ -62,6 +62,46 @@ class From(ShardwrightTestCase):
                           "plan", "--from", "run.json", "--objective", "cost")
 
 
+    def test_the_target_is_the_framework_of_the_run(self):
+        # Each in its own framework: what is promised is what its settings say, and never slower than the run.
+        fsdp = ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 1\n"
+                "num_processes: 8\nfsdp_config:\n  fsdp_version: {}\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+                "  fsdp_activation_checkpointing: true\n")
+        runs = {"accelerate": ("v1.yaml", fsdp.format(1)), "accelerate-2": ("v2.yaml", fsdp.format(2)),
+                "trainer": ("t.yaml", "output_dir: o\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nbf16: true\n"
+                                      "gradient_checkpointing: true\nfsdp: full_shard auto_wrap\n"),
+                "deepspeed": ("d.json", json.dumps({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8,
+                                                    "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}})),
+                "torchtitan": ("t.toml", "[training]\nlocal_batch_size = 1\nglobal_batch_size = 64\nseq_len = 128\n")}
+        for name, (file, text) in runs.items():
+            with self.subTest(name):
+                target = name.split("-")[0]
+                (self.folder / file).write_text(text)
+                flags = ("--model", "gpt2", "--cluster", "dgx-a100", "--seq", "128")
+                self.succeed("import-run", file, *flags, "-o", "run.json")
+                self.assertEqual(json.loads((self.folder / "run.json").read_text())["imported_from"], target)
+                said = self.succeed("plan", "--from", "run.json", "-o", "best.json")
+                command = said.splitlines()[-1].split(": ")[1]
+                self.assertEqual(command, f"shardwright emit best.json --to {target} -o run/")
+                step = [json.loads(self.succeed("simulate", plan, "--json"))["step_time_s"] for plan in ("run.json", "best.json")]
+                self.assertLessEqual(step[1], 1.001 * step[0])
+                emitted = json.loads(self.succeed(*shlex.split(command)[1:-2], "--json"))
+                self.assertEqual(emitted["is_exact"], True, emitted["losses"])
+                found = json.loads(self.succeed("plan", "--from", "run.json", "-o", "again.json", "--json"))
+                self.assertEqual(found["from_run"]["emit"], command.replace("best", "again"))
+                # Another dialect is asked for: anything that it can do.
+                other = self.succeed("plan", "--from", "run.json", "--dialect", "fsdp2", "-o", "other.json")
+                self.assertNotIn("shardwright emit", other)
+
+    def test_a_note_of_no_target(self):
+        self.succeed("plan", *JOB, "--micro-batch", "1", "-o", "run.json")
+        plan = json.loads((self.folder / "run.json").read_text())
+        (self.folder / "run.json").write_text(json.dumps({**plan, "imported_from": "acelerate"}))
+        code, _, error = self.run_program("plan", "--from", "run.json")
+        self.assertEqual(code, 3)
+        self.assertIn('imported_from: got "acelerate", expected one of "fsdp2", ', error)
+
+
 class Sweep(ShardwrightTestCase):
 
     def test_rows_are_plans(self):

@@ -178,7 +178,7 @@ TEST_CASE("Json: files that cannot be read") {
   CHECK(ErrorOf([] { (void)JsonValue::ReadFile("no/such.json"); }) ==
         "no/such.json: got no such file, expected a file");
   CHECK(ErrorOf([&] { (void)JsonValue::ReadFile(folder.path()); }) ==
-        folder.path() + ": got a directory, expected a file");
+        folder.path() + ": got a folder, expected a file");
   const std::string file = folder.Write("a.json", "{\"a\": 1}");
   CHECK(JsonValue::ReadFile(file).At("a").AsInt() == 1);
   CHECK(ErrorOf([&] { (void)ReadTextFile(file, 4); }) ==

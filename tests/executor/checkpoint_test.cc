@@ -134,6 +134,7 @@ Manifest ManifestOf(const Model& model, const Job& job, std::int64_t step) {
 
 std::string Save(const std::string& folder, const Model& model, Ranks& ranks, const Job& job,
                  std::int64_t step = 10) {
+  MakeCheckpointFolder(folder);
   CheckpointWriter writer(folder, step);
   for (std::size_t r = 0; r < ranks.units.size(); ++r) {
     writer.WriteRank(static_cast<std::int64_t>(r),
@@ -255,7 +256,7 @@ TEST_CASE("damaged, torn and foreign checkpoints are told apart") {
   CHECK(open() == shard + ": got " + std::to_string(whole.size() - 4) + " bytes, expected " +
                       std::to_string(whole.size()) + ", as the manifest says");
   std::filesystem::remove(shard);
-  CHECK(open() == shard + ": got No such file or directory, expected a file of the checkpoint");
+  CHECK(open() == shard + ": got no such file, expected a readable file");
   WriteFileAtomically(shard, whole);
   CHECK(open() == "no error");
 
@@ -298,13 +299,18 @@ TEST_CASE("stretches that leave a gap or overlap are refused") {
   const ScratchFolder folder;
   const Model model = SmallNet();
   const std::array<float, 20> data = {};
-  const auto error = [&](std::int64_t begin, std::int64_t count) {
+  const auto error = [&](std::int64_t begin, std::int64_t count, std::int64_t last = 20) {
     Manifest manifest;
     manifest.sampler.dataset_size = 1;
     manifest.tensors = {{"a", TensorKind::kParameter, DType::kFp32, {4, 5}}};
+    manifest.step = 1;
+    MakeCheckpointFolder(folder.File("c"));
     CheckpointWriter writer(folder.File("c"), 1);
     writer.WriteRank(0, {{{{"a", 0, 10}, DType::kFp32, data.data()}}});
     writer.WriteRank(1, {{{{"a", begin, count}, DType::kFp32, data.data()}}});
+    if (last < 20) {
+      writer.WriteRank(2, {{{{"a", last, 20 - last}, DType::kFp32, data.data()}}});
+    }
     const std::string path = writer.Commit(manifest);
     const std::string text = ErrorOf([&] { const Checkpoint checkpoint(path); });
     const std::string file = path + "/manifest.json";
@@ -320,6 +326,12 @@ TEST_CASE("stretches that leave a gap or overlap are refused") {
   CHECK(error(10, 9) ==
         ": got stretches of \"a\" that end at element 19, expected stretches that "
         "cover all 20 once");
+  // An empty one is allowed; one inside of another, before a last one that ends right, is not.
+  CHECK(error(10, 0, 10) == "no error");
+  for (const std::int64_t inside : {0, 3, 9}) {
+    CHECK(error(inside, 1, 10) != "no error");
+    CHECK(error(inside, 20 - inside, 16) != "no error");
+  }
 }
 
 TEST_CASE("a checkpoint appears whole or not at all, and replaces one of its step") {
@@ -330,6 +342,7 @@ TEST_CASE("a checkpoint appears whole or not at all, and replaces one of its ste
   Ranks ranks(model, 2, 1, DType::kFp32);
   ranks.Fill(model);
   CHECK(FindLatestCheckpoint(base).empty());
+  MakeCheckpointFolder(base);
   {
     CheckpointWriter writer(base, 3);
     writer.WriteRank(0, {StretchesOf(model, job.optimizer.kind, ranks.StateOf(0), true)});
@@ -405,6 +418,53 @@ TEST_CASE("a folder belongs to one run") {
   CHECK(NewRunId().size() == 16);
 }
 
+TEST_CASE("a folder that is no longer the run's is told from one that is") {
+  const ScratchFolder scratch;
+  const std::string base = scratch.File("c"), moved = scratch.File("moved");
+  const std::string problem = base +
+                              ": no longer the folder that this run has locked: it was removed, "
+                              "renamed or replaced; put it back";
+  const RunFolder folder(base, false);
+  CHECK_NOTHROW(folder.CheckPlace());
+  CHECK(RunFolder::LockIn(base).starts_with("process " + std::to_string(::getpid()) + " on "));
+  std::filesystem::rename(base, moved);
+  CHECK(ErrorOf([&] { folder.CheckPlace(); }) == problem);
+  CHECK(RunFolder::LockIn(base) == "none");
+  { const RunFolder other(base, false); }  // one of the same name, with a lock
+  CHECK(ErrorOf([&] { folder.CheckPlace(); }) == problem);
+  CHECK(RunFolder::LockIn(base) != RunFolder::LockIn(moved));
+  std::filesystem::remove_all(base);
+  std::filesystem::create_directory(scratch.File("other"));
+  std::filesystem::create_directory_symlink(scratch.File("other"), base);
+  CHECK(ErrorOf([&] { folder.CheckPlace(); }) == problem);
+  // A link to where it lies now is another way to the same folder.
+  std::filesystem::remove(base);
+  std::filesystem::create_directory_symlink(moved, base);
+  CHECK_NOTHROW(folder.CheckPlace());
+}
+
+TEST_CASE("a folder's name that disagrees with its manifest is not believed") {
+  const Model model = SmallNet();
+  const Job job = JobOf(DType::kFp32);
+  const ScratchFolder scratch;
+  const std::string base = scratch.File("c");
+  Ranks ranks(model, 1, 0, DType::kFp32);
+  ranks.Fill(model);
+  const std::string fifth = Save(base, model, ranks, job, 5);
+  const std::string ninth = base + "/step-00000009";
+  std::filesystem::copy(fifth, ninth);
+  for (const std::string& name : {ninth, ninth + "/", ninth + "/."}) {
+    const std::string error = ErrorOf([&] { const Checkpoint checkpoint(name); });
+    CHECK(
+        error.ends_with("manifest.json: got step 5, expected 9, as the folder's name says; the "
+                        "folder was renamed or copied"));
+  }
+  // It is not removed, and no other one for it.
+  const std::string eighth = Save(base, model, ranks, job, 8);
+  RemoveOldCheckpoints(base, 1, ManifestOf(model, job, 1).run, 9);
+  CHECK(FinishedCheckpoints(base) == std::vector<std::string>{eighth, ninth});
+}
+
 // No file may grow beyond `bytes` while this exists, as on a full disk: writes fail with EFBIG.
 class FileSizeLimit {
  public:
@@ -473,6 +533,8 @@ TEST_CASE("elements are written from where they lie, in bounded pieces") {
     if (from_snapshot) {
       TakeSnapshot(share);
     }
+    manifest.step = 1;
+    MakeCheckpointFolder(folder.File(from_snapshot ? "s" : "c"));
     CheckpointWriter writer(folder.File(from_snapshot ? "s" : "c"), 1);
     writer.WriteRank(0, share);
     const Checkpoint checkpoint(writer.Commit(manifest));
@@ -494,8 +556,10 @@ TEST_CASE("the background writes a snapshot while the original changes, and hand
   Manifest manifest;
   manifest.sampler.dataset_size = 1;
   manifest.tensors = {{"a", TensorKind::kParameter, DType::kFp32, {1000}}};
+  MakeCheckpointFolder(folder.File("c"));
   BackgroundWriter background;
   const auto save = [&](std::int64_t step) {
+    manifest.step = step;
     const auto share =
         std::make_shared<RankShare>(RankShare{{{{"a", 0, 1000}, DType::kFp32, values.data()}}});
     TakeSnapshot(*share);

@@ -410,7 +410,7 @@ TEST_CASE("token files of two and four bytes, with and without llm.c's header") 
         }) == folder.File("short") + ": got 3 tokens, expected at least the 4 of one sample");
   CHECK(ErrorOf([&] {
           (void)OpenDataset(folder.File("none"), TokenModel(256, 3, false, false), 1);
-        }) == folder.File("none") + ": got No such file or directory, expected a readable file");
+        }) == folder.File("none") + ": got no such file, expected a readable file");
 }
 
 TEST_CASE("masked tokens: 15 % are hidden and asked for, the others only read") {

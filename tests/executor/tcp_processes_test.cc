@@ -3,6 +3,7 @@
 
 #include "executor/host/tcp_processes.h"
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -229,6 +231,81 @@ TEST_CASE("TcpProcesses.AllToAllIsATransposition") {
     const std::vector<MessagePart> parts = {{0, 4}, {4, 4}};
     Await(all.AllToAll(MessagePassing::kAll, from.data(), parts, to.data(), parts));
     CHECK(to == std::vector<int>{r, 10 + r});
+    all.Finish();
+  });
+}
+
+TEST_CASE("TcpProcesses.RanksThatWereGivenDifferentThingsAreNamed") {
+  const RankFacts facts = {{"version", "1"}, {"--seed", "1"}, {"PLAN: a", "x"}};
+  const auto problem_of = [&](const RankFacts& zero, const RankFacts& one, const RankFacts& two) {
+    std::mutex mutex;
+    std::set<std::string> problems;
+    RunTogether(3, [&](MessagePassing& all) {
+      std::string problem;
+      try {
+        CheckAlike(&all, all.rank() == 0 ? zero : all.rank() == 1 ? one : two);
+      } catch (const InputError& error) {
+        problem = error.what();
+      }
+      const std::lock_guard lock(mutex);
+      problems.insert(problem);
+    });
+    CHECK(problems.size() == 1);  // all say the same
+    return *problems.begin();
+  };
+  RankFacts other = facts;
+  other[1].second = "7";
+  other[2].second = "y";
+  CHECK(problem_of(facts, facts, facts).empty());
+  CHECK(problem_of(facts, facts, other) ==
+        "rank 2: --seed 7, rank 0 has 1; give all ranks the same");
+  CHECK(problem_of(other, facts, facts) ==
+        "ranks 1, 2: --seed 1, rank 0 has 7; give all ranks the same");
+  other[0].second = "2";
+  CHECK(problem_of(facts, other, facts) ==
+        "rank 1: version 2, rank 0 has 1; give all ranks the same");
+  // Fields that one of them lacks, in the middle and at the end.
+  RankFacts more = facts;
+  more.insert(more.begin() + 1, {"--new", "on"});
+  CHECK(problem_of(facts, more, facts) ==
+        "rank 1: --new on, rank 0 has none; give all ranks the same");
+  CHECK(problem_of(more, more, facts) ==
+        "rank 2: --new none, rank 0 has on; give all ranks the same");
+  more = facts;
+  more.emplace_back("PLAN: b", "");
+  CHECK(problem_of(facts, facts, more) ==
+        "rank 2: PLAN: b , rank 0 has none; give all ranks the same");
+  CHECK(problem_of(more, facts, more) ==
+        "rank 1: PLAN: b none, rank 0 has ; give all ranks the same");
+}
+
+// Who answers, who does not, and that process 0 is named where nothing comes through.
+TEST_CASE("TcpProcesses.RanksThatDoNotAnswerAreNamed") {
+  RunTogether(3, [](MessagePassing& all) {
+    CHECK(all.Silent().empty());
+    CHECK(all.AtFault({1, 2}) == std::set<std::int64_t>{1, 2});
+    int never = 0;
+    if (all.rank() == 0) {  // a group's message names those that it is of
+      const std::vector<MessagePart> parts = {{0, 4}, {4, 4}, {8, 4}};
+      std::array<int, 3> data{};
+      const auto pending = all.AllGather(MessagePassing::kAll, data.data(), parts);
+      int ready = 0;
+      Await(all.Receive(MessagePassing::kAll, 1, &ready, sizeof ready));
+      CHECK_FALSE(pending->IsOver());
+      CHECK(pending->Missing() == std::set<std::int64_t>{2});
+      (void)all.Send(MessagePassing::kAll, 2, &never, sizeof never);
+      Await(pending);
+      CHECK(pending->Missing().empty());
+    } else {
+      if (all.rank() == 2) {
+        Await(all.Receive(MessagePassing::kAll, 0, &never, sizeof never));  // its part
+        Await(all.Receive(MessagePassing::kAll, 0, &never, sizeof never));
+      }
+      (void)all.Send(MessagePassing::kAll, 0, &never, sizeof never);
+      if (all.rank() == 1) {
+        (void)all.Send(MessagePassing::kAll, 0, &never, sizeof never);
+      }
+    }
     all.Finish();
   });
 }

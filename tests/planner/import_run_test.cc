@@ -468,7 +468,7 @@ TEST_CASE("errors name file, key, value, rule and the nearest key") {
         "r.toml: training.local_batch_size: got \"4\", expected an integer");
   CHECK(
       toml("[parallelism]\npipeline_parallel_degree = 2\n") ==
-      "r.toml: parallelism.pipeline_parallel_degree: got 2, expected 1, since anything else cannot "
+      "r.toml: parallelism.pipeline_parallel_degree: got 2, expected 1, since pipeline parallelism cannot "
       "be predicted");
   CHECK(toml("[training\n").starts_with("r.toml: line 1: got "));
   CHECK(
@@ -484,7 +484,8 @@ TEST_CASE("errors name file, key, value, rule and the nearest key") {
   CHECK(yaml("distributed_type: FSDP\nfsdp_config: {fsdp_version: 3}\n") ==
         "a.yaml: fsdp_config.fsdp_version: got \"3\", expected 1 or 2");
   CHECK(yaml("distributed_type: TPU\n") ==
-        "a.yaml: distributed_type: got \"TPU\", expected FSDP, MULTI_GPU, DEEPSPEED or NO");
+        "a.yaml: distributed_type: got \"TPU\", expected FSDP, MULTI_GPU, DEEPSPEED or NO, since "
+        "TPU cannot be predicted");
   CHECK(yaml("a: [1, 2\n").starts_with("a.yaml: line "));
   CHECK(yaml("a: 1\na: 2\n") == "a.yaml: a: got the key twice, expected each key once");
   const auto json = [](const std::string& text) { return ErrorOf({{"d.json", text}}); };
@@ -497,7 +498,8 @@ TEST_CASE("errors name file, key, value, rule and the nearest key") {
         "d.json: fp16: got true, expected false beside bf16");
   CHECK(json(R"({"hello": 1})").starts_with("d.json: got no key that tells the framework"));
   CHECK(ErrorOf({{"run.sh", "fairseq-train --ddp-backend c10d --update-freqs 4"}}) ==
-        "run.sh: update_freqs: got 4, expected a flag of fairseq; did you mean --update_freq?");
+        "run.sh: update_freqs: got 4, expected a key of this file to be known; did you mean "
+        "\"update_freq\"?");
   CHECK(ErrorOf({{"a.json", R"({"output_dir": "o", "gradient_accumulation_steps": 2})"},
                  {"d.json", R"({"zero_optimization": {}, "gradient_accumulation_steps": 4})"}}) ==
         "d.json: gradient_accumulation_steps: got 4, expected 2, as a.json says");

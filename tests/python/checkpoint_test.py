@@ -7,9 +7,11 @@ import json
 import os
 import pathlib
 import socket
+import struct
 import sys
 import traceback
 import unittest
+import zlib
 
 try:
     import safetensors.torch
@@ -221,6 +223,69 @@ class Checkpoints(TrainingTestCase):
         # The weights alone begin at step 0.
         step = shardwright.from_dcp(self.folder / "dcp", self.folder / "alone", TINY, optimizer=None)
         self.assertEqual(pathlib.Path(step).name, "step-00000000")
+
+    def test_folders_of_strangers(self):
+        """Stretches that overlap gave bytes of elsewhere; a pipe in the place of a file was waited on for ever."""
+        good = self.folder / "step-00000001"
+        good.mkdir()
+
+        def make(stretches, shape=(20,), name="rank-{}.safetensors", offset=0):
+            """A checkpoint whose tensor "a" lies in one file per (begin, count)."""
+            for file in good.iterdir():
+                file.unlink()
+            files = []
+            for i, (begin, count) in enumerate(stretches):
+                header = json.dumps({"a": {"dtype": "F32", "shape": [count], "data_offsets": [offset, offset + 4 * count]}}).encode()
+                content = struct.pack("<Q", len(header)) + header + struct.pack(f"<{count}f", *range(begin, begin + count))
+                (good / f"rank-{i}.safetensors").write_bytes(content)
+                files.append({"name": name.format(i), "size_bytes": len(content), "crc32": f"{zlib.crc32(content):08x}",
+                              "stretches": [{"tensor": "a", "begin": begin, "count": count}]})
+            write({"tensors": [{"name": "a", "kind": "parameter", "dtype": "F32", "shape": list(shape)}], "aliases": [], "files": files,
+                   "optimizer": "adamw", "update": 0})
+
+        def write(manifest):
+            text = json.dumps(manifest, indent=1)[:-2].encode()
+            (good / "manifest.json").write_bytes(text + b',\n "manifest_crc32": "%08x"\n}\n' % zlib.crc32(text))
+
+        make([(0, 8), (8, 0), (8, 12)])
+        reader = shardwright.CheckpointReader(good)
+        self.assertEqual(reader._block("a", torch.Size([0]), torch.Size([20])).tolist(), list(range(20)))
+        for stretches in ([(0, 20), (5, 5), (16, 4)], [(0, 8), (9, 11)], [(0, 8), (8, 11)], [(0, 8), (7, 13)], [(0, 21)], []):
+            make(stretches)
+            with self.assertRaisesRegex(shardwright.InputError, "expected stretches that cover all 20 once"):
+                shardwright.CheckpointReader(good)
+        for options, error in (({"shape": (1 << 50,)}, "cover all"), ({"name": "../rank-{}.safetensors"}, "the file name"),
+                               ({"name": ".."}, "the file name"), ({"offset": 8}, "bytes 8 to"), ({"offset": -8}, "bytes -8 to")):
+            make([(0, 20)], **options)
+            with self.assertRaisesRegex(shardwright.InputError, error):
+                shardwright.CheckpointReader(good)
+        for text in (b"[" * 100_000, b"{}", b"[]", b"\xff", b""):
+            (good / "manifest.json").write_bytes(text)
+            with self.assertRaises(shardwright.InputError):
+                shardwright.CheckpointReader(good)
+        for manifest in ({}, {"tensors": 1}, {"tensors": [{}]}, {"tensors": [], "files": [{}]}, {"tensors": [], "files": [1]},
+                         {"tensors": [{"name": [], "dtype": "F32", "shape": []}], "files": []}):
+            write(manifest)
+            with self.assertRaises(shardwright.InputError):
+                shardwright.CheckpointReader(good)
+        for place in ("manifest.json", "rank-0.safetensors"):
+            for plant in (os.mkfifo, lambda file: os.symlink("/dev/zero", file), lambda file: os.symlink(good / place, file), os.mkdir):
+                make([(0, 20)])
+                (good / place).unlink()
+                plant(good / place)
+                with self.assertRaises(shardwright.InputError):
+                    shardwright.CheckpointReader(good)
+                (good / place).rmdir() if (good / place).is_dir() else (good / place).unlink()
+        # A file that becomes a pipe between the two readings.
+        make([(0, 20)])
+        reader = shardwright.CheckpointReader(good)
+        (good / "rank-0.safetensors").unlink()
+        os.mkfifo(good / "rank-0.safetensors")
+        with self.assertRaisesRegex(shardwright.InputError, "no regular file"):
+            reader._block("a", torch.Size([0]), torch.Size([20]))
+        os.mkfifo(self.folder / ".metadata")
+        with self.assertRaisesRegex(shardwright.InputError, "got no file .metadata"):
+            shardwright.from_dcp(self.folder, self.folder / "x", TINY)
 
 
 if __name__ == "__main__":

@@ -228,9 +228,9 @@ def samples(name, count):
     return {"input_ids": ids, "labels": ids}
 
 
-def plan_of(model, name, flags):
+def plan_of(model, name, flags, gpus=None):
     job = shardwright.describe(model, samples(name, SAMPLES), optimizer=torch.optim.SGD, device_type="cpu")
-    return shardwright.plan(job, cluster="host", gpus=RANKS, micro_batch=SAMPLES, precision="fp32", kernel_set="hf-eager", clip="off",
+    return shardwright.plan(job, cluster="host", gpus=gpus or RANKS, micro_batch=SAMPLES, precision="fp32", kernel_set="hf-eager", clip="off",
                             dialect="fsdp2", **flags)
 
 
@@ -460,6 +460,37 @@ class Live(unittest.TestCase):
                                  ("muon", {"optimizer": "muon"}), (torch.optim.Adam, {"optimizer": "adam"})):
             job = shardwright.describe(Mixer(), samples("mixer", 1), optimizer=optimizer)
             self.assertEqual({key: value for key, value in job.flags.items() if key in ("optimizer", "weight_decay")}, flags)
+
+    def test_what_no_plan_has(self):
+        parameters = [torch.nn.Parameter(torch.zeros(2))]
+        with self.assertRaisesRegex(shardwright.UsageError, "^describe: got AdamW with amsgrad, which keeps a third state"):
+            shardwright.describe(Mixer(), samples("mixer", 1), optimizer=torch.optim.AdamW(parameters, amsgrad=True))
+        self.assertEqual(shardwright.describe(Mixer().half(), samples("mixer", 1)).flags["precision"], "fp16")
+
+    def test_setters_after_apply_are_noticed(self):
+        plan = plan_of(build("mixer"), "mixer", {"wrap": "block"}, 1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        model = shardwright.apply(build("mixer"), plan, device_type="cpu")
+        block, other = model.blocks[0], model.blocks[1]
+        calls = {"set_unshard_in_backward": False, "set_reshard_after_backward": False, "set_reshard_after_forward": False,
+                 "set_reduce_scatter_unused_params": True, "set_gradient_divide_factor": 3.0, "set_force_sum_reduction_for_comms": True,
+                 "set_all_reduce_hook": lambda tensor: None, "set_allocate_memory_from_process_group_for_comm": True,
+                 "set_modules_to_forward_prefetch": [other], "set_modules_to_backward_prefetch": [other],
+                 "set_separate_reduce_scatter_group": True, "set_reduce_scatter_max_input_buffers": 2, "set_requires_all_reduce": False,
+                 "set_requires_gradient_sync": False, "set_is_last_backward": False}
+        with shardwright.record(plan, self.folder, wait=50) as recording:
+            loss_of(model, samples("mixer", SAMPLES)).backward()
+            recording.step()
+            self.assertEqual(recording.changed, [])
+            for setter, value in calls.items():
+                if not hasattr(block, setter):  # of a later release
+                    continue
+                with self.subTest(setter):
+                    getattr(block, setter)(value)
+                    with self.assertWarnsRegex(UserWarning, setter + ".* on module blocks.0: the plan has "):
+                        recording.step()
+                    self.assertTrue(any(setter in line for line in recording.changed), recording.changed)
 
     def test_apply_checks_before_it_changes(self):
         plan = self.plan("mixer", {"wrap": "block"})

@@ -83,6 +83,9 @@ class Wheel(unittest.TestCase):
             archive.extractall(self.folder / "unpacked")
         self.assertIn("shardwright/py.typed", names)
         self.assertIn(f"shardwright-{self.version}.data/scripts/shardwright", names)
+        listed = json.loads((self.folder / "unpacked" / f"shardwright-{self.version}.dist-info/sboms/shardwright.cdx.json").read_text())
+        linked = {row["name"] for row in listed["components"] if row["scope"] == "required" and row["version"]}
+        self.assertLessEqual({"sqlite3", "openssl", "zlib", "pugixml", "yaml-cpp", "nlopt", "nlohmann-json3-dev"}, linked)
         binaries = list(elf.elf_files(self.folder / "unpacked"))
         self.assertEqual(sorted(path.name for path in binaries), ["_native.abi3.so", "shardwright"])
         for binary in binaries:

@@ -6,7 +6,9 @@ tree of parts, each from (batch, sequence, width) to the same:
   norm    a layer norm                     moe   a router and experts in two tensors [experts, ...]
   borrow  a product with the weight of an earlier linear, which is another module's
   seq     `children`, of which `calls` runs some: [index, mode], where an index may come twice or never. Modes: "chain",
-          "residual" (x + child(x)), "tower" (x + child(the input of the seq)) and "dead" (runs, the result is dropped).
+          "residual" (x + child(x)), "tower" (x + child(the input of the seq)) and "dead" (runs, the result is dropped); and without
+          some gradient "stopped" (x + child(x).detach()), "detached" (x + child(x.detach())), "no_grad" (x + child(x) under
+          torch.no_grad()) and "cut" (child(x).detach(), so that what is before it gets no gradient).
           Without calls it returns what it is given. "list": the children are in a ModuleList. "alias": the path of an earlier
           part, registered here a second time as the last child.
   A linear may have "tied", the path of an earlier linear whose weight it has.
@@ -14,6 +16,7 @@ Paths are those of torch (body.c0.fc1). `make` builds the module, `smaller` list
 """
 
 import copy
+import fnmatch
 import json
 import random
 
@@ -112,6 +115,16 @@ class Seq(nn.Module):
                 x = x + child(x)
             elif mode == "tower":
                 x = x + child(start)
+            elif mode == "stopped":
+                x = x + child(x).detach()
+            elif mode == "detached":
+                x = x + child(x.detach())
+            elif mode == "cut":
+                x = child(x).detach()
+            elif mode == "no_grad":
+                with torch.no_grad():
+                    y = child(x)
+                x = x + y
             else:
                 child(x)
         return x
@@ -177,6 +190,11 @@ def make_part(spec, width, path, made):
 def make(spec):
     torch.manual_seed(0)
     return Network(spec)
+
+
+def freeze(model, patterns):
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
 
 
 def sample(spec, batch, seed=1):
@@ -263,6 +281,15 @@ def with_idle_part(rng, body):
     return body
 
 
+def with_stopped_calls(rng, body):
+    """The body with some of its calls without a gradient."""
+    copied = copy.deepcopy(body)
+    calls = [call for _, part in paths_of(copied) if part["kind"] == "seq" for call in part["calls"]]
+    for call in rng.sample(calls, min(len(calls), rng.choice([1, 1, 2]))):
+        call[1] = rng.choices(["stopped", "detached", "no_grad", "cut"], [3, 3, 4, 1])[0]
+    return copied
+
+
 def random_network(rng):
     spec = {"width": rng.choice([8, 10, 12]), "vocabulary": rng.choice([16, 21, 24]), "sequence": rng.choice([3, 4]),
             "inputs": rng.choices([1, 2, 3], [8, 2, 1])[0], "norm": rng.random() < 0.6, "tied_head": rng.random() < 0.15}
@@ -272,6 +299,8 @@ def random_network(rng):
         spec["body"] = with_unused_part(apart, spec["body"])
     if apart.random() < 0.06:
         spec["body"] = with_idle_part(apart, spec["body"])
+    if apart.random() < 0.15:
+        spec["body"] = with_stopped_calls(apart, spec["body"])
     return spec
 
 

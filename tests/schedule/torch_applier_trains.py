@@ -58,7 +58,8 @@ PLANTED = [
      "set_requires_gradient_sync(index == 0)"),
     ("fsdp1: gradients are reduced in bf16", "shardwright_fsdp1.py", "    mixed = None\n",
      "    mixed = MixedPrecision(reduce_dtype=dtype_of('bfloat16'))\n"),
-    ("frozen parameters are trained", "shardwright_plan.py", 'requires_grad_(', 'requires_grad_(True or '),
+    ("frozen parameters are trained", "shardwright_plan.py", "    return modules\n\n\ndef check_mesh",
+     "    model.requires_grad_(True)\n    return modules\n\n\ndef check_mesh"),
 ]
 
 
@@ -98,6 +99,7 @@ def train_wrapped(rank, folder):
     dialect = case["dialect"]
     applier = emitted_applier(dialect, folder)
     model = random_networks.make(case["network"]).train()
+    random_networks.freeze(model, case["frozen"])
     if dialect == "fsdp1":
         model = applier.apply_plan(model, str(folder / "fsdp1_plan.json"), device_type="cpu", device_id=torch.device("cpu"))
         around, clip = (lambda i: applier.micro_batch(model, i)), lambda: model.clip_grad_norm_(MAX_NORM)
@@ -134,7 +136,7 @@ def work(folders):
 def train_plain(case):
     """Losses of the unwrapped module in fp64, and what fp32 may lose of them."""
     model = random_networks.make(case["network"]).double().train()
-    torch_fsdp1_random.freeze(model, case["frozen"])
+    random_networks.freeze(model, case["frozen"])
     ops = []
     for module in model.modules():
         if not list(module.children()):

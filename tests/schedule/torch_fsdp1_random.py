@@ -255,15 +255,10 @@ def learner(model, kind="sgd"):
     return torch.optim.SGD(trainable, lr=0.1) if kind == "sgd" else torch.optim.AdamW(trainable, foreach=True)
 
 
-def freeze(model, patterns):
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
-
-
 def plain_run(case):
     """The unwrapped module trained on the samples of all ranks at once, and its losses."""
     model = random_networks.make(case["network"])
-    freeze(model, case["frozen"])
+    random_networks.freeze(model, case["frozen"])
     optimizer = learner(model)
     clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)  # noqa: E731
     return model, [train_step(case, model, optimizer, samples_of(case, step), lambda _: contextlib.nullcontext(), clip)
@@ -334,6 +329,7 @@ def run_case(rank, argument, more=None, kind="sgd"):
     if case["offload"]:
         offload_as_from_a_gpu()
     model = random_networks.make(case["network"]).train()
+    random_networks.freeze(model, case["frozen"])
     model = shardwright_fsdp1.apply_plan(model, data, device_type="cpu", device_id=torch.device("cpu"))
     optimizer = learner(model, kind)
     scaler = ShardedGradScaler("cpu", init_scale=SCALE, enabled=case["precision"][1] == "fp16")

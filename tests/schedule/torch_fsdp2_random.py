@@ -128,8 +128,21 @@ def called_by_second_name():
         "children": [{"kind": "linear"}, {"kind": "seq", "list": False, "calls": [[0, "chain"]], "children": [{"kind": "linear"}] * 2}]}}
 
 
+def stopping(*modes):
+    """The layers, called like this."""
+    return {**layers(), "body": {**layers()["body"], "calls": [[i, mode] for i, mode in enumerate(modes)]}}
+
+
 LAYERS = [f"body.layers.{i}" for i in range(3)]
 FIXED = {
+    "a layer under no_grad": fixed(*LAYERS, network=stopping("chain", "no_grad", "chain"), accumulation=2, sync="last"),
+    "a frozen layer under no_grad": fixed(*LAYERS, network=stopping("chain", "no_grad", "chain"), frozen=[f"{LAYERS[1]}.*"]),
+    "frozen layers under no_grad, one recomputed": fixed(
+        *LAYERS, network=stopping("no_grad", "no_grad", "chain"), frozen=[f"{LAYERS[0]}.*", f"{LAYERS[1]}.*"],
+        recompute=[{"module": LAYERS[1], "kind": "full"}]),
+    "a layer whose result is detached": fixed(*LAYERS, network=stopping("chain", "stopped", "chain"), precision=("fp32", "bf16", "fp32")),
+    "a layer that is given what is detached": fixed(*LAYERS, network=stopping("chain", "detached", "residual"), replicate=2),
+    "layers before all is detached": fixed(*LAYERS, network=stopping("chain", "cut", "chain"), clip=True),
     "fp16, reduced in fp32, with replicas": fixed(*LAYERS, precision=("fp32", "fp16", "fp32"), replicate=2),
     "fp16, clipped, in two micro-batches": fixed(*LAYERS, precision=("fp32", "fp16", "fp16"), clip=True, accumulation=2, sync="last", shard=3),
     "fp16, clipped, in which every step overflows": fixed(*LAYERS, precision=("fp32", "fp16", "fp32"), clip=True, scale=2.0 ** 40),
@@ -419,6 +432,7 @@ def run_case(rank, argument, more=lambda model, optimizer: ()):
     if data is None:
         wrap_by_hand(model, case)
     else:
+        random_networks.freeze(model, case["frozen"])
         shardwright_fsdp2.apply_plan(model, data, mesh_of(case))
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, foreach=True) if trainable else None

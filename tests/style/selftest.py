@@ -5,8 +5,12 @@ import sys
 import tempfile
 import unittest
 
+import house
+import files
 import includes
 import lengths
+import links
+import outputs
 import paths
 import printing
 
@@ -72,6 +76,26 @@ class Includes(Scratch):
                 "executor/d.h:2: nccl.h: CUDA and NCCL headers may be included in executor/cuda/ only",
             ],
         )
+
+
+class Files(Scratch):
+    def test_what_goes_past_the_door(self) -> None:
+        self.plant("core/files.cc", "int f = ::open(name, O_RDONLY); fs::directory_iterator it(a, error);\n")
+        self.plant("models/a.cc", "#include <fstream>\nint f = ::open(name, 0);\nstd::ifstream in(name);\nFILE* g = fopen(name, \"r\");\n"
+                                  "// ::open(\nSay(\"fopen(\");\nin.open();\nOpen(name);\n")
+        self.plant("traces/b.cc", "#include <regex>\nstd::regex r;\nfor (auto& e : fs::directory_iterator(a, error)) {}\n")
+        self.assertEqual([line.split(" ")[0] for line in files.check(self.root)],
+                         ["models/a.cc:1:", "models/a.cc:2:", "models/a.cc:3:", "models/a.cc:4:", "traces/b.cc:1:", "traces/b.cc:2:",
+                          "traces/b.cc:3:"])
+
+    def test_what_throws(self) -> None:
+        self.plant("cli/a.cc", "fs::exists(a);\nfs::exists(a, error);\nstd::filesystem::rename(a, b(c, error),\n    ignored);\n"
+                               "fs::remove_all(\n    f(a, error));\nfs::path(a);\n")
+        self.plant("cli/b.cc", "#include <nlohmann/json.hpp>\ndocument.at(key);\nkNames.at(i);\narguments.lists.at(name);\n"
+                               "Parse(x).at(y);\n")
+        self.plant("cli/c.cc", "map.at(key);\n")
+        self.assertEqual([line.split(" ")[0] for line in files.check(self.root)],
+                         ["cli/a.cc:1:", "cli/a.cc:5:", "cli/b.cc:2:", "cli/b.cc:5:"])
 
 
 class Lengths(Scratch):
@@ -140,6 +164,37 @@ class Lengths(Scratch):
                                                           "docs/a.md:10: 104 columns, expected at most 100"])
 
 
+class House(Scratch):
+    def test_code_lines(self) -> None:
+        self.plant("core/a.cc", "// comment\n\nint a;  // code\n  // comment\n}\n")
+        self.plant("tests/core/a_test.cc", "int a;\n")
+        self.plant("web/a.js", "let a;\n")
+        self.assertEqual(house.count(self.root), {"core": 2})
+        self.assertEqual(house.check(self.root, {"core": 2}), [])
+
+    def test_growth_is_found(self) -> None:
+        self.plant("core/a.cc", "int a;\nint b;\n")
+        self.plant("cli/a.cc", "int a;\n")
+        self.assertEqual(house.check(self.root, house.read_limits("core 1  # why\nmodels 114164\n")),
+                         ["house.txt: the limits add up to 114165, expected at most 114164",
+                          "house.txt: no limit for cli, which has 1 code lines",
+                          "core: 2 code lines, expected at most 1 (tests/style/house.txt)",
+                          "house.txt: no C++ file in models; remove the entry"])
+
+
+class Links(Scratch):
+    def test_a_library_that_is_not_linked(self) -> None:
+        self.plant("core/a.h", "#include <nlohmann/json_fwd.hpp>\n")
+        self.plant("core/a.cc", '#include "core/a.h"\n#include <zlib.h>\n')
+        self.plant("core/CMakeLists.txt", "sw_library(sw_core\n  SOURCES\n    a.cc\n  HEADERS\n    a.h\n  DEPS\n    ZLIB::ZLIB\n"
+                                          "  PRIVATE_DEPS\n    nlohmann_json::nlohmann_json\n)\n")
+        self.plant("cli/main.cc", '#include "core/a.h"\n#include <zlib.h>\n')
+        self.plant("cli/CMakeLists.txt", "sw_executable(main\n  SOURCES\n    main.cc\n  DEPS\n    sw_core  # json\n)\n")
+        self.assertEqual(links.check(self.root),
+                         ["cli/main.cc: target main includes nlohmann/json_fwd.hpp through core/a.h and does not link "
+                          "nlohmann_json::nlohmann_json"])
+
+
 class Paths(Scratch):
     def test_machine_paths(self) -> None:
         folder = "/tm" + "p"
@@ -161,6 +216,18 @@ class Printing(Scratch):
         self.assertEqual([finding.split(" ")[0:2] for finding in printing.check(self.root)],
                          [["cli/a.cc:1:", "stderr"], ["cli/a.cc:2:", "std::cout"], ["cli/a.cc:3:", "printf"], ["cli/a.cc:4:", "puts"],
                           ["cli/a.cc:7:", "STDOUT_FILENO"]])
+
+
+class Outputs(Scratch):
+    def test_past_the_writers(self) -> None:
+        self.plant("cli/a.cc", 'std::ofstream out(name);\nstd::fopen(name, "wb");\n::open(name, O_WRONLY | O_CREAT);\nstd::ifstream in(name);\n'
+                               '::popen(x, "r");  // popen(\nfopen(name, "rb");\n')
+        self.plant("core/staged_file.cc", "::openat(folder, name, O_CREAT | O_EXCL);\n")
+        self.plant("python/shardwright/a.py", 'with open(name, "w") as out:\npath.write_text(text)\nos.replace(a, b)\npickle.loads(data)\n'
+                                              'with open(name, "rb") as file:\ntext.replace(a, b)\nsys.path.insert(0, os.getcwd())\n')
+        self.plant("tests/cli/a_test.py", 'open(name, "w")\n')
+        self.assertEqual([finding.split(" ")[0] for finding in outputs.check(self.root)],
+                         [*(f"cli/a.cc:{line}:" for line in (1, 2, 3, 5)), *(f"python/shardwright/a.py:{line}:" for line in (1, 2, 3, 4, 7))])
 
 
 class Skips(Scratch):

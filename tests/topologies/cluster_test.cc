@@ -324,7 +324,7 @@ TEST_CASE("Cluster: GPUs by what tools call them") {
            {"NVIDIA GB200", "gb200-186"},
            {"NVIDIA A100-SXM4-80GB", "a100-80"},
            {"NVIDIA A100 80GB PCIe", "a100-pcie-80"},
-           {"NVIDIA A100-PCIE-40GB", "a100-40"},
+           {"NVIDIA A100-PCIE-40GB", "a100-pcie-40"},
            {"Tesla V100-SXM2-32GB", "v100-32"},
            {"Tesla T4", "t4"},
            {"NVIDIA A10", "a10"},

@@ -108,6 +108,22 @@ TEST_CASE("collectives: arguments first, names second") {
   CHECK(Find(recording, "my_nccl_like_kernel").kind == ActivityKind::kKernel);
 }
 
+TEST_CASE("kernels of communication libraries are never compute") {
+  for (const char* name :
+       {"ncclDevKernel_SendRecv", "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t",
+        "ncclDevKernel_Generic", "ncclDevKernel_Generic_1", "nvshmem_put_kernel",
+        "nvshmemi_transfer_rma", "mscclKernel_Sum_half_LL_false"}) {
+    CAPTURE(std::string(name));
+    for (const char* arguments : {"", R"("Collective name":"send")", R"("Collective name":"recv")"}) {
+      KinetoLines events;
+      events.Kernel(name, 0, 10, 20, arguments);
+      const ProfilerRecording recording = Read(events.Text());
+      CHECK(Find(recording, name).kind == ActivityKind::kCollective);
+      CHECK(Find(recording, name).collective == OpCode::kAllToAll);
+    }
+  }
+}
+
 TEST_CASE("copies between host and device, and inside it") {
   KinetoLines events;
   const std::string where = R"("device":0,"stream":5,"bytes":4096)";

@@ -87,6 +87,9 @@ class Graph:
         self.lazy = {}  # ref index -> the call that makes a part of a storage and has kernels in backward
         self.source = {}  # storage index of integers -> the input they come from
         self.pending_constants = {}  # storage index -> calls that make it
+        self.trainable = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+        self.learning = set()  # names of the tensors that need a gradient
+        self.stopped = {}  # (name of a tensor, version of its storage) -> the same without a gradient
         self.late_weights = {}  # parameter storage -> kernels of its views' backward
         self.parameter_names = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -189,7 +192,24 @@ class Graph:
         return "constant"
 
     def value(self, ref):
-        """The value that holds the tensor; its maker is written first where that has not happened yet."""
+        """The value that holds the tensor; its maker is written first where that has not happened yet. Of one that needs a gradient and
+        is read without (detach(), .data), a view that hands none on."""
+        found = self.value_with_gradient(ref)
+        return self.without_gradient(ref, found) if ref.learns is False and found.name in self.learning else found
+
+    def without_gradient(self, ref, value):
+        key = value.name, self.version.get(ref.storage.index, 0)
+        if key not in self.stopped:
+            made = next((c for c in reversed(self.calls[:self.now + 1]) if c.name == "detach" and c.inputs[0].storage is ref.storage), None)
+            view = Value(f"t{len(self.ops)}", value.dims, value.shared)
+            place, self.now = self.now, made.index if made is not None else self.now
+            self.append({"op": "other", "module": self.calls[self.now].module, "function": "detach", "inputs": [value.name],
+                         "outputs": [view.name], "results": [self.result(ref, view, 0)], "stops_gradient": True})
+            self.now = place
+            self.stopped[key] = view
+        return self.stopped[key]
+
+    def value_with_gradient(self, ref):
         part = self.of_ref.get(ref.index)
         index = ref.storage.index
         if part is not None and part[1] == self.version.get(index, 0):
@@ -201,7 +221,7 @@ class Graph:
         if index in self.of_storage:
             return self.of_storage[index]
         if ref.storage.kind == "input":
-            return self.input_value(ref)
+            return self.input_value(ref) if ref.dtype.is_floating_point else self.index_name(ref)
         return self.constant(ref)
 
     def input_value(self, ref):
@@ -268,6 +288,8 @@ class Graph:
 
     def parameter(self, ref, module):
         names = self.tied[ref.storage.name]
+        if ref.learns is False and names[0] in self.trainable:
+            raise Unsupported(f"parameter {names[0]}, which is trained, is read here without a gradient (detach(), .data)")
         self.used_parameters.update(names)
         return next((n for n in names if n.rpartition(".")[0] == module), names[0])
 
@@ -440,6 +462,11 @@ class Graph:
     def append(self, op):
         op = {k: v for k, v in op.items() if v not in ([], None, "") or k in ("inputs",)}
         op.setdefault("name", f"{op.get('function', op['op'])}_{len(self.ops)}")
+        learns = any(name in self.learning for name in op["inputs"]) or any(name in self.trainable for name in op.get("params", ()))
+        if learns and "stops_gradient" not in op:
+            kinds = op.get("results", [{}])
+            self.learning.update(name for name, kind in zip(op.get("outputs", [op.get("output")]), kinds * 2)
+                                 if kind.get("dtype") not in ("int64", "bool"))
         # What is written on its first use stands where it was made, or behind its operands.
         place = max([self.now, *(self.made_at.get(name, 0) for name in op["inputs"])])
         if place > self.now and "module" in op:
@@ -595,8 +622,20 @@ class Graph:
     def is_same_size(self, a, b):
         return product(self.t.shape(a), self.t.count) == product(self.t.shape(b), self.t.count)
 
+    def check_change(self, call):
+        """What an op in place changes must be what backward knows of."""
+        first = call.inputs[0]
+        if first.storage.kind == "parameter" and call.has_grad | call.is_stopped:
+            raise Unsupported(f"changes parameter {first.storage.name} in forward, which sharded training loses; change it in the training "
+                              "loop, after the optimizer's step")
+        if self.kind(first) == "value" and (call.is_stopped or first.learns is False) and \
+                self.value_with_gradient(first).name in self.learning:
+            raise Unsupported("changes a tensor that needs a gradient in place and without one; write it out of place")
+
     def write_other(self, call, function=None):
         params, inputs, seen = [], [], {}
+        if call.in_place and call.inputs:
+            self.check_change(call)
         for ref in call.inputs:
             kind = self.kind(ref)
             if 0 in ref.shape or kind == "constant" and ref.storage.is_on_host:
@@ -645,9 +684,13 @@ class Graph:
                      "params": params, "outputs": [v.name for _, v in values], "results": results, "forward": forward,
                      "backward_data": data, "backward_weight": weight, "saves_inputs": saves_inputs,
                      "saves_outputs": [p for p in saves_outputs.values() if p is not None], "saved": saved,
-                     **({"backward_workspace": workspace} if workspace else {}), **self.cast(call, inputs)})
+                     **({"backward_workspace": workspace} if workspace else {}), **self.cast(call, inputs),
+                     **({"stops_gradient": True} if call.is_stopped and self.would_learn(inputs, params) else {})})
         for ref, value in values:
             self.remember(ref, value)
+
+    def would_learn(self, inputs, params):
+        return any(v.name in self.learning for v, _ in inputs) or any(name in self.trainable for name in params)
 
     def cast(self, call, inputs):
         is_cast = call.name == "_to_copy" and len(inputs) == 1 and call.inputs[0].dtype == self.dtype and \

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import re
 import sys
 import weakref
@@ -16,14 +17,15 @@ from .rules import Unsupported
 
 
 class Ref:
-    """A tensor of the trace: a place in a storage. `index` counts them in the order of their appearance."""
+    """A tensor of the trace: a place in a storage. `index` counts them in the order of their appearance. `learns`: did it need a gradient
+    where an op with gradients read it? None: no such op did."""
 
-    __slots__ = ("index", "shape", "stride", "offset", "dtype", "storage", "contiguous", "whole", "read")
+    __slots__ = ("index", "shape", "stride", "offset", "dtype", "storage", "contiguous", "whole", "read", "learns")
 
     def __init__(self, index, tensor, storage):
         self.index, self.storage = index, storage
         self.shape, self.stride, self.dtype = tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
-        self.contiguous, self.offset = tensor.is_contiguous(), tensor.storage_offset()
+        self.contiguous, self.offset, self.learns = tensor.is_contiguous(), tensor.storage_offset(), None
         distinct = 1
         for size, stride in zip(self.shape, self.stride):
             distinct *= size if stride != 0 else 1
@@ -43,8 +45,11 @@ class Storage:
 
 
 class Call:
+    """`has_grad`: autograd makes a node of it. `is_stopped`: it does not, since the module turned gradients off (no_grad, inference_mode);
+    otherwise an autograd function runs it, whose node stands for it."""
+
     __slots__ = ("index", "func", "name", "in_place", "args", "kwargs", "inputs", "outputs", "module", "sequence", "backward_of",
-                 "saved", "flops", "has_grad", "frames", "is_idle")
+                 "saved", "flops", "has_grad", "frames", "is_idle", "is_stopped")
 
 
 class Stop(Exception):
@@ -170,9 +175,12 @@ class AsOnDevices(TorchFunctionMode):
     """Functions that the CPU and the meta device write out and GPUs do not."""
 
     takes_learned_masks = True  # False: attention with one is written out, as on a CPU
+    gradients_are_on = True  # as the module's code said last
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func is torch._C._set_grad_enabled:
+            self.gradients_are_on = bool(args[0])
         if func is ATTENTION:
             return fused_attention(*args, **kwargs)
         if func in (DROPOUT, torch.dropout):
@@ -204,8 +212,9 @@ class AsOnDevices(TorchFunctionMode):
 
 
 class Recorder(TorchDispatchMode):
-    def __init__(self, model):
+    def __init__(self, model, functions):
         super().__init__()
+        self.functions = functions  # the AsOnDevices around the trace
         self.calls, self.refs, self.storages = [], [], []
         self.alive, self.watched, self.of_tensor, self.of_storage = [], {}, {}, {}
         self.frames = [("", 0)]  # what is being called: names, each with the number of the call
@@ -281,6 +290,9 @@ class Recorder(TorchDispatchMode):
     def enter(self, module, args):
         """A module has the name under which its caller holds it, or else its first. Of several names below the caller that one counts
         with the fewest modules between, which would have been called before; lists are not called."""
+        if self.backward:
+            raise Unsupported(f"{self.names[id(module)][0] or 'the root module'} runs again in backward, by an autograd function that "
+                              f"recomputes; {WITHOUT_CHECKPOINTS}")
         caller, names = self.frames[-1][0], self.names[id(module)]
         below = [n for n in names if not caller or n.startswith(caller + ".")]
         name = min(below, key=lambda n: self.modules_between(caller, n)) if below else names[0]
@@ -317,6 +329,12 @@ class Recorder(TorchDispatchMode):
         self.stands_for[id(alias)] = output
         return alias
 
+    def note_learning(self, *arguments):
+        for tensor in pytree.tree_leaves(arguments):
+            if isinstance(tensor, torch.Tensor):
+                ref = self.ref(tensor)
+                ref.learns = bool(ref.learns) or tensor.requires_grad
+
     @property
     def module(self):
         return self.frames[-1][0]
@@ -343,6 +361,11 @@ class Recorder(TorchDispatchMode):
         call.flops = rules.multiplications(func, args, kwargs, out)
         call.is_idle = False
         call.backward_of, call.has_grad = None, torch.is_grad_enabled()
+        if call.has_grad:
+            self.functions.gradients_are_on = True  # also behind an autograd function that changed it inside
+        call.is_stopped = not call.has_grad and (not self.functions.gradients_are_on or torch.is_inference_mode_enabled())
+        if call.has_grad and not self.backward:
+            self.note_learning(args, kwargs)
         if self.backward:
             node = torch._C._current_autograd_node()
             # Gradients of parameters are copied here where something holds them; elsewhere they are handed on.
@@ -367,8 +390,10 @@ class Recorder(TorchDispatchMode):
 
 
 def unwrap(model):
-    """The module that torch.compile holds, here and below."""
+    """The module that torch.compile holds, here and below, and without what module.compile() left."""
     model = getattr(model, "_orig_mod", model)
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        model._compiled_call_impl = None
     for name, child in list(model.named_children()):
         inner = unwrap(child)
         if inner is not child:
@@ -457,6 +482,51 @@ def for_device(device_type):
         AsOnDevices.takes_learned_masks = before
 
 
+# Wrappers of a trained module, by class; export takes the module itself.
+SHARDED = ("FullyShardedDataParallel", "FSDPModule", "DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
+WITHOUT_CHECKPOINTS = ('describe the module without it, and let the plan say what is recomputed (recompute="full" recomputes every '
+                       "block)")
+
+
+def check_wrappers(model):
+    for name, module in model.named_modules():
+        kind = next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in SHARDED), None)
+        if kind:
+            raise Unsupported(f"{name or 'the root module'} is wrapped by {kind}; describe the module before it is wrapped")
+
+
+@contextlib.contextmanager
+def refusing_checkpoints(recorder):
+    """What keeps other tensors for backward than autograd does is no part of a model.json: it is refused by its name."""
+    def refuse(what, then):
+        raise Unsupported(f"{recorder.place()}: {what}; {then}")
+
+    def enter(hooks):
+        if type(hooks).__name__ == "_checkpoint_hook":
+            refuse("checkpointing of the module's own (torch.utils.checkpoint, checkpoint_wrapper or gradient_checkpointing_enable())",
+                   WITHOUT_CHECKPOINTS)
+        refuse(f"hooks on tensors that autograd keeps ({type(hooks).__name__})",
+               "describe the module without them; the plan says what is offloaded")
+
+    class Reentrant:
+        @staticmethod
+        def apply(*_):
+            refuse("reentrant checkpointing of the module's own (torch.utils.checkpoint with use_reentrant=True)", WITHOUT_CHECKPOINTS)
+
+    def infer(mode):
+        if mode.mode:
+            refuse("inference_mode in forward, whose tensors no training step can keep", "use torch.no_grad()")
+
+    inference, entered = torch.inference_mode, torch.inference_mode.__enter__
+    hooks, checkpoint = torch.autograd.graph.saved_tensors_hooks, importlib.import_module("torch.utils.checkpoint")
+    before, function = hooks.__enter__, checkpoint.CheckpointFunction
+    hooks.__enter__, checkpoint.CheckpointFunction, inference.__enter__ = enter, Reentrant, infer
+    try:
+        yield
+    finally:
+        hooks.__enter__, checkpoint.CheckpointFunction, inference.__enter__ = before, function, entered
+
+
 @contextlib.contextmanager
 def told_of_tracing(fused=True):
     """Transformers leaves out checks of values where it knows that it is traced; a sample is one sequence, not several packed."""
@@ -500,7 +570,8 @@ def explain(error, recorder):
 
 def run(model, inputs, positional=False):
     """One trace. `inputs`: name -> tensor on the meta device."""
-    recorder = Recorder(model)
+    functions = AsOnDevices()
+    recorder = Recorder(model, functions)
     for name, tensor in inputs.items():
         if isinstance(tensor, torch.Tensor):
             recorder.known(tensor, "input", name)
@@ -514,11 +585,12 @@ def run(model, inputs, positional=False):
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(told_of_tracing())
-            stack.enter_context(AsOnDevices())
+            stack.enter_context(functions)
             stack.enter_context(recorder)
-            with torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda t: t):
+            with torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda t: t), refusing_checkpoints(recorder):
                 outputs = model(*inputs.values()) if positional else model(**inputs)
             recorder.outputs = [recorder.ref(t) for t in flat(outputs) if isinstance(t, torch.Tensor)]
+            recorder.note_learning(flat(outputs))
             recorder.backward = True
             backward_of(outputs)
     except Exception as error:

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
 #include "core/budget.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "traces/internal/protobuf.h"
 
 namespace shardwright::internal {
@@ -223,15 +222,15 @@ class NodeReader {
         end - begin > kLongest) {
       return;
     }
-    const nlohmann::json list = nlohmann::json::parse(values.substr(begin, end + 2 - begin),
-                                                      nullptr, /*allow_exceptions=*/false);
-    for (const nlohmann::json& group : list.is_array() ? list : nlohmann::json::array()) {
-      const auto name = group.is_object() ? group.find("pg_name") : group.end();
-      const auto size = group.is_object() ? group.find("group_size") : group.end();
-      if (group.is_object() && name != group.end() && name->is_string() && size != group.end() &&
-          size->is_number_unsigned() && size->get<std::uint64_t>() <= INT32_MAX) {
-        result_.group_sizes[name->get<std::string>()] = size->get<std::int64_t>();
+    try {
+      const JsonValue list = JsonValue::Parse(values.substr(begin, end + 2 - begin), file_);
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        const auto name = list[i].Find("pg_name"), size = list[i].Find("group_size");
+        if (name && name->IsString() && size) {
+          result_.group_sizes[name->AsString()] = size->AsInt(0, INT32_MAX);
+        }
       }
+    } catch (const InputError&) {  // the sizes help; the trace can be read without them
     }
   }
 

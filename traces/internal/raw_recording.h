@@ -107,6 +107,9 @@ struct RawRecording {
 [[nodiscard]] bool IsMarker(std::string_view name);
 // "ncclDevKernel_ReduceScatter_...", "_reduce_scatter_base", "gloo:all_gather"; nothing for others.
 [[nodiscard]] std::optional<OpCode> CollectiveOfName(std::string_view name);
+// Of a kernel of a communication library (NCCL, RCCL, MSCCL, NVSHMEM): never compute. An exchange,
+// kAllToAll, where its name says no more: "ncclDevKernel_SendRecv", RCCL's "ncclDevKernel_Generic".
+[[nodiscard]] std::optional<OpCode> CollectiveOfKernel(std::string_view name);
 
 // Which call of the host is a product, attention or convolution; nothing for others, and for those
 // inside of such a call. "aten::addmm", "flash_attn::_flash_attn_backward".

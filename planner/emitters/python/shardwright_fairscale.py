@@ -9,7 +9,7 @@
 
 import contextlib
 
-from shardwright_plan import PlanError, check_model, dtype_of, freeze, load_plan, wrap_recompute
+from shardwright_plan import PlanError, check_model, dtype_of, load_plan, wrap_recompute
 
 
 def apply_plan(model, plan="fairscale_plan.json", **options):
@@ -23,7 +23,6 @@ def apply_plan(model, plan="fairscale_plan.json", **options):
     if get_world_size() != plan["mesh"]["shard"]:
         raise PlanError(f'{get_world_size()} ranks run, the plan expects {plan["mesh"]["shard"]}')
     modules = check_model(model, plan)
-    freeze(model, plan)
     wrappers = wrap_recompute(model, plan, modules)
     dtypes = plan["dtypes"]
     is_mixed = dtypes["param"] != dtypes["master"]

@@ -10,7 +10,7 @@
 
 import contextlib
 
-from shardwright_plan import PlanError, check_mesh, check_model, dtype_of, freeze, load_plan, make_mesh, wrap_recompute
+from shardwright_plan import PlanError, check_mesh, check_model, dtype_of, load_plan, make_mesh, wrap_recompute
 
 
 def _strategy(unit, mesh):
@@ -69,7 +69,6 @@ def apply_plan(model, plan="fsdp1_plan.json", mesh=None, device_type=None, **opt
         if len(unit["modules"]) != 1:
             raise PlanError(f'unit "{unit["name"]}" groups modules, which FSDP1 cannot')
     mesh = _mesh_of(plan, mesh, device_type)
-    freeze(model, plan)
     wrappers = wrap_recompute(model, plan, modules)
     dtypes, choices = plan["dtypes"], plan["fsdp1"]
     mixed = None

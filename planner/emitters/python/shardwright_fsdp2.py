@@ -11,7 +11,7 @@
 
 import torch
 
-from shardwright_plan import (PlanError, check_mesh, check_model, dtype_of, freeze, load_plan, make_mesh, torch_version,
+from shardwright_plan import (PlanError, check_mesh, check_model, dtype_of, load_plan, make_mesh, torch_version, unwrapped,
                               wrap_recompute)
 
 
@@ -55,6 +55,72 @@ def _targets(unit, modules, wrappers):
     return targets
 
 
+# What a setter of FSDPModule changes: of the state, or of its groups of parameters. A release without the setter has no such attribute.
+SETTERS = {
+    "set_requires_gradient_sync": "reduce_grads",
+    "set_requires_all_reduce": "all_reduce_grads",
+    "set_modules_to_forward_prefetch": "_states_to_forward_prefetch",
+    "set_modules_to_backward_prefetch": "_states_to_backward_prefetch",
+    "set_reshard_after_forward": "post_forward_mesh_info",
+    "set_reshard_after_backward": "reshard_after_backward",
+    "set_unshard_in_backward": "unshard_in_backward",
+    "set_reduce_scatter_unused_params": "reduce_scatter_unused_params",
+    "set_reduce_scatter_max_input_buffers": "reduce_scatter_max_input_buffers",
+    "set_separate_reduce_scatter_group": "reduce_scatter_process_group",
+    "set_gradient_divide_factor": "gradient_divide_factor",
+    "set_reduce_scatter_divide_factor": "reduce_scatter_divide_factor",
+    "set_force_sum_reduction_for_comms": "force_sum_reduction_for_comms",
+    "set_all_reduce_hook": "_all_reduce_hook",
+    "set_custom_all_gather, set_allocate_memory_from_process_group_for_comm or set_symm_mem_for_comm": "_all_gather_comm",
+    "set_custom_reduce_scatter, set_allocate_memory_from_process_group_for_comm or set_symm_mem_for_comm": "_reduce_scatter_comm",
+    "set_is_last_backward": "is_last_backward",
+    "_set_unshard_async_op": "unshard_async_op",
+    "the mixed-precision policy": "mp_policy",
+    "the offload policy": "offload_policy",
+}
+
+
+def _value(value):
+    """What tells two settings apart: of objects that a setter makes anew, the class."""
+    if isinstance(value, (list, tuple)):
+        return [id(state) for state in value]
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return str(value) if type(value).__name__.endswith("Policy") else type(value).__name__
+
+
+def _groups(state):
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if getattr(state, "_fsdp_param_group", None) is not None else []  # before 2.11
+
+
+def read_settings(model):
+    """By module and setter of fully_shard, what is set, beside what set_micro_batch sets."""
+    found, delays = {}, model._shardwright_plan["training"]["sync"] != "every"
+    for name, module in model.named_modules():
+        if not hasattr(module, "_get_fsdp_state"):
+            continue
+        state = module._get_fsdp_state()
+        groups = _groups(state)
+        for owner in (state, getattr(state, "_state_ctx", None), *groups, *(group.mesh_info for group in groups)):
+            for setter, attribute in SETTERS.items():
+                if hasattr(owner, attribute) and not (delays and attribute.endswith("reduce_grads")):
+                    found[unwrapped(name), setter] = _value(getattr(owner, attribute))
+    return found
+
+
+def changed_settings(model):
+    """What was set on the wrapped model after the plan was applied, in a line each."""
+    now, lines = read_settings(model), []
+    shown = lambda value: f"{len(value)} modules" if isinstance(value, list) else value  # noqa: E731
+    for (name, setter), before in model._shardwright_settings.items():
+        after = now.get((name, setter), before)
+        if after != before:
+            lines.append(f'{setter} on {f"module {name}" if name else "the root"}: the plan has {shown(before)}, now it is {shown(after)}')
+    return lines
+
+
 def apply_plan(model, plan="fsdp2_plan.json", mesh=None, device_type=None):
     """Wraps `model` in place and returns it. Raises PlanError, before any change, when something does not fit.
 
@@ -69,7 +135,6 @@ def apply_plan(model, plan="fsdp2_plan.json", mesh=None, device_type=None):
         mesh = make_mesh(plan, device_type)
     check_mesh(mesh, plan)
     ordered = _inner_first(plan["units"], modules)
-    freeze(model, plan)
     wrappers = wrap_recompute(model, plan, modules)
     dtypes = plan["dtypes"]
     options = {
@@ -93,6 +158,7 @@ def apply_plan(model, plan="fsdp2_plan.json", mesh=None, device_type=None):
         if "backward_prefetch" in unit:
             first.set_modules_to_backward_prefetch([targets[name][0] for name in unit["backward_prefetch"]])
     model._shardwright_plan = plan
+    model._shardwright_settings = read_settings(model)
     return model
 
 

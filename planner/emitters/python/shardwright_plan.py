@@ -5,10 +5,21 @@ Needs nothing but PyTorch. Everything is checked before anything is changed, and
 
 import difflib
 import json
+import warnings
 
 import torch
 
 MOST_PROBLEMS = 20
+# Wrappers by the class of theirs, or of one of their bases, and what is to be done about one.
+WRAPPERS = {
+    "ActivationWrapper": "the plan says what is recomputed and offloaded: apply it to the module without the wrapper",
+    "OptimizedModule": "apply the plan first and compile then, or compile by block.compile(), which keeps the module",
+    "FullyShardedDataParallel": "apply the plan to the module that is not sharded",
+    "FSDPModule": "apply the plan to the module that is not sharded",
+    "DistributedDataParallel": "apply the plan to its .module",
+    "DataParallel": "apply the plan to its .module",
+    "DeepSpeedEngine": "apply the plan to its .module",
+}
 
 
 class PlanError(Exception):
@@ -36,6 +47,14 @@ def torch_version():
     """(2, 13) of "2.13.0+cpu"."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int("".join(c for c in minor if c.isdigit()))
+
+
+def check_release(plan):
+    """Warns where the rules that the plan follows are of another release than the PyTorch that runs."""
+    release, here = plan.get("torch"), ".".join(map(str, torch_version()))
+    if release not in (None, here):
+        warnings.warn(f"the plan follows the rules of PyTorch {release}, and {torch.__version__} runs: its collectives may be others in "
+                      "number and order", stacklevel=4)
 
 
 def dtype_of(name):
@@ -66,6 +85,8 @@ def _check_parameters(plan, params, problems):
     for fqn, entry in planned.items():
         if fqn not in params:
             problems.append(f'the model has no parameter "{fqn}"' + _did_you_mean(fqn, [n for n in params if n not in planned]))
+        elif not params[fqn].dim() and entry["shape"] == [1]:
+            problems.append(f'parameter "{fqn}" has no dimension, and PyTorch shards no such parameter; make its shape [1]')
         elif list(params[fqn].shape) != entry["shape"]:
             problems.append(f'parameter "{fqn}" has shape {list(params[fqn].shape)}, the plan expects {entry["shape"]}')
     storages = {id(params[fqn]) for fqn in planned if fqn in params}
@@ -112,8 +133,69 @@ def _check_units(plan, modules, planned, params, problems):
             problems.append(f'parameter "{fqn}" falls into {where}, the plan expects unit "{units[entry["unit"]]["name"]}"')
 
 
+def _check_states(planned, params, master, problems):
+    """What a wrapper would change, drop or stop on: gradients off or on, layouts, hooks of parameters."""
+    for fqn, param in params.items():
+        expected = planned[fqn].get("trainable", True) if fqn in planned else param.requires_grad
+        if param.requires_grad != expected:
+            problems.append(f'parameter "{fqn}" has requires_grad {param.requires_grad}, the plan expects {expected}; call '
+                            f"requires_grad_({expected}) on it, or plan for the parameters that are trained")
+        if not param.is_contiguous():
+            problems.append(f'parameter "{fqn}" is not contiguous (stride {list(param.stride())}), and PyTorch shards no such parameter; '
+                            "make it contiguous")
+        if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
+            problems.append(f'parameter "{fqn}" has hooks, which sharding drops; register them on the parameters of the wrapped model')
+    wrong = [fqn for fqn, param in params.items() if param.is_floating_point() and param.dtype != master]
+    if wrong:
+        problems.append(f'{len(wrong)} parameters such as "{wrong[0]}" have dtype {params[wrong[0]].dtype}, the plan expects '
+                        f"{master}; call model.to({master})")
+
+
+def _composable(module):
+    """The names of PyTorch's functions, such as replicate and checkpoint, that were applied to the module in place."""
+    try:
+        from torch.distributed._composable.contract import _get_registry
+        return list(_get_registry(module) or ())
+    except ImportError:
+        return []
+
+
+def _is_recomputed(fqn, plan):
+    return any(region["module"] == fqn or fqn.startswith(region["module"] + ".") for region in plan["recompute"])
+
+
+def check_wrappers(model, plan):
+    """Raises PlanError that names every module with a wrapper, checkpointing of its own or hooks that the plan does not know."""
+    problems = []
+    for name, module in model.named_modules():
+        shown, kinds = f'module "{name}"' if name else "the model", {kind.__name__ for kind in type(module).__mro__}
+        for kind in WRAPPERS:
+            if kind in kinds:
+                problems.append(f"{shown} is a {type(module).__name__}: {WRAPPERS[kind]}")
+        problems += [f"{shown} is wrapped by {what}: apply the plan to the module as it was before" for what in _composable(module)
+                     if what != "fully_shard"]  # whose module is an FSDPModule
+        if getattr(module, "gradient_checkpointing", False) is True:
+            problems.append(f"{shown} recomputes by itself: call gradient_checkpointing_disable() on the model; the plan says what is "
+                            "recomputed")
+        if hasattr(module, "_hf_hook"):
+            problems.append(f"{shown} is dispatched by Accelerate: call remove_hook_from_module(model, recurse=True)")
+        if (module._forward_hooks or module._forward_pre_hooks) and _is_recomputed(unwrapped(name), plan):
+            problems.append(f"{shown} has forward hooks, and the plan recomputes it, so they would run twice; remove them")
+    _raise(problems, "the model is not as it was built")
+
+
+def _raise(problems, what):
+    if problems:
+        shown = "".join(f"\n  {problem}" for problem in problems[:MOST_PROBLEMS])
+        more = f"\n  and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+        raise PlanError(f"{what}:{shown}{more}")
+
+
 def check_model(model, plan):
-    """The model's modules by name. Raises PlanError naming every module, parameter, shape, tie and unit that differs."""
+    """The model's modules by name. Raises PlanError naming every module, parameter, shape, tie, unit and state that differs; nothing is
+    changed here."""
+    check_release(plan)
+    check_wrappers(model, plan)
     modules = {unwrapped(name): module for name, module in model.named_modules(remove_duplicate=False)}
     params = {unwrapped(name): param for name, param in model.named_parameters(remove_duplicate=False)}
     problems = []
@@ -131,15 +213,8 @@ def check_model(model, plan):
     total = sum(param.numel() for param in {id(p): p for p in params.values()}.values())
     if not problems and total != plan["model"]["parameters"]:
         problems.append(f'the model has {total} parameters, the plan expects {plan["model"]["parameters"]}')
-    master = dtype_of(plan["dtypes"]["master"])
-    wrong = [fqn for fqn, param in params.items() if param.is_floating_point() and param.dtype != master]
-    if wrong:
-        problems.append(f'{len(wrong)} parameters such as "{wrong[0]}" have dtype {params[wrong[0]].dtype}, the plan expects '
-                        f"{master}; call model.to({master})")
-    if problems:
-        shown = "".join(f"\n  {problem}" for problem in problems[:MOST_PROBLEMS])
-        more = f"\n  and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
-        raise PlanError(f"the model is not what the plan was made for:{shown}{more}")
+    _check_states(planned, params, dtype_of(plan["dtypes"]["master"]), problems)
+    _raise(problems, "the model is not what the plan was made for")
     return modules
 
 
@@ -166,19 +241,16 @@ def make_mesh(plan, device_type=None):
     return init_device_mesh(device_type, (replicate, shard), mesh_dim_names=("dp_replicate", "dp_shard"))
 
 
-def freeze(model, plan):
-    """Turns gradients off where the plan says so."""
-    params = {unwrapped(name): param for name, param in model.named_parameters(remove_duplicate=False)}
-    for entry in plan["parameters"]:
-        params[entry["fqn"]].requires_grad_(entry.get("trainable", True))
-
-
 def _selective_contexts(keep_every):
-    """Keeps the output of every `keep_every`-th matrix product, and of attention always."""
+    """Keeps the output of every `keep_every`-th product of two matrices, and of fused attention and convolutions always.
+
+    Batched and grouped products (a mixture's experts) are not on the list, as in torchtitan's: the plan's program has the same
+    list (KeptOps in schedule/lower/regions.cc)."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
     aten = torch.ops.aten
-    linears = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.linear.default}
-    attention = {aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default}
+    linears = {aten.mm.default, aten.addmm.default, aten.linear.default}
+    attention = {aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default,
+                 aten.convolution.default}
     for name in ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
                  "_scaled_dot_product_fused_attention_overrideable"):
         if hasattr(aten, name):

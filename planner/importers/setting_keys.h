@@ -1,0 +1,71 @@
+#pragma once
+
+// What each key of a framework's settings means here: setting_keys.json as a table. A key is used,
+// changes nothing, is refused with the name of its feature, or is unknown.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/json.h"
+
+namespace shardwright {
+
+// A value at the end of a key path: "fsdp_config.version".
+struct Leaf {
+  std::string key;
+  JsonValue value;
+};
+
+struct SettingKey {
+  enum class Kind : std::uint8_t { kUsed, kNothing, kRefused };
+  Kind kind = Kind::kNothing;
+  // kUsed: a key of the framework's settings struct, or "(words)" where a reader takes the key by
+  // itself. kNothing: the source of that. kRefused: the feature.
+  std::string meaning;
+  std::vector<std::string> off;  // kRefused: values, as JSON texts, that leave the feature off
+};
+
+class SettingKeys {
+ public:
+  // "trainer", "axolotl", ...: a name of the data file.
+  [[nodiscard]] static const SettingKeys& Of(std::string_view framework);
+  // The framework whose file has this key at its top, in the order of the data file: pairs of key
+  // and framework.
+  [[nodiscard]] static const std::vector<std::pair<std::string, std::string>>& Marks();
+  // Throws InputError for a framework that the data file calls not read. `mark` told it.
+  static void CheckIsRead(std::string_view framework, const JsonValue& mark);
+
+  // By the whole key, by its last word among the features of all frameworks, or by a table
+  // ("checkpoint.") that it stands in. Null: unknown.
+  [[nodiscard]] const SettingKey* Find(const std::string& key) const;
+  // Are keys of the settings struct no keys of this file, unless they are listed as used?
+  [[nodiscard]] bool HasOwnNames() const { return has_own_names_; }
+  // May the value be "auto", which another file fills in?
+  [[nodiscard]] bool MayBeAuto(const std::string& key) const;
+  [[nodiscard]] const std::map<std::string, SettingKey>& all() const { return keys_; }
+
+  // For a key that no settings struct holds. Returns true if it changes nothing, false if it is
+  // unknown and may be. `known` are the keys that the struct holds. Throws InputError for refused
+  // features, keys one letter away from a known one, unknown keys of a file that no script reads,
+  // and unknown keys that are on and have a word of plans in their names.
+  [[nodiscard]] bool ChangesNothing(const Leaf& leaf, const std::vector<std::string>& known) const;
+
+ private:
+  explicit SettingKeys(const JsonValue& table);
+  [[nodiscard]] bool IsOpen(std::string_view key) const;
+
+  std::map<std::string, SettingKey> keys_;
+  bool has_own_names_ = false;
+  bool is_open_ = false;             // scripts have keys of their own in it
+  std::vector<std::string> closed_;  // but not those that begin so
+  std::vector<std::string> autos_;
+};
+
+// Do the words differ by one letter that is added, dropped or changed, or by two that are swapped?
+[[nodiscard]] bool IsMisspelt(std::string_view a, std::string_view b);
+
+}  // namespace shardwright
