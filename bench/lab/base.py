@@ -178,11 +178,11 @@ def percent(value, sign=""):
 
 
 def seconds_text(value):
-    """Four digits with a unit: "12.5 us"."""
+    """Three digits with a unit: "12.5 us"."""
     for factor, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(value) >= factor:
-            return f"{value / factor:.4g} {unit}"
-    return f"{value / 1e-9:.4g} ns" if value else "0 s"
+            return f"{value / factor:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns" if value else "0 s"
 
 
 def error_cells(s, count="count"):

@@ -191,8 +191,8 @@ def validation_report(rows, outcomes):
 # Text
 
 
-TITLES = {"step_time": "step time", "memory_allocated": "allocated memory", "memory_reserved": "reserved memory",
-          "memory_device": "memory of the whole device"}
+TITLES = {"step_time": "step time", "memory_allocated": "memory allocated", "memory_reserved": "memory reserved",
+          "memory_device": "memory of the device"}
 
 
 def metric_text(answer, key):
