@@ -150,7 +150,8 @@ class Untouched(TrainingTestCase, HangTestCase):
                 before = picture(self.folder)
                 self.assertEqual(self.run_program("inspect-trace", "x.sqlite")[0], 0)
                 self.assertEqual(picture(self.folder), before)
-                (self.folder / f"x.sqlite-{kind}").unlink()
+                for path in self.folder.iterdir():
+                    path.unlink()
 
     def test_rows_that_are_not_in_the_file_yet(self):
         in_wal_mode(self.folder / "x.sqlite", False)
