@@ -33,35 +33,25 @@ bool IsOfUser(const std::string& file) {
 
 InputFile::InputFile(const std::string& file, std::string_view expected)
     : file_(file), expected_(expected) {
-  const auto refuse = [&](const char* found) {
-    if (descriptor_ >= 0) {
-      ::close(descriptor_);
-    }
-    throw InputError(file, found, expected);
-  };
   const bool is_named = IsOfUser(file);
-  const auto check = [&](const struct stat& status) {
-    if (S_ISDIR(status.st_mode)) {
-      refuse("a folder");
-    } else if (!S_ISREG(status.st_mode) && !is_named) {
-      refuse("a pipe, socket or device");
+  struct stat status {};
+  const auto check = [&](int failed) {
+    const char* const found = failed != 0
+                                  ? (errno == ENOENT ? "no such file" : std::strerror(errno))
+                              : S_ISDIR(status.st_mode)             ? "a folder"
+                              : S_ISREG(status.st_mode) || is_named ? nullptr
+                                                                    : "a pipe, socket or device";
+    if (found != nullptr) {
+      ::close(descriptor_);
+      throw InputError(file, found, expected);
     }
-    size_ = S_ISREG(status.st_mode) ? status.st_size : 0;
-  };
-  const auto refuse_by_number = [&] {
-    refuse(errno == ENOENT ? "no such file" : std::strerror(errno));
   };
   // First by its name, since opening alone makes some devices act; then what was opened.
-  struct stat status {};
-  if (::stat(file.c_str(), &status) != 0) {
-    refuse_by_number();
-  }
-  check(status);
-  descriptor_ = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | (is_named ? 0 : O_NONBLOCK));
-  if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0) {
-    refuse_by_number();
-  }
-  check(status);
+  check(::stat(file.c_str(), &status));
+  const int waits = is_named ? 0 : O_NONBLOCK;
+  descriptor_ = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | waits);
+  check(descriptor_ < 0 ? -1 : ::fstat(descriptor_, &status));
+  size_ = S_ISREG(status.st_mode) ? status.st_size : 0;
   RememberRead(file);
 }
 
