@@ -12,6 +12,7 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ordered_json.h"
 #include "core/printable.h"
 #include "models/loader.h"
 #include "planner/importers/run_settings.h"
@@ -228,7 +229,7 @@ std::string ReportJson(const RunSettings& run, const PlanFile& file, const Assum
   }
   json["left_out"] = run.left_out;
   json["unknown"] = run.unknown;
-  json["plan"] = Json::parse(PlanFileJson(file));
+  json["plan"] = ParseOrdered(PlanFileJson(file), "plan");
   return json.dump(2) + "\n";
 }
 

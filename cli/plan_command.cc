@@ -18,6 +18,7 @@
 #include "cli/plan_search.h"
 #include "cli/table.h"
 #include "core/json.h"
+#include "core/ordered_json.h"
 #include "core/printable.h"
 #include "planner/evaluate.h"
 #include "planner/warnings.h"
@@ -76,7 +77,7 @@ std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std:
   json["units"] = file.plan.units.size();
   json["step_ops"] = CountStepOps(programs);
   if (output.empty()) {
-    json["plan_file"] = Json::parse(PlanFileJson(file));
+    json["plan_file"] = ParseOrdered(PlanFileJson(file), "plan");
   }
   return json.dump(2) + "\n";
 }
@@ -238,7 +239,7 @@ int RunDialects(const Arguments& arguments, const std::vector<std::string>& dial
   }
   return ReportSearched(best.options, arguments, best.searched, [&](const std::string& output) {
     if (best.options.json) {
-      Json json = Json::parse(SearchJson(best.searched, output));
+      Json json = ParseOrdered(SearchJson(best.searched, output), "plan");
       json["dialects"] = DialectsJson(searches);
       return json.dump(2) + "\n";
     }
@@ -380,8 +381,8 @@ int RunFrom(const Arguments& arguments) {
       return options.json ? SearchJson(searched, output) : SearchText(searched, output);
     }
     if (options.json) {
-      Json json = Json::parse(SearchJson(searched, output));
-      json["from_run"] = Json::parse(PlanDiffJson(run, searched.file));
+      Json json = ParseOrdered(SearchJson(searched, output), "plan");
+      json["from_run"] = ParseOrdered(PlanDiffJson(run, searched.file), "plan");
       return json.dump(2) + "\n";
     }
     return AgainstRun(ToSeconds(Evaluate(run, {.reserved = false}).step_time),

@@ -13,6 +13,7 @@
 #include <sqlite3.h>
 
 #include "core/error.h"
+#include "core/threads.h"
 #include "traces/internal/raw_recording.h"
 
 namespace shardwright {
@@ -91,6 +92,7 @@ class Database {
     const std::unique_ptr<sqlite3_stmt, Closer> statement(raw);
     int code = sqlite3_step(raw);
     for (; code == SQLITE_ROW; code = sqlite3_step(raw)) {
+      ThrowIfStopped();
       handle(Row(file_, raw));
     }
     Check(code);
