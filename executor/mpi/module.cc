@@ -9,12 +9,12 @@
 #include <span>
 #include <stop_token>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <mpi.h>
 
 #include "core/printable.h"
+#include "core/threads.h"
 #include "executor/host/message_passing.h"
 
 namespace shardwright {
@@ -51,7 +51,7 @@ class Unit {
 class Alarm {
  public:
   Alarm(int rank, const char* what, std::chrono::milliseconds limit)
-      : thread_([=](const std::stop_token& stop) {
+      : thread_(StartThread<std::jthread>([=](const std::stop_token& stop) {
           std::mutex mutex;
           std::condition_variable_any never;
           std::unique_lock lock(mutex);
@@ -62,7 +62,7 @@ class Alarm {
           Say("error: rank " + std::to_string(rank) + ", " + what + ": waited " +
               std::to_string(limit.count()) + " ms for the others");
           std::_Exit(kExitRun);
-        }) {}
+        })) {}
 
  private:
   std::jthread thread_;

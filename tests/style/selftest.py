@@ -9,6 +9,7 @@ import includes
 import lengths
 import paths
 import printing
+import threads
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import check_skips  # noqa: E402
@@ -161,6 +162,17 @@ class Printing(Scratch):
         self.assertEqual([finding.split(" ")[0:2] for finding in printing.check(self.root)],
                          [["cli/a.cc:1:", "stderr"], ["cli/a.cc:2:", "std::cout"], ["cli/a.cc:3:", "printf"], ["cli/a.cc:4:", "puts"],
                           ["cli/a.cc:7:", "STDOUT_FILENO"]])
+
+
+class Threads(Scratch):
+    def test_past_the_gate(self) -> None:
+        self.plant("cli/a.cc", "auto f = std::async(g);\nstd::thread t([] {});\nstd::vector<std::jthread> all;\n"
+                               "all.emplace_back(g);\nstd::thread::id none;\nstd::thread mine;\n"
+                               "all.push_back(StartThread<std::jthread>(g));\nstd::thread([] {}).detach();\n")
+        self.plant("core/threads.h", "return std::thread(work);\n")
+        self.plant("tests/core/a_test.cc", "std::thread t([] {});\n")
+        self.assertEqual([finding.split(" ")[0] for finding in threads.check(self.root)],
+                         ["cli/a.cc:1:", "cli/a.cc:2:", "cli/a.cc:4:", "cli/a.cc:8:"])
 
 
 class Skips(Scratch):
