@@ -131,11 +131,12 @@ void Runtime::Initialize() {
   initialized_ = true;
 }
 
-void Runtime::RunSteps(std::int64_t count) {
+bool Runtime::RunSteps(std::int64_t count) {
   SW_CHECK(initialized_, "steps before Initialize");
   losses_->Open(next_step_);
   OnAllRanks([&](RankRunner& rank) { rank.RunSteps(next_step_, count); });
   next_step_ = losses_->NextStep();
+  return losses_->Ends();
 }
 
 std::vector<StepReport> Runtime::TakeReports() {
