@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/ordered_json.h"
 #include "planner/evaluate.h"
 
 namespace shardwright {
@@ -71,8 +72,8 @@ GateFigures GateFiguresOf(const PlanFile& file) {
 
 GateCauses FindCauses(const PlanFile& before, const PlanFile& after) {
   constexpr double kPart = 0.1;
-  const Json old_json = Json::parse(PlanFileJson(before));
-  const Json new_json = Json::parse(PlanFileJson(after));
+  const Json old_json = ParseOrdered(PlanFileJson(before), "plan");
+  const Json new_json = ParseOrdered(PlanFileJson(after), "plan");
   const GateFigures then = GateFiguresOf(before);
   std::array<double, kGateMetricCount> least = GateFiguresOf(after).values;
   for (std::size_t i = 0; i < kGateMetricCount; ++i) {

@@ -11,6 +11,7 @@
 #include "cli/comparison_print.h"
 #include "cli/table.h"
 #include "core/json.h"
+#include "core/ordered_json.h"
 #include "core/printable.h"
 
 namespace shardwright {
@@ -274,7 +275,7 @@ Json BetterJson(const BetterPlan& better) {
   json["changes"] = ChangesJson(better.changes);
   json["target"] = better.target;
   json["patch"] = better.patch;
-  json["plan_file"] = Json::parse(PlanFileJson(better.file));
+  json["plan_file"] = ParseOrdered(PlanFileJson(better.file), "plan");
   return json;
 }
 

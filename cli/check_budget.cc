@@ -7,8 +7,10 @@
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/plan_options.h"
+#include "core/budget.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ordered_json.h"
 #include "planner/importers/document.h"
 
 namespace shardwright {
@@ -125,9 +127,13 @@ JobBudget ReadBudget(const std::string& file) {
   if (const std::optional<JsonValue> tolerance = document.Find("tolerance")) {
     budget.tolerance = ReadShare(*tolerance);
   }
+  constexpr std::int64_t kMostOps = 200'000;
+  constexpr std::int64_t kLeastOps = 500;  // what a job costs even if its model has none
+  Budget ops(file, "ops of the models of all jobs", kMostOps);
   const JsonValue jobs = document.At("job");
   for (const std::string& name : jobs.Keys()) {
     budget.jobs.push_back(ReadBudgetJob(name, jobs.At(name)));
+    ops.Take(kLeastOps + std::ssize(budget.jobs.back().plan.model.model.ops));
     budget.jobs.back().line = LineOf(text, name);
   }
   return budget;
@@ -143,7 +149,7 @@ std::vector<RecordedJob> ReadRecord(const std::string& file) {
   std::vector<RecordedJob> jobs;
   const JsonValue table = document.At("jobs");
   const std::vector<std::string> names = table.Keys();
-  Json plans = Json::parse(text)["jobs"];
+  Json plans = ParseOrdered(text, file)["jobs"];
   for (const std::string& name : names) {
     const JsonValue job = table.At(name);
     RecordedJob recorded;
@@ -165,7 +171,7 @@ std::string RecordJson(std::span<const RecordedJob> jobs) {
     for (std::size_t i = 0; i < kGateMetricCount; ++i) {
       row[std::string(NameOf(static_cast<GateMetric>(i)))] = job.figures.values[i];
     }
-    row["plan"] = Json::parse(PlanFileJson(job.plan));
+    row["plan"] = ParseOrdered(PlanFileJson(job.plan), "plan");
   }
   return json.dump(1) + "\n";
 }

@@ -17,6 +17,7 @@
 #include "cli/prediction.h"
 #include "cli/table.h"
 #include "core/json.h"
+#include "core/ordered_json.h"
 #include "planner/evaluate.h"
 #include "schedule/plan_file.h"
 #include "simulator/plan_programs.h"
@@ -75,7 +76,7 @@ void Flatten(const Json& json, const std::string& path,
 
 std::map<std::string, std::string> FieldsOf(const PlanFile& file) {
   std::map<std::string, std::string> fields;
-  Flatten(Json::parse(PlanFileJson(file)), "", fields);
+  Flatten(ParseOrdered(PlanFileJson(file), "plan"), "", fields);
   return fields;
 }
 

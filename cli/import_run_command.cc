@@ -12,6 +12,7 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ordered_json.h"
 #include "core/printable.h"
 #include "models/loader.h"
 #include "planner/importers/run_settings.h"
@@ -234,7 +235,7 @@ std::string ReportJson(const RunSettings& run, const PlanFile& file, const Assum
     json["assumed"][assumption.key] = assumption.value;
   }
   json["left_out"] = run.left_out;
-  json["plan"] = Json::parse(PlanFileJson(file, run.target));
+  json["plan"] = ParseOrdered(PlanFileJson(file, run.target), "plan");
   return json.dump(2) + "\n";
 }
 

@@ -21,6 +21,7 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ordered_json.h"
 #include "core/printable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
@@ -80,7 +81,7 @@ std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std:
   json["units"] = file.plan.units.size();
   json["step_ops"] = CountStepOps(programs);
   if (output.empty()) {
-    json["plan_file"] = Json::parse(PlanFileJson(file));
+    json["plan_file"] = ParseOrdered(PlanFileJson(file), "plan");
   }
   return json.dump(2) + "\n";
 }
@@ -245,7 +246,7 @@ int RunDialects(const Arguments& arguments, const std::vector<std::string>& dial
   }
   return ReportSearched(best.options, arguments, best.searched, [&](const std::string& output) {
     if (best.options.json) {
-      Json json = Json::parse(SearchJson(best.searched, output));
+      Json json = ParseOrdered(SearchJson(best.searched, output), "plan");
       json["dialects"] = DialectsJson(searches);
       return json.dump(2) + "\n";
     }
@@ -482,8 +483,8 @@ int RunFrom(const Arguments& arguments) {
                                        (output.empty() ? "FILE" : PrintableLine(output)) +
                                        " --to " + imported_from + " -o run/";
     if (options.json) {
-      Json json = Json::parse(SearchJson(searched, output));
-      json["from_run"] = Json::parse(PlanDiffJson(run, searched.file));
+      Json json = ParseOrdered(SearchJson(searched, output), "plan");
+      json["from_run"] = ParseOrdered(PlanDiffJson(run, searched.file), "plan");
       json["from_run"]["emit"] = emit;
       return json.dump(2) + "\n";
     }

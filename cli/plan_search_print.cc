@@ -8,6 +8,7 @@
 #include "cli/plan_search.h"
 #include "cli/table.h"
 #include "core/json.h"
+#include "core/ordered_json.h"
 #include "schedule/dialect_facts.h"
 
 namespace shardwright {
@@ -201,7 +202,7 @@ Json FrontJson(const SearchedPlan& searched, bool with_plans) {
     json.push_back(CandidateJson(c));
     if (with_plans) {
       file.plan = c.plan;
-      json.back()["plan"] = Json::parse(PlanFileJson(file))["plan"];
+      json.back()["plan"] = ParseOrdered(PlanFileJson(file), "plan")["plan"];
     }
   }
   return json;
@@ -266,7 +267,7 @@ std::string SearchJson(const SearchedPlan& searched, const std::string& output) 
   AddNodeCountsJson(searched, json);
   AddExplanationJson(searched, json);
   if (r.is_feasible && output.empty()) {
-    json["plan_file"] = Json::parse(PlanFileJson(file));
+    json["plan_file"] = ParseOrdered(PlanFileJson(file), "plan");
   }
   return json.dump(2) + "\n";
 }

@@ -14,6 +14,7 @@
 #include "cli/prediction.h"
 #include "cli/recordings.h"
 #include "cli/table.h"
+#include "core/budget.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "planner/evaluate.h"
@@ -151,6 +152,9 @@ int RunReport(const Arguments& arguments) {
   const std::string output = arguments.Get("--output").text;
   const std::optional<Choices> choices = ReadChoices(arguments);
   const Program program = LowerAndVerify(file);
+  constexpr std::int64_t kMostOps = 500'000;  // 60 MB of a page
+  Budget(arguments.Get("PLAN").text, "ops of a step for a page", kMostOps)
+      .Take(static_cast<std::int64_t>(program.step.size()));
   const SimulationResult result = SimulateForReport(file, program, traces.simulated);
   const Prediction prediction = Predict(file, program, result);
   std::optional<Trace> measured;

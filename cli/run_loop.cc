@@ -42,10 +42,10 @@ class Loop {
     while (runtime.next_step() < total && report_.end == LoopEnd::kDone) {
       const std::int64_t first = runtime.next_step();
       const std::int64_t stop = NextStop(options_, parts_.sampler, first, total);
-      runtime.RunSteps(stop - first);
+      const bool is_asked = runtime.RunSteps(stop - first) && runtime.next_step() < total;
       TakeSteps();
       if (report_.end == LoopEnd::kDone) {
-        BetweenSteps(first, stop, total);
+        BetweenSteps(first, total, is_asked);
       }
     }
     if (parts_.evaluator != nullptr && options_.epochs == 0 && report_.end == LoopEnd::kDone &&
@@ -76,10 +76,10 @@ class Loop {
     }
   }
 
-  // After steps `first` up to runtime.next_step(), which should have been `stop`.
-  void BetweenSteps(std::int64_t first, std::int64_t stop, std::int64_t total) {
+  // After steps `first` up to runtime.next_step(), which are the last ones if somebody asked.
+  void BetweenSteps(std::int64_t first, std::int64_t total, bool is_asked) {
     const std::int64_t done = parts_.runtime.next_step();
-    if (done < stop) {
+    if (is_asked) {
       End(LoopEnd::kAsked, done);
     }
     for (std::int64_t epoch = EpochOf(parts_.sampler, first);
@@ -87,11 +87,10 @@ class Loop {
       EndEpoch(epoch);
     }
     const auto is_due = [&](std::int64_t every) { return every > 0 && done % every == 0; };
-    if (parts_.evaluator != nullptr && is_due(options_.eval_every) && done == stop) {
+    if (parts_.evaluator != nullptr && is_due(options_.eval_every) && !is_asked) {
       Test();
     }
-    if (parts_.checkpoints == nullptr ||
-        !(done == total || done < stop || is_due(options_.every))) {
+    if (parts_.checkpoints == nullptr || !(done == total || is_asked || is_due(options_.every))) {
       return;
     }
     if (options_.stops_at_nan && !parts_.checkpoints->IsFinite(parts_.runtime)) {

@@ -21,6 +21,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/threads.h"
 #include "executor/host/tcp_handshake.h"
 #include "executor/host/tcp_processes.h"
 #include "executor/host/tcp_socket.h"
@@ -63,11 +64,15 @@ std::int64_t HostThreads(const Launch& launch, std::int64_t ranks) {
 void EndProcessOnFault(RunSession& session, MessagePassing* processes) {
   session.faults().OnReport([&session, processes](const std::string& cause) {
     SayLines(session.DescribeRanks());
-    std::thread([cause] {
-      std::this_thread::sleep_for(kGrace);
-      Say("error: " + cause);
-      std::_Exit(kExitRun);
-    }).detach();
+    try {
+      StartThread([cause] {
+        std::this_thread::sleep_for(kGrace);
+        Say("error: " + cause);
+        std::_Exit(kExitRun);
+      }).detach();
+    } catch (const EnvironmentError&) {
+      // Then nobody helps threads that do not end.
+    }
     if (processes != nullptr) {  // may block: the others may stand still, too
       processes->Fail(cause);
     }

@@ -6,12 +6,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 
 #include <unistd.h>
 
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/threads.h"
 
 namespace shardwright {
 namespace {
@@ -20,7 +20,7 @@ class SearchTeller {
  public:
   explicit SearchTeller(bool ticks) : on_terminal_(::isatty(STDERR_FILENO) == 1) {
     if (ticks && !on_terminal_) {
-      ticker_ = std::jthread([this](const std::stop_token& end) { Tick(end); });
+      ticker_ = StartThread<std::jthread>([this](const std::stop_token& end) { Tick(end); });
     }
   }
   ~SearchTeller() {

@@ -11,7 +11,9 @@
 
 #include "core/budget.h"
 #include "core/files.h"
+#include "core/ordered_json.h"
 #include "core/text.h"
+#include "core/threads.h"
 
 namespace shardwright {
 
@@ -69,9 +71,17 @@ struct CountingIterator {
 };
 
 // Builds the document and refuses what nlohmann's own builder lets through: double keys (the last
-// would win silently) and deep nesting. Called by the parser in document order.
+// would win silently) and deep nesting. Called by the parser in document order. Where keys keep
+// their order they are not looked up.
+template <class Json>
 class Builder : public nlohmann::json_sax<Json> {
  public:
+  using string_t = typename Json::string_t;
+  using binary_t = typename Json::binary_t;
+  using number_float_t = typename Json::number_float_t;
+  using number_integer_t = typename Json::number_integer_t;
+  using number_unsigned_t = typename Json::number_unsigned_t;
+
   Builder(std::string_view text, const std::string& file)
       : text_(text), file_(file), values_(file, "values", kMostValues) {}
 
@@ -93,12 +103,19 @@ class Builder : public nlohmann::json_sax<Json> {
   bool end_array() override { return Close(); }
 
   bool key(string_t& v) override {
-    const auto [slot, is_new] = open_.back()->get_ref<Json::object_t&>().emplace(v, nullptr);
-    if (!is_new) {
-      throw InputError(Here(), "the key \"" + v + "\" a second time", "each key once in an object");
+    auto& object = open_.back()->template get_ref<typename Json::object_t&>();
+    if constexpr (std::is_same_v<Json, nlohmann::ordered_json>) {
+      member_ = &object.emplace_back(v, nullptr).second;
+      return true;
+    } else {
+      const auto [slot, is_new] = object.emplace(v, nullptr);
+      if (!is_new) {
+        throw InputError(Here(), "the key \"" + v + "\" a second time",
+                         "each key once in an object");
+      }
+      member_ = &slot->second;
+      return true;
     }
-    member_ = &slot->second;
-    return true;
   }
 
   bool parse_error(std::size_t position, const std::string& /*token*/,
@@ -144,14 +161,14 @@ class Builder : public nlohmann::json_sax<Json> {
   template <class T>
   Json* Add(T&& v) {
     values_.Take();
+    ThrowIfStopped();
     if (open_.empty()) {
       root_ = Json(std::forward<T>(v));
       return &root_;
     }
     Json& parent = *open_.back();
     if (parent.is_array()) {
-      parent.get_ref<Json::array_t&>().emplace_back(std::forward<T>(v));
-      return &parent.get_ref<Json::array_t&>().back();
+      return &parent.template get_ref<typename Json::array_t&>().emplace_back(std::forward<T>(v));
     }
     *member_ = Json(std::forward<T>(v));
     return member_;
@@ -191,14 +208,27 @@ std::string OneOf(std::span<const std::string> words) {
 JsonValue::JsonValue(std::shared_ptr<const Document> document, const void* node, Path path)
     : document_(std::move(document)), node_(node), path_(std::move(path)) {}
 
-JsonValue JsonValue::Parse(std::string_view text, const std::string& file) {
-  Builder builder(text, file);
+namespace {
+
+template <class Json>
+Json Build(std::string_view text, const std::string& file) {
+  Builder<Json> builder(text, file);
   const CountingIterator begin{text.data(), builder.furthest()};
   const CountingIterator end{text.data() + text.size(), builder.furthest()};
   const bool is_complete = Json::sax_parse(begin, end, &builder);
   SW_CHECK(is_complete, "every refusal throws");
+  return std::move(builder.root());
+}
+
+}  // namespace
+
+nlohmann::ordered_json ParseOrdered(std::string_view text, const std::string& file) {
+  return Build<nlohmann::ordered_json>(text, file);
+}
+
+JsonValue JsonValue::Parse(std::string_view text, const std::string& file) {
   auto document = std::make_shared<Document>();
-  document->root = std::move(builder.root());
+  document->root = Build<Json>(text, file);
   const Json* root = &document->root;
   return {std::move(document), root, Path(file)};
 }

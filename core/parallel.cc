@@ -3,10 +3,38 @@
 #include <algorithm>
 #include <ctime>
 #include <exception>
+#include <string>
 
+#include <sys/resource.h>
+
+#include "core/error.h"
 #include "core/portable.h"
+#include "core/threads.h"
 
 namespace shardwright {
+
+const std::atomic<bool>*& StopFlag() {
+  thread_local const std::atomic<bool>* flag = nullptr;
+  return flag;
+}
+
+void ThrowIfStopped() {
+  if (const std::atomic<bool>* const flag = StopFlag(); flag != nullptr && flag->load()) {
+    throw Interrupted();
+  }
+}
+
+void FailWithoutThread(const std::system_error& error) {
+  const auto limit = [](auto resource, std::int64_t unit) {
+    rlimit limit{};
+    const bool is_set = getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    return is_set ? std::to_string(static_cast<std::int64_t>(limit.rlim_cur) / unit) : "unlimited";
+  };
+  throw EnvironmentError("cannot start a thread: " + error.code().message() +
+                         " (ulimit -u: " + limit(RLIMIT_NPROC, 1) +
+                         " threads of this user, ulimit -v: " + limit(RLIMIT_AS, 1024) +
+                         " KiB of memory, or a limit of the container)");
+}
 
 std::size_t ThreadCount(int wanted) {
   if (!kHasThreads) {
@@ -27,6 +55,7 @@ struct Team::Loop {
   void Work(std::size_t worker) {
     for (std::size_t i = next++; i < count; i = next++) {
       try {
+        ThrowIfStopped();
         task(i, worker);
       } catch (...) {
         const std::lock_guard lock(mutex);
@@ -103,7 +132,7 @@ void Team::For(std::size_t count,
     return;
   }
   while (others_.size() + 1 < threads_) {
-    others_.emplace_back([this, worker = others_.size() + 1] { Serve(worker); });
+    others_.push_back(StartThread([this, worker = others_.size() + 1] { Serve(worker); }));
   }
   {
     const std::lock_guard lock(mutex_);

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <numbers>
 #include <string_view>
-#include <thread>
 
 #include "core/error.h"
+#include "core/threads.h"
 #include "executor/half.h"
 #include "schedule/plan_file.h"
 
@@ -285,7 +285,7 @@ void InitializeShard(const Model& model, std::span<const InitRule> rules, std::u
   };
   std::vector<std::jthread> helpers;
   for (int t = 1; t < threads && t < std::ssize(chunks); ++t) {
-    helpers.emplace_back(work);
+    helpers.push_back(StartThread<std::jthread>(work));
   }
   work();
 }

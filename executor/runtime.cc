@@ -1,11 +1,12 @@
 #include "executor/runtime.h"
 
 #include <exception>
+#include <future>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "core/error.h"
+#include "core/threads.h"
 #include "executor/internal/loss_book.h"
 #include "executor/internal/rank_runner.h"
 
@@ -77,27 +78,48 @@ void Runtime::set_loss_scaler(const LossScaler& scaler, std::int64_t skipped_ste
 
 void Runtime::OnAllRanks(const std::function<void(RankRunner& rank)>& work) {
   std::mutex mutex;
-  std::string cause;  // of the first failure; guarded by mutex
-  const auto fail = [&](std::size_t r, const std::string& text) {
+  std::string cause;            // of the first failure; guarded by mutex
+  bool is_environment = false;  // likewise: the machine's, not the run's
+  const auto fail = [&](std::size_t r, const std::string& text, bool is_of_environment) {
     {
       const std::lock_guard lock(mutex);
+      is_environment = cause.empty() ? is_of_environment : is_environment;
       cause = cause.empty() ? text : cause;
     }
     ranks_[r]->Fail(text);
   };
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      threads.emplace_back([&, r] {
-        try {
-          work(*ranks_[r]);
-        } catch (const RunError& error) {  // says already which rank and op failed
-          fail(r, error.what());
-        } catch (const std::exception& error) {
-          fail(r, "rank " + std::to_string(LocalRanks()[r].value) + ": " + error.what());
-        }
-      });
+  const auto run = [&](std::size_t r) {
+    try {
+      work(*ranks_[r]);
+    } catch (const RunError& error) {  // says already which rank and op failed
+      fail(r, error.what(), false);
+    } catch (const EnvironmentError& error) {
+      fail(r, error.what(), true);
+    } catch (const std::exception& error) {
+      fail(r, "rank " + std::to_string(LocalRanks()[r].value) + ": " + error.what(), false);
     }
+  };
+  {
+    // Ranks wait for each other: none begins before all have their threads.
+    std::promise<bool> all_there;
+    const std::shared_future<bool> begins = all_there.get_future().share();
+    std::vector<std::jthread> threads;
+    try {
+      for (std::size_t r = 0; r < ranks_.size(); ++r) {
+        threads.push_back(StartThread<std::jthread>([&run, r, begins] {
+          if (begins.get()) {
+            run(r);
+          }
+        }));
+      }
+    } catch (...) {
+      all_there.set_value(false);
+      throw;
+    }
+    all_there.set_value(true);
+  }
+  if (is_environment) {
+    throw EnvironmentError(cause);
   }
   if (!cause.empty()) {
     throw RunError(cause);
@@ -109,11 +131,12 @@ void Runtime::Initialize() {
   initialized_ = true;
 }
 
-void Runtime::RunSteps(std::int64_t count) {
+bool Runtime::RunSteps(std::int64_t count) {
   SW_CHECK(initialized_, "steps before Initialize");
   losses_->Open(next_step_);
   OnAllRanks([&](RankRunner& rank) { rank.RunSteps(next_step_, count); });
   next_step_ = losses_->NextStep();
+  return losses_->Ends();
 }
 
 std::vector<StepReport> Runtime::TakeReports() {

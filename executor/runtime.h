@@ -82,9 +82,10 @@ class Runtime {
 
   // Runs init: parameters get their first values.
   void Initialize();
-  // Runs `count` steps, from number `next_step()` on; fewer when somebody asks to stop. Throws
-  // RunError when any rank fails; then nothing more can be run.
-  void RunSteps(std::int64_t count);
+  // Runs `count` steps, from number `next_step()` on; fewer when somebody asks to stop. Returns
+  // whether that is so, also behind the last one. Throws RunError when any rank fails; then nothing
+  // more can be run.
+  bool RunSteps(std::int64_t count);
 
   [[nodiscard]] std::int64_t next_step() const { return next_step_; }
   // Resumes: the next step is number `step`, of as many updates. It is a first step: parameters may

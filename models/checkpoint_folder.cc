@@ -79,15 +79,15 @@ std::map<std::string, CheckpointTensor> ReadShard(const std::string& file) {
 }
 
 // Shard -> tensors that the index puts there.
-std::map<std::string, std::vector<std::string>> ReadIndex(const JsonValue& index) {
-  std::map<std::string, std::vector<std::string>> shards;
+std::map<std::string, std::set<std::string>> ReadIndex(const JsonValue& index) {
+  std::map<std::string, std::set<std::string>> shards;
   const JsonValue map = index.At("weight_map");
   for (const std::string& tensor : map.Keys()) {
     const std::string file = map.At(tensor).AsString();
     if (file.empty() || file.find('/') != std::string::npos || file.front() == '.') {
       throw map.At(tensor).Error("the name of a file in the same folder");
     }
-    shards[file].push_back(tensor);
+    shards[file].insert(tensor);
   }
   if (shards.empty()) {
     throw map.Error("at least one tensor");
@@ -151,7 +151,7 @@ std::string FindStoredName(const std::set<std::string>& names, const std::string
   return "";
 }
 
-std::map<std::string, std::vector<std::string>> PartsOf(const std::string& folder) {
+std::map<std::string, std::set<std::string>> PartsOf(const std::string& folder) {
   const std::filesystem::path path(folder);
   if (Exists(path / kSingle)) {  // which Transformers reads first, too
     return {{kSingle, {}}};

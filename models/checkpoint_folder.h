@@ -31,7 +31,7 @@ struct HubCheckpoint {
 // The files of the folder's weights, and which tensors the index puts into each; none: it is the
 // one file, and all count. Throws InputError for an index that is damaged or leads out of the
 // folder.
-[[nodiscard]] std::map<std::string, std::vector<std::string>> PartsOf(const std::string& folder);
+[[nodiscard]] std::map<std::string, std::set<std::string>> PartsOf(const std::string& folder);
 
 // What a parameter is called in a file with these names: as it is, or with another base model's
 // prefix; empty: it is not there. Names must be modern ones.

@@ -321,10 +321,13 @@ bool IsInside(const Model& model, ModuleId module, ModuleId ancestor) {
 }
 
 std::vector<ModuleId> OuterOnes(const Model& model, const std::vector<ModuleId>& modules) {
+  const std::set<ModuleId> all(modules.begin(), modules.end());
   std::vector<ModuleId> outer = modules;
   std::erase_if(outer, [&](ModuleId id) {
-    return std::any_of(modules.begin(), modules.end(),
-                       [&](ModuleId other) { return other != id && IsInside(model, id, other); });
+    do {
+      id = model.modules[id.value].parent;
+    } while (id.valid() && !all.contains(id));
+    return id.valid();
   });
   return outer;
 }

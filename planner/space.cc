@@ -282,26 +282,18 @@ std::optional<UnitFamily> JoinFirstPart(const Model& model, const std::vector<Un
   return family;
 }
 
-// Throws InputError where the dialect or the model cannot have the units.
-void CheckFamily(const SearchInput& input, const SearchOptions& options,
-                 const std::vector<UnitPlan>& units) {
-  Plan probe = options.base;
-  probe.units = units;
-  KeepFullPrecision(input.model, input.job.precision, probe);
-  ValidatePlan(input.model, input.job, probe, "plan");
-  (void)ResolveUnits(input.model, probe, "plan");  // tied parameters may forbid a cut
-}
-
 // Families whose units the dialect or the model cannot have are left out.
 void AddFamily(const SearchInput& input, const SearchOptions& options, UnitFamily family,
                std::vector<UnitFamily>& families) {
+  Plan probe = options.base;
+  probe.units = family.units;
   const bool is_known = std::any_of(families.begin(), families.end(),
                                     [&](const UnitFamily& f) { return f.units == family.units; });
   if (is_known) {
     return;
   }
   try {
-    CheckFamily(input, options, family.units);
+    (void)ResolveUnits(input.model, probe, "plan");  // tied parameters may forbid a cut
   } catch (const InputError&) {
     return;
   }
@@ -450,11 +442,6 @@ Space MakeSpace(const SearchInput& input, const SearchOptions& options) {
     space.blocks.push_back(input.model.modules[block.value].fqn);
   }
   space.families = Families(input, options, space.blocks);
-  if (space.families.empty()) {  // says why not even one unit is possible
-    CheckFamily(input, options,
-                Wrap(input.model, ParseWrap("root", "units"), options.reshard, options.base.dialect,
-                     "units"));
-  }
   const DialectFacts& facts = FactsOf(options.base);
   space.recomputes_all_or_none = !facts.checkpoints_blocks;
   space.patterns = {PatternOf({})};

@@ -22,6 +22,7 @@
 #include "cli/version.h"
 #include "core/error.h"
 #include "core/printable.h"
+#include "core/threads.h"
 
 namespace shardwright {
 namespace {
@@ -55,6 +56,7 @@ Outcome RunGuarded(const Call& call, const std::atomic<bool>& stop) {
   const auto failed = [](int code, const char* kind, const char* text) {
     return Outcome{code, kind, PrintableLine(text)};
   };
+  StopFlag() = &stop;
   try {
     outcome.code = RunCommandLine(static_cast<int>(arguments.size()), arguments.data(), streams);
     return outcome;
@@ -68,6 +70,8 @@ Outcome RunGuarded(const Call& call, const std::atomic<bool>& stop) {
     return failed(kExitRun, "RunError", error.what());
   } catch (const std::bad_alloc&) {
     return failed(kExitEnvironment, "MachineError", "this machine has too little memory for that");
+  } catch (const Interrupted&) {
+    return {kExitInterrupted, "", ""};
   } catch (const std::exception& error) {
     return failed(kExitBug, "InternalError", error.what());
   }
@@ -108,8 +112,14 @@ PyObject* Run(PyObject* /*module*/, PyObject* arguments) {
     return nullptr;
   }
   std::atomic<bool> stop{false};
-  std::future<Outcome> command =
-      std::async(std::launch::async, [&] { return RunGuarded(call, stop); });
+  std::promise<Outcome> promise;
+  std::future<Outcome> command = promise.get_future();
+  std::jthread thread;
+  try {
+    thread = StartThread<std::jthread>([&] { promise.set_value(RunGuarded(call, stop)); });
+  } catch (const EnvironmentError& error) {
+    promise.set_value({kExitEnvironment, "MachineError", error.what()});
+  }
   bool is_interrupted = false;
   for (bool is_over = false; !is_over;) {
     constexpr std::chrono::milliseconds kPause{20};

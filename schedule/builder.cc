@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/portable.h"
+#include "core/threads.h"
 
 namespace shardwright {
 namespace {
@@ -56,6 +57,7 @@ void BodyBuilder::Free(BufferId buffer, std::uint8_t recorded_streams) {
 }
 
 OpId BodyBuilder::Add(const OpArgs& args) {
+  ThrowIfStopped();
   Op op;
   op.shape = args.shape;
   op.edge_begin = static_cast<std::uint32_t>(body_.edges.size());

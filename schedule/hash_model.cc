@@ -95,9 +95,6 @@ void AddSpec(const OpSpec& spec, HashStream& stream) {
   if (spec.scales_input) {
     stream.Add("scales_input");
   }
-  if (spec.other.stops_gradient) {
-    stream.Add("stops_gradient");
-  }
   if (spec.heads_first && !spec.packed_by_head) {  // GPT-NeoX says it by the other
     stream.Add("heads_first");
   }

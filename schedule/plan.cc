@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "core/error.h"
@@ -97,8 +98,8 @@ void CheckParameters(const Model& model, const Plan& plan, const std::vector<std
   }
 }
 
-// Collects the parameters of one unit. A module that another unit names ends the walk: it and all
-// below belong to that unit or to units further in.
+// Collects the parameters of one unit after the other. A module that another unit names ends the
+// walk: it and all below belong to that unit or to units further in.
 class ParameterWalk {
  public:
   ParameterWalk(const Model& model, const std::vector<std::size_t>& named_by, bool children_first)
@@ -122,7 +123,7 @@ class ParameterWalk {
     }
   }
 
-  [[nodiscard]] std::vector<ParamId> Take() { return std::move(params_); }
+  [[nodiscard]] std::vector<ParamId> Take() { return std::exchange(params_, {}); }
 
  private:
   // A storage joins where it is seen first, under whatever name that is.
@@ -149,9 +150,10 @@ void CheckPrefetchNames(const Plan& plan, const std::string& where) {
   for (const UnitPlan& unit : plan.units) {
     names.push_back(unit.name);
   }
+  const std::set<std::string_view> known(names.begin(), names.end());
   const auto check = [&](const std::vector<std::string>& list, std::size_t u, const char* field) {
     for (std::size_t i = 0; i < list.size(); ++i) {
-      if (std::find(names.begin(), names.end(), list[i]) == names.end()) {
+      if (!known.contains(list[i])) {
         throw InputError(UnitField(where, u, field + ("[" + std::to_string(i) + "]")),
                          Quoted(list[i]), "the name of a unit", DidYouMean(list[i], names));
       }
@@ -213,12 +215,12 @@ std::vector<ResolvedUnit> ResolveUnits(const Model& model, const Plan& plan,
   const bool children_first = plan.dialect == Dialect::kFsdp2;
   std::vector<ResolvedUnit> units;
   units.reserve(plan.units.size());
+  ParameterWalk walk(model, named_by, children_first);
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     ResolvedUnit unit;
     unit.name = plan.units[u].name;
     unit.full_precision = plan.units[u].full_precision;
     unit.planned = static_cast<std::uint32_t>(u);
-    ParameterWalk walk(model, named_by, children_first);
     for (const std::string& fqn : plan.units[u].modules) {
       unit.modules.push_back(index.at(fqn));
       walk.Visit(unit.modules.back());

@@ -7,10 +7,10 @@
 #include <nlohmann/json.hpp>
 
 #include "core/json.h"
+#include "core/ordered_json.h"
 #include "core/text.h"
 #include "models/loader.h"
 #include "models/trainable.h"
-#include "schedule/internal/ordered_json.h"
 #include "schedule/internal/plan_json.h"
 #include "topologies/check_network.h"
 
@@ -142,7 +142,7 @@ PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
   json.AllowOnly({"format", "version", "imported_from", "model", "kernel_set", "cluster", "profile",
                   "job", "plan"});
   // Syntax is checked above; this second reading keeps the order of embedded documents.
-  const nlohmann::ordered_json document = internal::ParseOrdered(text, name);
+  const nlohmann::ordered_json document = ParseOrdered(text, name);
   PlanFile file;
   file.job = internal::ReadJob(json.At("job"));
   file.plan = internal::ReadPlan(json.At("plan"));

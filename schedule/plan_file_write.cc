@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/json.h"
-#include "schedule/internal/ordered_json.h"
+#include "core/ordered_json.h"
 #include "schedule/plan_file.h"
 #include "schedule/plan_names.h"
 
@@ -15,11 +15,25 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Does the value's text surely take more than `bytes`? Looks at no more of it than that.
+bool IsLonger(const Json& value, std::size_t bytes, std::size_t* count) {
+  *count += value.is_string() ? value.get_ref<const std::string&>().size() : 1;
+  for (auto child = value.begin(); value.is_structured() && child != value.end(); ++child) {
+    *count += value.is_object() ? child.key().size() : 0;
+    if (*count > bytes || IsLonger(*child, bytes, count)) {
+      return true;
+    }
+  }
+  return *count > bytes;
+}
+
 // Indented JSON in which every value that fits on one line stands on one.
 void Print(const Json& value, std::size_t indent, std::string& out) {
   constexpr std::size_t kLine = 100;
-  const std::string flat = value.dump();
-  if (!value.is_structured() || indent + flat.size() <= kLine || value.empty()) {
+  std::size_t count = 0;
+  const bool is_long = value.is_structured() && IsLonger(value, kLine, &count);
+  const std::string flat = is_long ? "" : value.dump();
+  if (!value.is_structured() || value.empty() || (!is_long && indent + flat.size() <= kLine)) {
     // Spaces after ',' and ':' outside strings, as people write it.
     bool in_string = false;
     for (std::size_t i = 0; i < flat.size(); ++i) {
@@ -53,7 +67,7 @@ Json ModelPart(const LoadedModel& loaded) {
   Json json;
   json["name"] = loaded.model.name;
   if (!loaded.json.empty()) {
-    json["json"] = internal::ParseOrdered(loaded.json, loaded.model.name);
+    json["json"] = ParseOrdered(loaded.json, loaded.model.name);
   }
   json["hash"] = HashText(loaded.hash);
   return json;

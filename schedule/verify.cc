@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/threads.h"
 #include "schedule/happens_before.h"
 #include "schedule/internal/check_means.h"
 #include "schedule/internal/check_structure.h"
@@ -68,6 +69,7 @@ class LifeChecker {
       const Body& body = *passes_[pass_].body;
       walk_.BeginBody(body);
       for (std::size_t i = 0; i < body.size() && !IsFull(); ++i) {
+        ThrowIfStopped();
         op_ = OpId(i);
         for (const MemoryPoint& point : body.PointsBefore(op_)) {
           CheckPoint(point);

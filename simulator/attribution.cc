@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "core/threads.h"
 
 namespace shardwright {
 namespace {
@@ -72,6 +73,7 @@ void Explainer::FindPredecessors() {
     stream_back.fill(1);
     std::vector<std::int32_t> group_back(group.size(), 1);
     for (std::uint32_t i = 0; i < n; ++i) {
+      ThrowIfStopped();
       const OpShape& shape = program_.ShapeOf(body_.ops[i]);
       const auto s = static_cast<std::size_t>(shape.stream);
       before_on_stream_[i] = {stream[s], stream_back[s]};
@@ -198,6 +200,7 @@ Attribution Explainer::Run() {
   At last;  // the op that ends last
   Shares idle, critical;
   for (std::uint32_t i = 0; i < spans_.size(); ++i) {
+    ThrowIfStopped();
     const At at{i, 0};
     if (!last.valid() || EndOf(at) > EndOf(last)) {
       last = at;

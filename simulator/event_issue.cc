@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/threads.h"
 #include "simulator/internal/event_loop.h"
 
 namespace shardwright::internal {
@@ -51,6 +52,7 @@ bool EventLoop::IsAhead() const {
 // ahead in reality; what it issues then is issued later here, with the same times.
 void EventLoop::IssueAhead() {
   while (host_blocker_ == kNone && !IsAhead()) {
+    ThrowIfStopped();
     BodyRun& run = s_.runs.back();
     if (run.issued < run.body->size()) {
       IssueOne(run);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/threads.h"
+
 namespace shardwright {
 namespace {
 
@@ -243,6 +245,7 @@ void AppendMemorySamples(const Program& program, std::span<const Span> spans,
     samples.push_back(sample);
   };
   for (std::size_t i = 0; i < spans.size(); ++i) {
+    ThrowIfStopped();
     const Span& span = spans[i];
     const Body& body = span.body == BodyKind::kInit     ? program.init
                        : span.body == BodyKind::kWarmup ? program.warmup

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "core/threads.h"
+
 namespace shardwright {
 namespace {
 
@@ -31,6 +33,7 @@ class Replay {
     std::vector<HostStall> stalls;
     std::size_t next = 0;
     for (std::size_t i = 0; i < spans.size() && !IsOver(); ++i) {
+      ThrowIfStopped();
       const Span& span = spans[i];
       std::int64_t now = span.issue_begin.value + shift;
       if (next < included.size() && included[next].before_op == span.op) {

@@ -54,16 +54,15 @@ TASKS = {"causal-lm": "AutoModelForCausalLM", "masked-lm": "AutoModelForMaskedLM
          "base": "AutoModel"}
 
 
-def only_holds(module, called):
-    """Does nothing call the module, but something one below it? `called`: ids of modules."""
-    return id(module) not in called and any(id(inner) in called for inner in module.modules())
-
-
-def module_tree(model, used, norms, called):
+def module_tree(model, used, norms, run):
     """The entry of the root as model.json lists it; a storage belongs to the first name it has. `used`: ids of the parameters that ops
-    read; `norms`: those of the modules that are ops "batch_norm"; `called`: those of the modules that something calls. One that only
-    holds others is a ModuleList, whatever its class: nothing can be hooked into it."""
+    read; `norms`: those of the modules that are ops "batch_norm". A module of which nothing but what it holds is called in the `run` is a
+    ModuleList, whatever its class: nothing can be hooked into it."""
     owner, first = {}, {}
+
+    def class_of(module, name):
+        only_holds = id(module) not in run.called and any(called.startswith(name + ".") for called in run.entered)
+        return "ModuleList" if only_holds else type(module).__name__
 
     def parameters(module, prefix):
         entries = []
@@ -86,7 +85,7 @@ def module_tree(model, used, norms, called):
         if first.setdefault(id(module), prefix[:-1]) != prefix[:-1]:
             row["same_as"] = first[id(module)]
         params = parameters(module, prefix)
-        children = [{"name": child, "class": "ModuleList" if only_holds(m, called) else type(m).__name__, **entry(m, f"{prefix}{child}.")} for child, m in module._modules.items()
+        children = [{"name": child, "class": class_of(m, f"{prefix}{child}"), **entry(m, f"{prefix}{child}.")} for child, m in module._modules.items()
                     if m is not None]
         elements = sum(b.numel() if b.is_floating_point() else -(-b.numel() * b.element_size() // 4) for b in module.buffers(recurse=False))
         if params:
@@ -236,7 +235,7 @@ def export(model, inputs, sequence_length=0, dtype=None):
     document["inputs"] = {name: spec for name, spec in graph.inputs.items() if name in used}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     document |= module_tree(model, {id(parameters[name]) for name in graph.used_parameters},
-                            {id(graph.modules[op["module"]]) for op in graph.ops if op["op"] == "batch_norm" and "module" in op}, called)
+                            {id(graph.modules[op["module"]]) for op in graph.ops if op["op"] == "batch_norm" and "module" in op}, runs[0])
     document["ops"] = graph.ops
     export.traces, export.points = runs, points
     return document

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "core/threads.h"
 #include "schedule/group_place.h"
 #include "traces/internal/chakra_words.h"
 #include "traces/internal/protobuf.h"
@@ -263,6 +264,7 @@ std::string TraceOf(const Program& program, const std::map<std::uint32_t, const 
   const std::vector<std::uint32_t> units = UnitsOfModelOps(program);
   std::array<std::optional<std::uint32_t>, kStreamCount> before{};  // of each stream
   for (std::uint32_t i = 0; i < program.step.ops.size(); ++i) {
+    ThrowIfStopped();
     const Op& op = program.step.ops[i];
     const OpShape& shape = program.ShapeOf(op);
     Node node(i, OpName(program, op), TypeOf(shape.code));

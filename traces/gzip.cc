@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/threads.h"
 
 namespace shardwright {
 namespace {
@@ -43,6 +44,7 @@ TextSink::TextSink(TextSink&&) noexcept = default;
 TextSink& TextSink::operator=(TextSink&&) noexcept = default;
 
 void TextSink::Append(std::string_view text) {
+  ThrowIfStopped();
   if (deflater_ == nullptr) {
     done_ += text;
     return;
@@ -122,6 +124,7 @@ TextSource& TextSource::operator=(TextSource&&) noexcept = default;
 
 std::size_t TextSource::Read(char* buffer, std::size_t size) {
   const std::size_t count = ReadSome(buffer, size);
+  ThrowIfStopped();
   text_.Take(static_cast<std::int64_t>(count));
   return count;
 }

@@ -15,6 +15,7 @@
 
 #include "core/error.h"
 #include "core/staged_file.h"
+#include "core/threads.h"
 #include "traces/internal/raw_recording.h"
 
 namespace shardwright {
@@ -106,6 +107,7 @@ class Database {
     const std::unique_ptr<sqlite3_stmt, Closer> statement(raw);
     int code = sqlite3_step(raw);
     for (; code == SQLITE_ROW; code = sqlite3_step(raw)) {
+      ThrowIfStopped();
       handle(Row(file_, raw));
     }
     Check(code);

@@ -14,6 +14,7 @@
 #include "analysis/report/recording.h"
 #include "analysis/report/report.h"
 #include "analysis/report/unit_picture.h"
+#include "core/ordered_json.h"
 
 namespace shardwright {
 namespace {
@@ -315,8 +316,8 @@ std::string ReportJson(const ReportInput& input) {
   if (!input.page.empty()) {
     json["page"] = input.page;
   }
-  json["prediction"] = Json::parse(input.prediction_json);
-  json["plan"] = Json::parse(input.plan_json);
+  json["prediction"] = ParseOrdered(input.prediction_json, "plan");
+  json["plan"] = ParseOrdered(input.plan_json, "plan");
   // Names may hold any bytes of a user's file.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

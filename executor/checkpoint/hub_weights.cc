@@ -53,7 +53,7 @@ HubWeights::HubWeights(const std::string& path, const Model& model) : path_(path
                      "a folder with model.safetensors or model.safetensors.index.json");
   } else {
     const std::filesystem::path folder(path);
-    const std::map<std::string, std::vector<std::string>> parts = PartsOf(path);
+    const std::map<std::string, std::set<std::string>> parts = PartsOf(path);
     for (const auto& [file, names] : parts) {
       Open((folder / file).string(), names.empty() ? nullptr : &names);
     }
@@ -62,24 +62,23 @@ HubWeights::HubWeights(const std::string& path, const Model& model) : path_(path
 }
 
 // `names`: those that the index puts there; null: all.
-void HubWeights::Open(const std::string& file, const std::vector<std::string>* names) {
+void HubWeights::Open(const std::string& file, const std::set<std::string>* names) {
   const SafetensorsHeader header = ReadSafetensorsHeader(file);
   ReadMetadata(file, header.metadata);
   files_.push_back(std::make_unique<MappedFile>(file));
   const MappedFile& mapped = *files_.back();
   std::set<std::string> here;
   for (const SafetensorsEntry& entry : header.entries) {
-    if (names != nullptr && std::find(names->begin(), names->end(), entry.name) == names->end()) {
-      continue;
+    if (names == nullptr || names->contains(entry.name)) {
+      here.insert(entry.name);
+      stored_[ModernName(entry.name)] = {
+          entry.dtype, entry.shape,
+          mapped.At(header.data_begin + entry.begin, entry.end - entry.begin)};
     }
-    here.insert(entry.name);
-    stored_[ModernName(entry.name)] = {
-        entry.dtype, entry.shape,
-        mapped.At(header.data_begin + entry.begin, entry.end - entry.begin)};
   }
-  for (std::size_t i = 0; names != nullptr && i < names->size(); ++i) {
-    if (here.count((*names)[i]) == 0) {
-      throw InputError(file, "no tensor \"" + (*names)[i] + '"',
+  for (const std::string& name : names != nullptr ? *names : here) {
+    if (!here.contains(name)) {
+      throw InputError(file, "no tensor \"" + name + '"',
                        "what model.safetensors.index.json puts there");
     }
   }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -58,7 +59,7 @@ class HubWeights {
     std::vector<std::int64_t> shape;
     const std::byte* data = nullptr;
   };
-  void Open(const std::string& file, const std::vector<std::string>* names);
+  void Open(const std::string& file, const std::set<std::string>* names);
   void ReadMetadata(const std::string& file, const std::map<std::string, std::string>& metadata);
   using Own = std::map<std::string, const SavedTensor*>;  // the model's tensors by name
   void Match(const Model& model);

@@ -21,6 +21,7 @@
 #include "core/json.h"
 #include "core/staged_file.h"
 #include "core/text.h"
+#include "core/threads.h"
 #include "executor/checkpoint/output_file.h"
 #include "executor/checkpoint/safetensors.h"
 #include "executor/half.h"
@@ -269,7 +270,7 @@ BackgroundWriter::~BackgroundWriter() {
 
 void BackgroundWriter::Start(std::function<void()> work) {
   Wait();
-  thread_ = std::thread([this, work = std::move(work)] {
+  thread_ = StartThread([this, work = std::move(work)] {
     try {
       work();
     } catch (...) {

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "core/threads.h"
 
 namespace shardwright {
 namespace {
@@ -143,7 +144,7 @@ std::string CollectiveWatch::Look(Clock::time_point now) {
 }
 
 void CollectiveWatch::Start() {
-  thread_ = std::thread([this] {
+  thread_ = StartThread([this] {
     constexpr std::chrono::milliseconds kPause{50};
     std::string cause;
     for (bool goes_on = true; goes_on;) {

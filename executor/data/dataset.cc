@@ -277,22 +277,32 @@ std::vector<std::string> SpecsIn(const std::filesystem::path& folder, const std:
 
 // The first spec of a list: up to the last comma that makes it something that exists, since names
 // may have commas, else up to the first.
-std::string FirstSpec(const std::string& list) {
-  const std::size_t prefix = PrefixOf(list).size();
-  for (std::size_t end = list.size(); end != std::string::npos && end > prefix;
-       end = list.rfind(',', end - 1)) {
-    if (Exists(list.substr(prefix, end - prefix))) {
-      return list.substr(0, end);
+std::string FirstSpec(const std::string& list, std::size_t at) {
+  constexpr std::size_t kLongestName = 255;  // of a file in its folder
+  const std::size_t begin = at + PrefixOf(std::string_view(list).substr(at)).size();
+  std::size_t last = std::min(list.find(',', at), list.size());
+  for (std::size_t end = begin, name = begin; end <= list.size() && end - name <= kLongestName;
+       ++end) {
+    const char c = end < list.size() ? list[end] : ',';
+    if (c != ',' && c != '/') {
+      continue;
     }
+    const std::string file = list.substr(begin, end - begin);
+    if (c == ',' && !file.empty() && Exists(file)) {
+      last = end;
+    } else if (c == '/' && !file.empty() && !IsFolder(file)) {
+      break;
+    }
+    name = c == '/' ? end + 1 : name;
   }
-  return list.substr(0, list.find(','));
+  return list.substr(at, last - at);
 }
 
 // The specs of a list, folders opened.
 std::vector<std::string> SplitSpec(const std::string& list) {
   std::vector<std::string> specs;
   for (std::size_t at = 0; at <= list.size();) {
-    const std::string one = FirstSpec(list.substr(at));
+    const std::string one = FirstSpec(list, at);
     const std::string prefix(PrefixOf(one));
     const std::string file = one.substr(prefix.size());
     if (IsFolder(file)) {
@@ -306,13 +316,16 @@ std::vector<std::string> SplitSpec(const std::string& list) {
   return specs;
 }
 
-std::unique_ptr<Dataset> OpenOne(const std::string& spec, const Model& model, std::uint64_t seed) {
-  const DataShape shape = DataShapeOf(model);
-  if (spec == "random" || spec.starts_with("random:")) {
+bool IsRandom(const std::string& spec) {
+  return spec == "random" || spec.starts_with("random:");
+}
+
+std::unique_ptr<Dataset> OpenOne(const std::string& spec, const Model& model,
+                                 const DataShape& shape, std::uint64_t seed) {
+  if (IsRandom(spec)) {
     return std::make_unique<RandomSamples>(RandomCount(spec), shape, seed);
   }
   const bool takes_images = shape.features > 0;
-  CheckFilesSuit(spec, model, shape);
   std::string file = spec;
   int width = spec.ends_with(".bin") ? 2 : 1;
   for (const auto& [prefix, bytes] : kPrefixes) {
@@ -338,9 +351,14 @@ std::unique_ptr<Dataset> OpenOne(const std::string& spec, const Model& model, st
 
 std::unique_ptr<Dataset> OpenDataset(const std::string& spec, const Model& model,
                                      std::uint64_t seed) {
+  const DataShape shape = DataShapeOf(model);
   std::vector<std::unique_ptr<Dataset>> parts;
+  bool are_suiting = false;
   for (const std::string& one : SplitSpec(spec)) {
-    parts.push_back(OpenOne(one, model, seed));
+    if (!IsRandom(one) && !std::exchange(are_suiting, true)) {
+      CheckFilesSuit(one, model, shape);
+    }
+    parts.push_back(OpenOne(one, model, shape, seed));
   }
   return parts.size() == 1 ? std::move(parts.front()) : std::make_unique<Joined>(std::move(parts));
 }

@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "core/error.h"
+#include "core/threads.h"
 #include "executor/host/arithmetic.h"
 #include "executor/host/process_communicator.h"
 #include "executor/host/together.h"
@@ -63,6 +64,19 @@ HostDevice::HostDevice(HostWorld& world, Rank rank)
   world_.faults.Register(mutex_, changed_);
   for (std::size_t s = 0; s < kStreamCount; ++s) {
     queues_[s].random.seed(world_.options.delay_seed * 1000003 + rank.value * kStreamCount + s);
+  }
+  try {  // what this machine has no threads for does not begin
+    team_.For(team_.threads(), [](std::size_t, std::size_t) {});
+    for (const OpShape& shape : world_.context.input.program.shapes) {
+      Queue& queue = queues_[static_cast<std::size_t>(shape.stream)];
+      if (shape.stream != Stream::kHost && !queue.worker.joinable()) {
+        queue.worker = StartThread([this, stream = shape.stream] { ServeStream(stream); });
+      }
+    }
+  } catch (...) {
+    Stop();
+    world_.faults.Withdraw(mutex_);
+    throw;
   }
 }
 
@@ -167,7 +181,7 @@ Ticket HostDevice::Submit(const Work& work) {
   }
   queue.items.push_back(std::move(item));
   if (!queue.worker.joinable()) {
-    queue.worker = std::thread([this, stream = work.stream] { ServeStream(stream); });
+    queue.worker = StartThread([this, stream = work.stream] { ServeStream(stream); });
   }
   changed_.notify_all();
   return {work.stream, ++queue.submitted};

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/threads.h"
 #include "executor/host/fault.h"
 #include "executor/host/tcp_frames.h"
 #include "executor/host/tcp_handshake.h"
@@ -39,7 +40,7 @@ class TcpProcesses : public MessagePassing {
       socket_ = tcp::Join(launch, launch.port, timeout);
     }
     first_ = rank_ == 0 ? "rank 0" : "rank 0 (" + socket_.PeerName() + ')';
-    reader_ = std::thread([this] { Read(); });
+    reader_ = StartThread([this] { Read(); });
   }
 
   ~TcpProcesses() override {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/threads.h"
 
 namespace shardwright::tcp {
 namespace {
@@ -45,7 +46,7 @@ Relay::Relay(const Launch& launch, std::chrono::milliseconds timeout)
     ThrowSystem("cannot set up a socket");
   }
   (void)board_.AddOwn(std::move(own_peer));
-  thread_ = std::thread([this] { Run(); });
+  thread_ = StartThread([this] { Run(); });
 }
 
 Relay::~Relay() {

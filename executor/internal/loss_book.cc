@@ -26,6 +26,11 @@ std::int64_t Runtime::LossBook::NextStep() {
   return next_;
 }
 
+bool Runtime::LossBook::Ends() {
+  const std::lock_guard lock(mutex_);
+  return ends_;
+}
+
 void Runtime::LossBook::Enter(std::int64_t step, Rank rank, const RankReport& of_rank) {
   const std::lock_guard lock(mutex_);
   Page& page = open_[step];

@@ -24,6 +24,8 @@ class Runtime::LossBook {
   [[nodiscard]] bool Begin(std::int64_t step);
   // The one behind the last that was begun.
   [[nodiscard]] std::int64_t NextStep();
+  // Whether a step since Open has told that no further one shall begin.
+  [[nodiscard]] bool Ends();
   void Enter(std::int64_t step, Rank rank, const RankReport& of_rank);
   [[nodiscard]] std::vector<StepReport> Take();
 

@@ -10,13 +10,13 @@
 #include <span>
 #include <stop_token>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <mpi.h>
 
 #include "core/printable.h"
 #include "core/text.h"
+#include "core/threads.h"
 #include "executor/host/message_passing.h"
 
 namespace shardwright {
@@ -53,7 +53,8 @@ class Unit {
 class Alarm {
  public:
   Alarm(MessagePassing& all, const char* what)
-      : thread_([&all, what, limit = all.timeout()](const std::stop_token& stop) {
+      : thread_(StartThread<std::jthread>([&all, what,
+                                           limit = all.timeout()](const std::stop_token& stop) {
           std::mutex mutex;
           std::condition_variable_any never;
           std::unique_lock lock(mutex);
@@ -66,7 +67,7 @@ class Alarm {
               std::to_string(limit.count()) + " ms for " +
               (silent.empty() ? "the others" : "rank " + Listed(silent)));
           std::_Exit(kExitRun);
-        }) {}
+        })) {}
 
  private:
   std::jthread thread_;
@@ -110,7 +111,7 @@ class Mpi : public MessagePassing {
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
     channels_.push_back(MPI_COMM_WORLD);
     MPI_Comm_dup(MPI_COMM_WORLD, &questions_);
-    answerer_ = std::jthread([this](const std::stop_token& stop) { Answer(stop); });
+    answerer_ = StartThread<std::jthread>([this](const std::stop_token& stop) { Answer(stop); });
   }
 
   [[nodiscard]] int rank() const override { return rank_; }

@@ -176,8 +176,11 @@ std::optional<JsonValue> NamedFsdpConfig(const JsonValue& root, const std::strin
   if (!name || !name->IsString()) {
     return std::nullopt;
   }
+  constexpr std::int64_t kLargest = std::int64_t{1} << 20;
   const std::string path = FindNamed(name->AsString(), "an fsdp_config", file);
-  return JsonValue::Parse("{\"fsdp_config\": " + ReadTextFile(path) + "}", path);
+  const std::string text = ReadTextFile(path, kLargest);
+  (void)JsonValue::Parse(text, path);  // one value, and not the end of the table around it
+  return JsonValue::Parse("{\"fsdp_config\": " + text + "}", path);
 }
 
 using Read = void (*)(const JsonValue& root, const std::string& file, RunSettings& run);
@@ -369,8 +372,9 @@ RunFacts FactsOf(const RunSettings& run) {
   facts.loss_chunks = run.script.loss_chunks;
   if (run.script.loss_rows > 0) {
     const std::int64_t micro = run.trainer->per_device_train_batch_size.value_or(8);
-    facts.loss_chunks =
-        std::max<std::int64_t>(2, run.script.sequence_length * micro / run.script.loss_rows);
+    constexpr std::int64_t kMost = std::int64_t{1} << 20;  // as --loss-chunks
+    facts.loss_chunks = std::clamp<std::int64_t>(
+        run.script.sequence_length * micro / run.script.loss_rows, 2, kMost);
   }
   facts.nodes = run.script.nodes;
   facts.gpus_per_node = run.script.gpus_per_node;

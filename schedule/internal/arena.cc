@@ -9,6 +9,8 @@
 #include <set>
 #include <utility>
 
+#include "core/threads.h"
+
 namespace shardwright {
 namespace {
 
@@ -123,6 +125,7 @@ class Packer {
     }
     CollectFixed(level);
     for (std::size_t i = 0; i < items_.size(); ++i) {
+      ThrowIfStopped();
       ArenaItem& item = items_[i];
       if (item.level > level) {
         continue;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "core/threads.h"
 #include "schedule/happens_before.h"
 #include "schedule/internal/locate.h"
 #include "schedule/print.h"
@@ -89,6 +90,7 @@ class MeanChecker {
     for (pass_ = 0; pass_ < passes_.size(); ++pass_) {
       const Body& body = *passes_[pass_].body;
       for (std::size_t i = 0; i < body.size(); ++i) {
+        ThrowIfStopped();
         op_ = OpId(i);
         for (const MemoryPoint& point : body.PointsBefore(op_)) {
           if (point.kind == PointKind::kAlloc) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "core/threads.h"
 #include "schedule/happens_before.h"
 #include "schedule/internal/locate.h"
 #include "schedule/print.h"
@@ -159,6 +160,7 @@ class StructureChecker {
       return;
     }
     for (std::size_t i = 0; i < body.size(); ++i) {
+      ThrowIfStopped();
       CheckOp(i);
     }
     for (const Access& access : body.accesses) {
@@ -355,6 +357,7 @@ void CheckStructure(const Program& program, std::vector<Finding>& findings) {
 void CheckAccesses(const Program& program, std::vector<Finding>& findings) {
   for (const NamedBody& named : BodiesOf(program)) {
     for (std::size_t i = 0; i < named.body->size(); ++i) {
+      ThrowIfStopped();
       CheckAccessSizes(program, named, OpId(i), findings);
       CheckSides(program, named, OpId(i), findings);
     }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/threads.h"
+
 namespace shardwright {
 namespace {
 
@@ -22,6 +24,7 @@ class LifeCollector {
       const Body& body = *result_.passes[pass_].body;
       walk_.BeginBody(body);
       for (std::size_t i = 0; i < body.size(); ++i) {
+        ThrowIfStopped();
         for (const MemoryPoint& point : body.PointsBefore(OpId(i))) {
           Visit(point);
         }

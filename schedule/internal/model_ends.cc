@@ -5,9 +5,12 @@
 namespace shardwright::internal {
 namespace {
 
+// `ancestors`: ascending.
 bool IsInsideAny(const Model& model, ModuleId module, const std::vector<ModuleId>& ancestors) {
-  return std::any_of(ancestors.begin(), ancestors.end(),
-                     [&](ModuleId a) { return IsInside(model, module, a); });
+  while (module.valid() && !std::binary_search(ancestors.begin(), ancestors.end(), module)) {
+    module = model.modules[module.value].parent;
+  }
+  return module.valid();
 }
 
 // Follows the value of `tensor` back through ops that only reshape, scale or pick.

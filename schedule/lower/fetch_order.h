@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "core/units.h"
@@ -17,7 +18,7 @@ namespace shardwright {
 class FetchOrder {
  public:
   FetchOrder(const ZeroOptions& options, std::size_t unit_count)
-      : options_(options), fetched_for_(unit_count, kNever) {}
+      : options_(options), fetched_for_(unit_count, kNever), uses_(unit_count) {}
 
   // A pass is one forward and backward of a micro-batch (or one forward, if there is no backward).
   void BeginPass() {
@@ -38,10 +39,12 @@ class FetchOrder {
   template <class Away>
   [[nodiscard]] std::vector<UnitId> Fetch(const std::vector<UnitId>& units, Away away) {
     std::vector<UnitId> ahead;
+    std::set<UnitId> seen;
     const std::int64_t call = call_++;
     if (!is_complete_) {
       first_.push_back(order_.size());
       for (const UnitId unit : units) {
+        uses_[unit.value].push_back(order_.size());
         order_.push_back({unit, call});
       }
       return ahead;
@@ -57,9 +60,8 @@ class FetchOrder {
     std::int64_t requested = 0;
     while (next_ < order_.size() && requested < most) {
       const UnitId candidate = Take();
-      const bool is_new = std::find(ahead.begin(), ahead.end(), candidate) == ahead.end();
-      const std::int64_t elements = is_new ? away(candidate) : 0;
-      if (elements > 0) {
+      const std::int64_t elements = away(candidate);
+      if (elements > 0 && seen.insert(candidate).second) {
         ahead.push_back(candidate);
         requested += elements;
       }
@@ -71,22 +73,24 @@ class FetchOrder {
   // Is `unit`, whose module has just run, to be kept: because a fetch has passed over a later use
   // of it, or because it comes again within the reuse distance? `size(x)` is the size of x.
   template <class Size>
-  [[nodiscard]] bool IsUsedSoon(UnitId unit, Size size) const {
+  [[nodiscard]] bool IsUsedSoon(UnitId unit, Size size) {
     if (fetched_for_[unit.value] > call_) {
       return true;
     }
-    std::int64_t distance = 0;
-    for (auto call = static_cast<std::size_t>(call_);
-         call < first_.size() && distance < options_.max_reuse_distance; ++call) {
-      const std::size_t end = call + 1 < first_.size() ? first_[call + 1] : order_.size();
-      for (std::size_t i = first_[call]; i < end; ++i) {
-        if (order_[i].unit == unit) {
-          return true;
-        }
-        distance += size(order_[i].unit);
-      }
+    const auto from = static_cast<std::size_t>(call_);
+    const std::vector<std::size_t>& uses = uses_[unit.value];
+    if (from >= first_.size()) {
+      return false;
     }
-    return false;
+    const auto next = std::lower_bound(uses.begin(), uses.end(), first_[from]);
+    if (next == uses.end()) {
+      return false;
+    }
+    for (std::size_t i = before_.size(); i <= order_.size(); ++i) {
+      before_.push_back(i == 0 ? 0 : before_.back() + size(order_[i - 1].unit));
+    }
+    const std::size_t its = first_[static_cast<std::size_t>(order_[*next].call)];
+    return before_[its] - before_[first_[from]] < options_.max_reuse_distance;
   }
 
  private:
@@ -106,12 +110,14 @@ class FetchOrder {
 
   const ZeroOptions& options_;
   bool is_complete_ = false;
-  std::vector<Use> order_;          // of a pass, call after call
-  std::vector<std::size_t> first_;  // per call its first entry of order_
-  std::int64_t call_ = 0;           // the next one
-  std::size_t next_ = 0;            // first entry of order_ that no fetch has taken
+  std::vector<Use> order_;            // of a pass, call after call
+  std::vector<std::size_t> first_;    // per call its first entry of order_
+  std::vector<std::int64_t> before_;  // per entry of order_: elements of those before it
+  std::int64_t call_ = 0;             // the next one
+  std::size_t next_ = 0;              // first entry of order_ that no fetch has taken
   std::int64_t available_ = 0;
   std::vector<std::int64_t> fetched_for_;  // per unit: the last call that a fetch has taken it for
+  std::vector<std::vector<std::size_t>> uses_;  // per unit: its entries of order_
 };
 
 }  // namespace shardwright

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -226,8 +227,10 @@ class Fsdp1Rules : public FlatRules {
  protected:
   void InitUnit(UnitId u) override {
     StepRules::InitUnit(u);
-    for (std::uint32_t i = 0; i < CarriedEvents() && HasParams(u); ++i) {
-      e_.body->SetCarry(kFirstEventSlot + i, e_.body->last());
+    initialized_ = HasParams(u) ? e_.body->last() : initialized_;
+    const bool is_last = u.value + 1 == unit_count();
+    for (std::uint32_t i = 0; is_last && initialized_.valid() && i < CarriedEvents(); ++i) {
+      e_.body->SetCarry(kFirstEventSlot + i, initialized_);
     }
   }
 
@@ -331,7 +334,8 @@ class Fsdp1Rules : public FlatRules {
 
   // The unit that the first pass entered after u.
   void PrefetchForward(UnitId u) {
-    auto next = std::find(entered().begin(), entered().end(), u);
+    auto next = std::lower_bound(entered().begin(), entered().end(), u,
+                                 [&](UnitId x, UnitId y) { return EntersBefore(x, y); });
     if (++next != entered().end() && !handles_[next->value].was_entered) {
       SeeUnshard(*next);
       handles_[next->value].is_prefetched = true;
@@ -428,7 +432,13 @@ class Fsdp1Rules : public FlatRules {
   static constexpr std::uint32_t kFirstEventSlot = kOptimizerSlot + 1;
 
   // kLimit - 1, plus the gathers of a forward pass before its first free, one of them ahead.
-  [[nodiscard]] std::uint32_t CarriedEvents() const {
+  [[nodiscard]] std::uint32_t CarriedEvents() {
+    if (!carried_events_) {
+      carried_events_ = CountCarriedEvents();
+    }
+    return *carried_events_;
+  }
+  [[nodiscard]] std::uint32_t CountCarriedEvents() const {
     if (!plan_.limit_all_gathers || plan_.shard_size == 1) {
       return 0;
     }
@@ -530,6 +540,8 @@ class Fsdp1Rules : public FlatRules {
   std::vector<UnitId> left_;    // forward, in this order
   GroupId replicate_group_;
   OpId last_reduce_, last_replicate_;
+  OpId initialized_;  // the last unit's parameters
+  std::optional<std::uint32_t> carried_events_;
   std::deque<FreeEvent> free_events_;
   std::size_t queued_ = 0;  // frees that the limiter's queue has, if the step is the first one
   SelectiveHooks hooks_{e_};

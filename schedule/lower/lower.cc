@@ -22,6 +22,8 @@ constexpr const char* kWhere = "plan";
 // "layers.3.mlp.up_proj": the module that runs the op, and the op's own name unless it repeats the
 // module's.
 std::vector<std::string> OpNames(const Model& model) {
+  constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
+  Budget bytes("model", "bytes of names of ops", kMostBytes);
   std::vector<std::string> names;
   names.reserve(model.ops.size());
   for (const ModelOp& op : model.ops) {
@@ -33,6 +35,7 @@ std::vector<std::string> OpNames(const Model& model) {
       }
       name += op.name;
     }
+    bytes.Take(std::ssize(name));
     names.push_back(std::move(name));
   }
   return names;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/budget.h"
 #include "core/error.h"
 #include "schedule/lower.h"
 #include "schedule/lower/native_rules.h"
@@ -12,6 +13,10 @@ NativeRules::NativeRules(Emitter& emitter, const UnitSpans& spans,
       comm_(units.size()),
       moments_(emitter, emitter.in.plan.in_flight, FreedSlot() + 1),
       part_of_param_(emitter.in.model.params.size()) {
+  constexpr std::int64_t kMostAhead = 100'000'000;
+  const std::int64_t ahead = std::min<std::int64_t>(plan_.in_flight, std::ssize(units));
+  Budget("plan: in_flight", "looks at units to gather ahead", kMostAhead)
+      .Take(ahead * std::ssize(units));
   gather_group_ = e_.AddGroup("shard", plan_.shard_size, 1);
   reduce_group_ = e_.AddGroup("shard.reduce", plan_.shard_size, 1);
   if (plan_.replicate_size > 1) {

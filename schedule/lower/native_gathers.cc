@@ -62,7 +62,14 @@ void NativeRules::PrefetchAfter(UnitId u, const std::vector<UnitId>& order,
     }
     return;
   }
-  const auto at = std::find(order.begin(), order.end(), u);
+  const auto place = [&](UnitId x) {
+    return phase == Phase::kBackward ? -std::int64_t{spans_.backward_first[x.value]}
+                                     : std::int64_t{spans_.spans[x.value].front().first};
+  };
+  const auto first =
+      std::lower_bound(order.begin(), order.end(), place(u),
+                       [&](UnitId x, std::int64_t place_of_u) { return place(x) < place_of_u; });
+  const auto at = std::find(first, order.end(), u);
   std::int64_t ahead = plan_.in_flight - 1;
   for (auto it = at; it != order.end() && ahead > 0; ++it) {
     if (it != at) {

@@ -1,8 +1,10 @@
 #include "schedule/lower/unit_parts.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
+#include "core/budget.h"
 #include "schedule/lower/analysis.h"
 
 namespace shardwright {
@@ -23,12 +25,13 @@ std::vector<std::vector<ModuleId>> OwnersOf(const Model& model) {
   return owners;
 }
 
-// Are all of them modules of the unit, each by its first name?
-bool AreOf(const Model& model, const ResolvedUnit& unit, const std::vector<ModuleId>& modules) {
-  return std::all_of(modules.begin(), modules.end(), [&](ModuleId module) {
-    return std::any_of(unit.modules.begin(), unit.modules.end(),
-                       [&](ModuleId m) { return FirstNameOf(model, m) == module; });
-  });
+// The unit's modules, each by its first name.
+std::set<ModuleId> FirstNames(const Model& model, const ResolvedUnit& unit) {
+  std::set<ModuleId> names;
+  for (const ModuleId m : unit.modules) {
+    names.insert(FirstNameOf(model, m));
+  }
+  return names;
 }
 
 std::string NameOf(const Model& model, const ResolvedUnit& unit, ParamId p) {
@@ -98,26 +101,35 @@ std::vector<ResolvedUnit> SplitByParameters(const Model& model, std::vector<Reso
   const std::vector<bool> behind = ReadBehindOthers(model);
   const std::vector<std::uint32_t> experts = ExpertsOf(model);
   const std::size_t planned = units.size();
+  constexpr std::int64_t kMostCalls = 16'000'000;  // of 4 bytes
+  Budget calls("plan: units", "pairs of a unit's module and parameter", kMostCalls);
   for (std::size_t u = 0; u < planned; ++u) {
-    const ResolvedUnit unit = units[u];
+    ResolvedUnit unit = units[u];
     const bool stays = std::any_of(unit.params.begin(), unit.params.end(), [&](ParamId p) {
       return owners[p.value].size() > 1 && behind[p.value];
     });
     if (stays) {
       continue;
     }
-    for (std::vector<ParamId>& params : PartsOf(unit, experts)) {
-      const ParamId p = params.front();
-      ResolvedUnit part = unit;
+    const std::set<ModuleId> named = FirstNames(model, unit);
+    std::vector<std::vector<ParamId>> parts = PartsOf(unit, experts);
+    unit.params.clear();
+    for (std::vector<ParamId>& params : parts) {
+      const std::vector<ModuleId>& of = owners[params.front().value];
+      const bool is_own = params.size() == 1 && std::all_of(of.begin(), of.end(), [&](ModuleId m) {
+                            return named.contains(m);
+                          });
+      calls.Take(std::ssize(is_own ? of : unit.modules));
+      ResolvedUnit part =
+          is_own
+              ? ResolvedUnit{unit.name, OuterOnes(model, of), {}, unit.full_precision, unit.planned}
+              : unit;
       part.params = std::move(params);
-      if (part.params.size() == 1 && AreOf(model, unit, owners[p.value])) {
-        part.modules = OuterOnes(model, owners[p.value]);
-      }
-      if (p == unit.params.front()) {
-        units[u] = part;
+      if (part.params.front() == units[u].params.front()) {
+        units[u] = std::move(part);
       } else {
-        part.name = NameOf(model, unit, p);
-        units.push_back(part);
+        part.name = NameOf(model, unit, part.params.front());
+        units.push_back(std::move(part));
       }
     }
   }
@@ -131,17 +143,26 @@ std::vector<ResolvedUnit> SplitByParameters(const Model& model, std::vector<Reso
 std::vector<ResolvedUnit> CallsOfOthers(const Model& model,
                                         const std::vector<ResolvedUnit>& units) {
   std::vector<bool> called = CalledModules(model), known(model.modules.size(), false);
-  for (const ResolvedUnit& unit : units) {
-    for (const ModuleId m : unit.modules) {
+  std::vector<bool> leaves(model.modules.size(), false);
+  std::vector<std::size_t> named_by(model.modules.size(), units.size());  // the last unit so far
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    for (const ModuleId m : units[u].modules) {
       known[FirstNameOf(model, m).value] = true;
-      const bool is_leaf = std::any_of(unit.params.begin(), unit.params.end(), [&](ParamId p) {
-        const ModuleId owner = FirstNameOf(model, model.params[p.value].module);
-        return owner != m && IsInside(model, owner, m);
-      });
-      for (std::size_t inner = m.value + 1; is_leaf && inner < model.modules.size(); ++inner) {
-        called[inner] = called[inner] && !IsInside(model, ModuleId(inner), m);
+      named_by[m.value] = u;
+    }
+    for (const ParamId p : units[u].params) {
+      const ModuleId owner = FirstNameOf(model, model.params[p.value].module);
+      for (ModuleId m = model.modules[owner.value].parent; m.valid();
+           m = model.modules[m.value].parent) {
+        leaves[m.value] = leaves[m.value] || named_by[m.value] == u;
       }
     }
+  }
+  for (std::size_t inner = 1; inner < model.modules.size(); ++inner) {  // parents come first
+    const ModuleId parent = model.modules[inner].parent;
+    const bool is_in_leaf = parent.valid() && leaves[parent.value];
+    called[inner] = called[inner] && !is_in_leaf;
+    leaves[inner] = leaves[inner] || is_in_leaf;
   }
   for (const ModelOp& op : model.ops) {  // of modules that read what others have
     known[FirstNameOf(model, op.module).value] =

@@ -15,6 +15,7 @@ StepRules::StepRules(Emitter& emitter, const UnitSpans& spans,
       job_(emitter.in.job),
       completes_grad_(emitter.in.model.ops.size(), false),
       is_shared_(emitter.in.model.params.size(), false),
+      ops_of_group_(emitter.in.model.params.size()),
       units_(units.size()) {
   // Walking forward, the first op that uses a storage is the last one in backward.
   std::vector<bool> seen(e_.in.model.params.size(), false);
@@ -24,6 +25,7 @@ StepRules::StepRules(Emitter& emitter, const UnitSpans& spans,
       completes_grad_[i] = !seen[storage];
       is_shared_[storage] = seen[storage];
       seen[storage] = true;
+      ops_of_group_[storage].push_back(i);
     }
   }
 }
@@ -249,12 +251,8 @@ std::vector<std::int64_t> StepRules::GradElementsWith(std::uint32_t model_op) co
 
 std::vector<ParamId> StepRules::GradStoragesWith(std::uint32_t model_op) const {
   const Model& model = e_.in.model;
-  const bool is_shared = is_shared_[GroupOf(model_op).value];
   std::vector<ParamId> storages;
-  for (std::uint32_t i = is_shared ? 0 : model_op; i < model.ops.size(); ++i) {
-    if (!e_.a.ops[i].weight_grad || GroupOf(i) != GroupOf(model_op)) {
-      continue;
-    }
+  for (const std::uint32_t i : ops_of_group_[GroupOf(model_op).value]) {
     for (const ParamId p : model.ops[i].params) {
       const Parameter& param = model.params[p.value];
       const ParamId storage = param.tied_to.valid() ? param.tied_to : p;
@@ -262,9 +260,6 @@ std::vector<ParamId> StepRules::GradStoragesWith(std::uint32_t model_op) const {
           std::find(storages.begin(), storages.end(), storage) == storages.end()) {
         storages.push_back(storage);
       }
-    }
-    if (!is_shared) {
-      break;
     }
   }
   return storages;

@@ -234,6 +234,8 @@ class StepRules : public DialectRules {
   bool last_micro_batch_ = true;
   std::vector<bool> completes_grad_;  // per model op: no later op of backward adds to its gradient
   std::vector<bool> is_shared_;       // per storage: ops with gradients of their own share it
+  // Per storage that stands for a group: the ops with weight gradients in it, in the model's order.
+  std::vector<std::vector<std::uint32_t>> ops_of_group_;
 
  private:
   std::vector<UnitState> units_;

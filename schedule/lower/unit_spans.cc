@@ -1,9 +1,12 @@
 // Where units begin and end in execution order; see walker.h.
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <optional>
 #include <set>
 
+#include "core/budget.h"
 #include "schedule/lower/unit_parts.h"
 #include "schedule/lower/walker.h"
 
@@ -39,40 +42,79 @@ std::vector<UnitId> UnitsOfParams(const Model& model, const std::vector<Resolved
   return unit_of_param;
 }
 
+// What a plan may ask for here: units that overlap, or whose many parts have many modules in
+// common. A step is a module or an op that is looked at; a stretch of a unit counts as several, as
+// it takes that much memory.
+constexpr std::int64_t kMostSteps = 64'000'000;
+constexpr std::int64_t kStepsPerSpan = 16;
+
+// Per unit, the first one that has the same modules: parts of a unit have.
+std::vector<std::uint32_t> FirstsAlike(const std::vector<ResolvedUnit>& units) {
+  std::vector<std::uint32_t> first(units.size());
+  std::map<std::pair<std::uint32_t, std::vector<ModuleId>>, std::uint32_t> seen;
+  for (std::uint32_t u = 0; u < units.size(); ++u) {
+    first[u] = seen.try_emplace({units[u].planned, units[u].modules}, u).first->second;
+  }
+  return first;
+}
+
+void AddTo(std::vector<UnitSpans::Span>& spans, UnitSpans::Span span) {
+  if (!spans.empty() && spans.back().last + 1 >= span.first) {
+    spans.back().last = std::max(spans.back().last, span.last);
+  } else {
+    spans.push_back(span);
+  }
+}
+
 // Per unit, as maximal stretches: the ops inside the subtrees of its modules, and the ops that use
-// its parameters from elsewhere (a module that is registered in several places runs in each).
+// its parameters from elsewhere (a module that is registered in several places runs in each). Units
+// that have the same stretches as the one in `like` are left out; the others get themselves there.
 std::vector<std::vector<UnitSpans::Span>> Stretches(const Model& model,
                                                     const std::vector<ResolvedUnit>& units,
-                                                    const std::vector<UnitId>& unit_of_param) {
+                                                    const std::vector<UnitId>& unit_of_param,
+                                                    Budget& steps,
+                                                    std::vector<std::uint32_t>& like) {
   const std::vector<std::uint32_t> end = SubtreeEnds(model);
   // Units that contain each module, found by painting subtrees: total size is the sum over
   // modules of their nesting depth in units.
   std::vector<std::vector<std::uint32_t>> units_of_module(model.modules.size());
   for (std::uint32_t u = 0; u < units.size(); ++u) {
-    for (const ModuleId root : units[u].modules) {
-      for (std::uint32_t m = root.value; m < end[root.value]; ++m) {
+    for (std::size_t i = 0; like[u] == u && i < units[u].modules.size(); ++i) {
+      const std::uint32_t root = units[u].modules[i].value;
+      steps.Take(end[root] - root);
+      for (std::uint32_t m = root; m < end[root]; ++m) {
         if (units_of_module[m].empty() || units_of_module[m].back() != u) {
           units_of_module[m].push_back(u);
         }
       }
     }
   }
-  std::vector<std::vector<UnitSpans::Span>> spans(units.size());
-  const auto add = [&](std::uint32_t u, std::uint32_t i) {
-    auto& s = spans[u];
-    if (!s.empty() && s.back().last + 1 >= i) {
-      s.back().last = i;
-    } else {
-      s.push_back({i, i});
-    }
-  };
+  std::vector<std::vector<UnitSpans::Span>> inside(units.size()), elsewhere(units.size());
   for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
     for (const std::uint32_t u : units_of_module[model.ops[i].module.value]) {
-      add(u, i);
+      AddTo(inside[u], {i, i});
     }
     for (const ParamId p : model.ops[i].params) {
-      add(unit_of_param[p.value].value, i);
+      const std::uint32_t u = unit_of_param[p.value].value;
+      if (inside[like[u]].empty() || inside[like[u]].back().last != i) {
+        AddTo(elsewhere[u], {i, i});
+      }
     }
+  }
+  std::vector<std::vector<UnitSpans::Span>> spans(units.size());
+  std::vector<std::uint32_t> alike(units.size(), kNoRegion);  // per first unit: without elsewhere
+  for (std::uint32_t u = 0; u < units.size(); ++u) {
+    std::uint32_t& first = elsewhere[u].empty() ? alike[like[u]] : u;
+    first = std::min(first, u);
+    if (first == u) {
+      steps.Take(kStepsPerSpan * std::ssize(inside[like[u]]));
+      std::vector<UnitSpans::Span> all;
+      std::merge(inside[like[u]].begin(), inside[like[u]].end(), elsewhere[u].begin(),
+                 elsewhere[u].end(), std::back_inserter(all),
+                 [](const auto& x, const auto& y) { return x.first < y.first; });
+      std::for_each(all.begin(), all.end(), [&](const auto& span) { AddTo(spans[u], span); });
+    }
+    like[u] = first;
   }
   return spans;
 }
@@ -81,7 +123,10 @@ std::vector<std::vector<UnitSpans::Span>> Stretches(const Model& model,
 class CallFinder {
  public:
   CallFinder(const Model& model, const std::vector<ResolvedUnit>& units)
-      : model_(model), targets_of_(model.modules.size()), calls_(units.size()) {
+      : model_(model),
+        targets_of_(model.modules.size()),
+        latest_(model.modules.size(), 0),
+        calls_(units.size()) {
     std::vector<std::uint32_t> unit_of(model.modules.size(), kNoUnit);
     for (std::uint32_t u = 0; u < units.size(); ++u) {
       for (const ModuleId m : units[u].modules) {
@@ -159,14 +204,13 @@ class CallFinder {
     for (std::uint32_t i = 0; i < model_.ops.size(); ++i) {
       for (const Target& target : targets_of_[model_.ops[i].module.value]) {
         std::vector<Call>& calls = calls_[target.unit];
-        const auto open = std::find_if(calls.rbegin(), calls.rend(), [&](const Call& call) {
-          return call.module == target.module;
-        });
-        if (open != calls.rend() && open->span.last + 1 == i &&
+        std::size_t& latest = latest_[target.module.value];  // behind its latest call; 0: none yet
+        if (latest > 0 && calls[latest - 1].span.last + 1 == i &&
             !IsCalledAgain(model_, i, target.module)) {
-          open->span.last = i;
+          calls[latest - 1].span.last = i;
         } else {
           calls.push_back({target.module, {i, i}});
+          latest = calls.size();
         }
       }
     }
@@ -174,28 +218,56 @@ class CallFinder {
 
   const Model& model_;
   std::vector<std::vector<Target>> targets_of_;  // per module
+  std::vector<std::size_t> latest_;              // likewise
   std::vector<std::vector<Call>> calls_;         // per unit, by their first op
+};
+
+// The modules that a unit names, for ZeRO-3.
+class NamedModules {
+ public:
+  NamedModules(const Model& model, const std::vector<ModuleId>& modules) : model_(model) {
+    for (const ModuleId m : modules) {
+      place_.emplace(m, place_.size());
+    }
+  }
+
+  // Calls f(module, its place in the list) for each that `module` is, or is inside of.
+  template <class F>
+  void ForEachAround(ModuleId module, F f) const {
+    for (; module.valid(); module = model_.modules[module.value].parent) {
+      if (const auto found = place_.find(module); found != place_.end()) {
+        f(module, found->second);
+      }
+    }
+  }
+  // Is one of them `module`, inside of it, or around it?
+  [[nodiscard]] bool Touch(ModuleId module) const {
+    const auto next = place_.lower_bound(module);  // a subtree's modules follow its root
+    bool touch = next != place_.end() && IsInside(model_, next->first, module);
+    ForEachAround(module, [&](ModuleId, std::size_t) { touch = true; });
+    return touch;
+  }
+
+ private:
+  const Model& model_;
+  std::map<ModuleId, std::size_t> place_;
 };
 
 // DeepSpeed fetches and releases with each call of a module (pre_sub_module_forward_function and
 // post_sub_module_forward_function of parameter_offload.py), also of one called twice in a row and
 // of several that share a parameter, and of one beside the unit's that reads it.
-std::vector<UnitSpans::Span> SplitAtCalls(const Model& model, const ResolvedUnit& unit,
+std::vector<UnitSpans::Span> SplitAtCalls(const Model& model, const NamedModules& named,
                                           const std::vector<UnitSpans::Span>& spans) {
   std::vector<UnitSpans::Span> calls;
   for (const UnitSpans::Span& s : spans) {
     calls.push_back({s.first, s.first});
     for (std::uint32_t i = s.first + 1; i <= s.last; ++i) {
-      const bool begins = std::any_of(unit.modules.begin(), unit.modules.end(), [&](ModuleId m) {
-        return IsInside(model, model.ops[i].module, m) &&
-               (IsCalledAgain(model, i, m) || !IsInside(model, model.ops[i - 1].module, m));
+      const ModuleId reader = model.ops[i].module, before = model.ops[i - 1].module;
+      bool begins = !named.Touch(reader) && (IsCalledAgain(model, i, reader) || before != reader);
+      named.ForEachAround(reader, [&](ModuleId m, std::size_t) {
+        begins = begins || IsCalledAgain(model, i, m) || !IsInside(model, before, m);
       });
-      const ModuleId reader = model.ops[i].module;
-      const bool is_beside = std::none_of(
-          unit.modules.begin(), unit.modules.end(),
-          [&](ModuleId m) { return IsInside(model, reader, m) || IsInside(model, m, reader); });
-      if (begins ||
-          (is_beside && (IsCalledAgain(model, i, reader) || model.ops[i - 1].module != reader))) {
+      if (begins) {
         calls.push_back({i, i});
       }
       calls.back().last = i;
@@ -206,18 +278,18 @@ std::vector<UnitSpans::Span> SplitAtCalls(const Model& model, const ResolvedUnit
 
 // The module of the unit that runs op `i`, by the name under which it is called, or the one beside
 // it that does. Where nothing goes by calls, `first`.
-std::uint32_t CalledModule(const LowerInput& in, const ResolvedUnit& unit, std::uint32_t i,
+std::uint32_t CalledModule(const LowerInput& in, const NamedModules& named, std::uint32_t i,
                            std::uint32_t first) {
-  const ModuleId runs = in.model.ops[i].module;
   if (in.plan.dialect != Dialect::kZero3) {
     return first;
   }
-  for (const ModuleId m : unit.modules) {
-    if (IsInside(in.model, runs, m)) {
-      return m.value;
-    }
-  }
-  return runs.value;
+  ModuleId called = in.model.ops[i].module;
+  std::size_t least = in.model.modules.size();
+  named.ForEachAround(called, [&](ModuleId m, std::size_t place) {
+    called = place < least ? m : called;
+    least = std::min(least, place);
+  });
+  return called.value;
 }
 
 // Does some op with a backward in `within` read a tensor from outside `span` that needs a gradient?
@@ -352,14 +424,31 @@ void AddBackward(const LowerInput& in, const ModelAnalysis& a, std::uint32_t u, 
   result.backward_first[u] = cut.last;
 }
 
+void CopySpans(std::uint32_t from, std::uint32_t to, UnitSpans& all) {
+  const auto copy = [&](auto& per_unit) { per_unit[to] = per_unit[from]; };
+  copy(all.spans);
+  copy(all.ends);
+  copy(all.first_module);
+  copy(all.backward_first);
+  copy(all.backward_spans);
+  copy(all.backward_from);
+  copy(all.backward_hooked);
+  copy(all.backward_reached);
+  copy(all.backward_given);
+  copy(all.backward_ends);
+  copy(all.input_grads);
+}
+
 }  // namespace
 
 UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
                         const std::vector<ResolvedUnit>& units) {
   const Model& model = in.model;
+  Budget steps("plan: units", "steps to find where units begin and end", kMostSteps);
   UnitSpans result;
   result.unit_of_param = UnitsOfParams(model, units);
-  result.spans = Stretches(model, units, result.unit_of_param);
+  result.like = FirstsAlike(units);
+  result.spans = Stretches(model, units, result.unit_of_param, steps, result.like);
   const std::size_t n = units.size();
   result.grads_final = LastUsesInBackward(model, a, result.unit_of_param, n);
   result.backward_first.assign(n, kNoRegion);
@@ -378,11 +467,20 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
   result.ends.resize(n);
   result.backward_ends.resize(n);
   for (std::uint32_t u = 0; u < n; ++u) {
+    auto& spans = result.spans[u];
+    auto& ends = result.ends[u];
+    if (result.like[u] != u) {
+      CopySpans(result.like[u], u, result);
+      steps.Take(kStepsPerSpan * std::ssize(spans));
+      continue;
+    }
     for (const ModuleId m : units[u].modules) {
       result.first_module[u] = std::min(result.first_module[u], FirstNameOf(model, m).value);
     }
-    auto& spans = result.spans[u];
-    auto& ends = result.ends[u];
+    for (const UnitSpans::Span& span : spans) {
+      steps.Take(span.last - span.first);
+    }
+    const NamedModules named(model, units[u].modules);
     if (calls) {
       spans = calls->Passes(u, units[u], RulesOf(in.plan.torch), ends);
       result.calls[u] = calls->Calls(u);
@@ -390,12 +488,13 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
                in.plan.units[units[u].planned].gap == Gap::kHold && spans.size() > 1) {
       spans = {{spans.front().first, spans.back().last}};
     } else if (in.plan.dialect == Dialect::kZero3) {
-      spans = SplitAtCalls(model, units[u], spans);
+      spans = SplitAtCalls(model, named, spans);
     }
+    steps.Take(kStepsPerSpan * std::ssize(spans));
     for (std::size_t k = 0; k < spans.size(); ++k) {
       if (!calls) {
-        const UnitSpans::Call call{
-            spans[k], CalledModule(in, units[u], spans[k].first, result.first_module[u])};
+        const UnitSpans::Call call{spans[k],
+                                   CalledModule(in, named, spans[k].first, result.first_module[u])};
         ends.push_back({call, call});
       }
       AddBackward(in, a, u, k, result);

@@ -93,6 +93,7 @@ struct UnitSpans {
   };
   std::vector<std::vector<Ends>> ends, backward_ends;  // of spans and backward_spans
   std::vector<std::vector<Span>> calls;  // per unit: of each module, for dialects with hooks
+  std::vector<std::uint32_t> like;       // per unit: the first that agrees in all above but calls
 };
 [[nodiscard]] UnitSpans FindUnitSpans(const LowerInput& input, const ModelAnalysis& analysis,
                                       const std::vector<ResolvedUnit>& units);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "core/error.h"
@@ -298,7 +300,7 @@ class Zero12Rules : public ZeroRules {
   // How the open bucket is sent: at once, but a gradient larger than a bucket in parts that end
   // where ranks' partitions meet, of more than a bucket each (average_tensor and
   // allreduce_and_scatter of stage_1_and_2.py).
-  [[nodiscard]] std::vector<std::int64_t> Pieces() const {
+  [[nodiscard]] std::vector<std::int64_t> Pieces() {
     const Member& first = members_.front();
     if (first.elements <= plan_.zero.reduce_bucket || !plan_.zero.contiguous_gradients) {
       return {elements_};
@@ -306,11 +308,19 @@ class Zero12Rules : public ZeroRules {
     const UnitInfo& info = Info(first.unit);
     std::vector<std::int64_t> pieces;
     std::int64_t left = elements_, open = 0;
-    for (const ParamSlot& slot : info.params) {
-      if (std::find(first.storages.begin(), first.storages.end(), slot.param) ==
-          first.storages.end()) {
-        continue;
+    for (std::uint32_t u = 0; slots_.empty() && u < unit_count(); ++u) {
+      for (const ParamSlot& slot : Info(UnitId(u)).params) {
+        slots_[{UnitId(u), slot.param}] = &slot;
       }
+    }
+    std::set<const ParamSlot*> slots;  // in the unit's order
+    for (const ParamId storage : first.storages) {
+      if (const auto found = slots_.find({first.unit, storage}); found != slots_.end()) {
+        slots.insert(found->second);
+      }
+    }
+    for (const ParamSlot* const its : slots) {
+      const ParamSlot& slot = *its;
       const std::int64_t end = slot.unsharded_offset + slot.padded_elements;
       for (std::int64_t at = slot.unsharded_offset; at < end;) {
         const std::int64_t next = std::min(end, RoundUp(at + 1, info.shard_elements));
@@ -450,6 +460,7 @@ class Zero12Rules : public ZeroRules {
   std::vector<BufferId> fresh_;  // per unit: stage 2's partition of a later micro-batch
   std::vector<BufferId> kept_;   // per storage: stage 1's whole gradient of earlier micro-batches
   std::vector<std::pair<ParamId, Member>> waiting_;
+  std::map<std::pair<UnitId, ParamId>, const ParamSlot*> slots_;
   std::vector<Member> members_;  // of the open bucket
   std::int64_t elements_ = 0;    // in it
   std::array<BufferId, 2> bucket_;

@@ -54,6 +54,7 @@ void Zero3Rules::BeginMicroBatch(bool first, bool last) {
   std::fill(stored_.begin(), stored_.end(), 0);
   for (Calls& calls : calls_) {
     calls.next_forward = 0;
+    calls.regions_again = regions_again_;
     calls.next_backward = calls.with_backward.size();
   }
   order_.BeginPass();

@@ -15,18 +15,15 @@
 namespace shardwright {
 namespace {
 
-// The module of the unit that runs op `i`, or the one beside it that reads its parameter, by its
-// first name.
-ModuleId ModuleAt(const Model& model, const ResolvedUnit& unit, std::uint32_t i) {
-  for (const ModuleId m : unit.modules) {
-    if (IsInside(model, model.ops[i].module, m)) {
-      return FirstNameOf(model, m);
-    }
-  }
-  const ModuleId reader = FirstNameOf(model, model.ops[i].module);
-  const bool is_around = std::any_of(unit.modules.begin(), unit.modules.end(),
-                                     [&](ModuleId m) { return IsInside(model, m, reader); });
-  return is_around ? FirstNameOf(model, unit.modules.front()) : reader;
+// The module of the unit that is called, or the one beside it that reads its parameter, by its
+// first name. `named`: the unit's modules.
+ModuleId ModuleOf(const Model& model, const ResolvedUnit& unit, const std::set<ModuleId>& named,
+                  const UnitSpans::Call& call) {
+  const ModuleId called(call.module), first = FirstNameOf(model, called);
+  const auto next = named.lower_bound(first);  // a subtree's modules follow its root
+  const bool is_around = next != named.end() && IsInside(model, *next, first);
+  const bool is_named = called != model.ops[call.span.first].module || named.contains(called);
+  return is_around && !is_named ? FirstNameOf(model, unit.modules.front()) : first;
 }
 
 // Per tensor, does it require a gradient: also where it reaches no loss.
@@ -76,14 +73,23 @@ void Zero3Rules::FindCalls(const std::vector<ResolvedUnit>& units) {
   };
   for (std::uint32_t u = 0; u < units.size(); ++u) {
     Calls& calls = calls_[u];
-    for (const UnitSpans::Span& span : spans_.spans[u]) {
-      for (const UnitSpans::Span& from : spans_.backward_from[u]) {
-        if (from.first == span.first) {
-          calls.with_backward.push_back(calls.all.size());
-        }
+    if (spans_.like[u] != u) {
+      calls = calls_[spans_.like[u]];
+    }
+    const bool is_new = spans_.like[u] == u;
+    const std::set<ModuleId> named(units[u].modules.begin(), units[u].modules.end());
+    auto from = spans_.backward_from[u].begin();
+    for (std::size_t k = 0; is_new && k < spans_.spans[u].size(); ++k) {
+      const UnitSpans::Span& span = spans_.spans[u][k];
+      if (from != spans_.backward_from[u].end() && from->first == span.first) {
+        calls.with_backward.push_back(k);
+        ++from;
       }
-      calls.all.push_back({ModuleAt(model, units[u], span.first), is_hooked(span)});
-      std::vector<UnitId>& of = units_of_[calls.all.back().module.value];
+      calls.all.push_back(
+          {ModuleOf(model, units[u], named, spans_.ends[u][k].first), is_hooked(span)});
+    }
+    for (const Call& call : calls.all) {
+      std::vector<UnitId>& of = units_of_[call.module.value];
       if (of.empty() || of.back() != UnitId(u)) {
         of.push_back(UnitId(u));
       }
@@ -96,17 +102,25 @@ void Zero3Rules::InRegion(std::uint32_t region, Phase phase) {
   if (phase != Phase::kRecompute || region == kNoRegion) {
     return;
   }
-  const std::uint32_t first = e_.a.regions[region].first;
-  for (std::uint32_t u = 0; u < unit_count(); ++u) {
-    const auto& spans = spans_.spans[u];
-    const auto call = std::find_if(spans.begin(), spans.end(),
-                                   [&](const UnitSpans::Span& span) { return span.last >= first; });
-    calls_[u].next_forward = static_cast<std::size_t>(call - spans.begin());
+  again_from_ = e_.a.regions[region].first;
+  ++regions_again_;
+}
+
+// The unit's calls, its next one as the regions that ran again have left it.
+Zero3Rules::Calls& Zero3Rules::CallsOf(UnitId u) {
+  Calls& calls = calls_[u.value];
+  if (std::exchange(calls.regions_again, regions_again_) != regions_again_) {
+    const auto& spans = spans_.spans[u.value];
+    const auto call =
+        std::partition_point(spans.begin(), spans.end(),
+                             [&](const UnitSpans::Span& span) { return span.last < again_from_; });
+    calls.next_forward = static_cast<std::size_t>(call - spans.begin());
   }
+  return calls;
 }
 
 const Zero3Rules::Call& Zero3Rules::NextForwardCall(UnitId u) {
-  Calls& calls = calls_[u.value];
+  Calls& calls = CallsOf(u);
   return calls.all[std::min(calls.next_forward++, calls.all.size() - 1)];
 }
 
@@ -145,7 +159,7 @@ void Zero3Rules::KeepRecomputed(ModuleId module) {
 }
 
 void Zero3Rules::PostForward(UnitId u, Phase /*phase*/) {
-  const Calls& calls = calls_[u.value];
+  const Calls& calls = CallsOf(u);
   const ModuleId module = calls.all[std::min(calls.next_forward, calls.all.size()) - 1].module;
   if (AllCalled(module)) {
     ReleaseModule(module);

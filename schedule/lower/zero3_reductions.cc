@@ -2,6 +2,7 @@
 // false) all-reduced, after which each rank keeps its parts.
 
 #include <algorithm>
+#include <map>
 
 #include "core/error.h"
 #include "schedule/lower/zero3_rules.h"
@@ -246,10 +247,12 @@ void Zero3Rules::CountGradients() {
 
 // Units of which this pass has reduced every gradient: cast to the masters' dtype and copied.
 void Zero3Rules::SendWhatIsComplete() {
-  for (const UnitId u : UnitsOf(members_)) {
-    for (const Member& m : members_) {
-      stored_[u.value] += m.PaddedOf(u);
+  for (const Member& m : members_) {
+    for (const auto& [unit, padded] : m.shares) {
+      stored_[unit.value] += padded;
     }
+  }
+  for (const UnitId u : UnitsOf(members_)) {
     if (stored_[u.value] < due_[u.value]) {
       continue;
     }
@@ -276,12 +279,14 @@ void Zero3Rules::Average(BufferId source, std::int64_t elements, std::span<const
                          UnitId unit) {
   AverageInPlace(source, elements, reduce_, {Phase::kBackward, unit.value},
                  std::span(&elements, 1));
-  for (const UnitId u : UnitsOf(members)) {
-    std::int64_t chunks = 0;
-    for (const Member& m : members) {
-      chunks += m.PaddedOf(u) / plan_.shard_size;
+  std::map<UnitId, std::int64_t> chunks;
+  for (const Member& m : members) {
+    for (const auto& [unit, padded] : m.shares) {
+      chunks[unit] += padded / plan_.shard_size;
     }
-    const Bytes stored = InParam(chunks);
+  }
+  for (const UnitId u : UnitsOf(members)) {
+    const Bytes stored = InParam(chunks[u]);
     const BufferId part = Partition(u);
     e_.AddCopy(OpCode::kGradStore, reduce_, {Phase::kBackward, u.value},
                first_micro_batch_ ? stored : 2 * stored, stored, {});

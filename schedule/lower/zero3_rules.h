@@ -71,7 +71,8 @@ class Zero3Rules : public ZeroRules {
     std::vector<Call> all;
     std::vector<std::size_t> with_backward;  // which of `all`
     std::size_t next_forward = 0, next_backward = 0;
-    std::vector<ModuleId> active;  // fetched and not released: they keep the parameters
+    std::int64_t regions_again = 0;  // of those that ran again, how many next_forward knows of
+    std::vector<ModuleId> active;    // fetched and not released: they keep the parameters
   };
   // A module whose backward has been fetched for and not released, and the frozen units that it
   // keeps because a region ran again beneath it.
@@ -95,6 +96,7 @@ class Zero3Rules : public ZeroRules {
   // zero3_calls.cc: which module is called.
   void CountNames();
   void FindCalls(const std::vector<ResolvedUnit>& units);
+  [[nodiscard]] Calls& CallsOf(UnitId u);
   [[nodiscard]] const Call& NextForwardCall(UnitId u);
   [[nodiscard]] bool AllCalled(ModuleId module);
   void KeepRecomputed(ModuleId module);
@@ -184,6 +186,8 @@ class Zero3Rules : public ZeroRules {
   std::vector<std::int64_t> due_;              // per unit: those that a pass reduces
   std::vector<BufferId> persistent_;           // per unit: its weights, if they persist
   std::vector<Calls> calls_;                   // per unit
+  std::int64_t regions_again_ = 0;             // that have run again
+  std::uint32_t again_from_ = 0;               // the first op of the last one
   std::vector<std::vector<UnitId>> units_of_;  // per module that is called: whose parameters it has
   std::vector<std::size_t> names_;             // per module: how often it has its hooks
   std::vector<std::size_t> called_;            // per module: how many of them in this call

@@ -1,6 +1,7 @@
 #include "schedule/lower/zero_rules.h"
 
 #include <algorithm>
+#include <set>
 
 #include "core/error.h"
 #include "schedule/lower/ddp_buckets.h"
@@ -16,7 +17,20 @@ constexpr Bytes kScalar{4};
 
 ZeroRules::ZeroRules(Emitter& emitter, const UnitSpans& spans,
                      const std::vector<ResolvedUnit>& units)
-    : StepRules(emitter, spans, units), low_grads_(units.size()), factors_(FactorsFor(ranks())) {
+    : StepRules(emitter, spans, units),
+      low_grads_(units.size()),
+      factors_(FactorsFor(ranks())),
+      only_user_(emitter.in.model.params.size(), kNoRegion) {
+  const Model& model = e_.in.model;
+  std::vector<bool> seen(model.params.size(), false);
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    for (const ParamId p : model.ops[i].params) {
+      const ParamId tied_to = model.params[p.value].tied_to;
+      const std::size_t storage = (tied_to.valid() ? tied_to : p).value;
+      only_user_[storage] = !seen[storage] || only_user_[storage] == i ? i : kNoRegion;
+      seen[storage] = true;
+    }
+  }
   overlaps_ = plan_.zero.overlap_comm == Overlap::kDefault
                   ? plan_.dialect == Dialect::kZero3
                   : plan_.zero.overlap_comm == Overlap::kOn;
@@ -75,22 +89,17 @@ void ZeroRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
 void ZeroRules::TakeOwn(std::uint32_t model_op, UnitId unit) {
   const BufferId* const grad = WrittenGrad(model_op, unit);
   const Model& model = e_.in.model;
-  if (grad == nullptr) {
+  const auto is_own = [&](ParamId p) {
+    const ParamId tied_to = model.params[p.value].tied_to;
+    return only_user_[(tied_to.valid() ? tied_to : p).value] == model_op;
+  };
+  const std::vector<ParamId>& params = model.ops[model_op].params;
+  if (grad == nullptr || std::none_of(params.begin(), params.end(), is_own)) {
     return;
   }
-  const auto has = [&](std::uint32_t i, ParamId storage) {
-    return std::any_of(model.ops[i].params.begin(), model.ops[i].params.end(), [&](ParamId p) {
-      const ParamId tied_to = model.params[p.value].tied_to;
-      return (tied_to.valid() ? tied_to : p) == storage;
-    });
-  };
   for (Part& part : ByParameter(MemberOf(model_op, unit, *grad))) {
     const ParamId storage = part.member.storages.front();
-    std::int64_t users = 0;
-    for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
-      users += has(i, storage) ? 1 : 0;
-    }
-    if (has(model_op, storage) && users == 1) {
+    if (only_user_[storage.value] == model_op) {
       taken_.resize(model.params.size());
       taken_[storage.value] = true;
       // Out of the buffer that compute still adds to; in torch it is another one.
@@ -142,11 +151,9 @@ std::vector<ParamId> ZeroRules::AsLaidOut(std::uint32_t model_op) const {
     return GradStoragesWith(model_op);
   }
   std::vector<ParamId> storages;
-  for (auto i = static_cast<std::uint32_t>(model.ops.size()); i-- > 0;) {
-    if (!e_.a.ops[i].weight_grad || GroupOf(i) != GroupOf(model_op)) {
-      continue;
-    }
-    for (const ParamId p : model.ops[i].params) {
+  const std::vector<std::uint32_t>& ops = ops_of_group_[GroupOf(model_op).value];
+  for (auto i = ops.rbegin(); i != ops.rend(); ++i) {
+    for (const ParamId p : model.ops[*i].params) {
       const ParamId tied_to = model.params[p.value].tied_to;
       const ParamId storage = tied_to.valid() ? tied_to : p;
       if (e_.a.param_grad[p.value] &&
@@ -287,9 +294,10 @@ std::int64_t ZeroRules::SumOf(std::span<const Member> members) {
 
 std::vector<UnitId> ZeroRules::UnitsOf(std::span<const Member> members) {
   std::vector<UnitId> units;
+  std::set<UnitId> seen;
   for (const Member& m : members) {
     for (const auto& [unit, padded] : m.shares) {
-      if (std::find(units.begin(), units.end(), unit) == units.end()) {
+      if (seen.insert(unit).second) {
         units.push_back(unit);
       }
     }

@@ -41,15 +41,6 @@ class ZeroRules : public StepRules {
     // have, such as biases.
     std::vector<std::pair<UnitId, std::int64_t>> shares;
     std::vector<ParamId> storages;  // as they lie in the gradient
-
-    [[nodiscard]] std::int64_t PaddedOf(UnitId u) const {
-      for (const auto& [owner, padded] : shares) {
-        if (owner == u) {
-          return padded;
-        }
-      }
-      return 0;
-    }
   };
 
   // The gradient of the op's parameters, in At(unit).grads, is complete; its accumulation hook
@@ -132,6 +123,7 @@ class ZeroRules : public StepRules {
   void TakeOwn(std::uint32_t model_op, UnitId unit);
 
   bool overlaps_ = false;
+  std::vector<std::uint32_t> only_user_;  // per storage: the op that has it; kNoRegion: several
   std::vector<bool> taken_;  // per storage: its gradient of this pass, before its op's others
 };
 

@@ -189,7 +189,7 @@ class Ends(TrainingTestCase):
 
     def test_a_terminal_that_closes(self):
         # Kernel and shell both tell all processes.
-        run = self.start("--steps", "100000000", "--checkpoint", "c")
+        run = self.start("--steps", "100000000", "--checkpoint", "c", "--every", "1", "--keep", "1")
         run.wait_for_steps(2)
         for _ in range(2):
             for process in run.ranks:

@@ -164,7 +164,7 @@ class Ranks(ShardwrightTestCase):
     def test_plans_for_other_numbers_of_ranks(self):
         self.plan(4, name="q.json")
         self.plan(2)
-        self.differ(2, 1, {}, "PLAN", "q.json", r"PLAN: cluster\.json\.gpus_per_node")
+        self.differ(2, 1, {}, "PLAN", "q.json", r"PLAN: cluster\.json\.description")
 
     def test_who_ends_alone_is_named_by_the_others(self):
         self.plan(3)

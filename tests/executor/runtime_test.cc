@@ -417,4 +417,18 @@ TEST_CASE("Runtime: fp16 training scales its loss and skips steps that overflow"
   }
 }
 
+// As in a loop of PyTorch, so that a scale is eight times too large for eight micro-batches when it
+// is too large for one: three halvings come later.
+TEST_CASE("Runtime: fp16 losses are divided by their number before they are scaled") {
+  Setup setup = TinySetup(Dialect::kFsdp2, 2);
+  setup.job.precision = {DType::kFp32, DType::kFp16, DType::kFp32};
+  setup.training.loss_scale.initial = 67108864.0;
+  setup.training.loss_scale.growth_interval = 1000;
+  setup.steps = 30;
+  const Outcome one = Train(setup);
+  setup.plan.accumulation = 8;
+  const Outcome eight = Train(setup);
+  CHECK(eight.skipped_steps < one.skipped_steps);
+}
+
 }  // namespace shardwright::testing

@@ -60,6 +60,11 @@ constexpr const char* kOuter = R"("results": [{"shape": ["sequence_length", "seq
   "saves_inputs": [0], "saved": [{"bytes": "7 * batch"}, {"elements": 10}],
   "backward_workspace": {"elements": "batch * sequence_length", "bytes": 9})";
 
+TEST_CASE("ModelFile.ListsAreNoBlocks") {
+  const std::string classes = R"("block_class": ["ModuleList", "Linear", "ModuleDict"], )";
+  CHECK(Read(OtherFile(kOuter, classes)).block_classes == std::vector<std::string>{"Linear"});
+}
+
 TEST_CASE("ModelFile.ATensorThatNoLaunchWrites") {
   CHECK(ErrorIn(OtherFile(R"("results": [{"shape": ["sequence_length"]}])")) ==
         "m.json: ops[1].results: got a tensor of its own and no launch in \"forward\", expected a "

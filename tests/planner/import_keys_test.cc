@@ -195,6 +195,8 @@ TEST_CASE("Keys: fsdp_config is a table, a text of one, or a file beside its own
     CHECK(file.plan.dialect == Dialect::kFsdp1);
     CHECK(file.plan.units.size() == 13);
   }
+  (void)folder.Write("fsdp.json", R"({}, "output_dir": {})");  // would close the table around it
+  CHECK_THROWS(Read(folder, {{"run.sh", run + "fsdp.json"}}));
   (void)folder.Write("fsdp.json", R"({"transformer_layer_cls_to_wrap": "Block"})");
   PlanFile file = Base(2);
   CHECK_THROWS(ApplyRun(Read(folder, {{"run.sh", run + "fsdp.json"}}), file));

@@ -465,6 +465,10 @@ class Live(unittest.TestCase):
         parameters = [torch.nn.Parameter(torch.zeros(2))]
         with self.assertRaisesRegex(shardwright.UsageError, "^describe: got AdamW with amsgrad, which keeps a third state"):
             shardwright.describe(Mixer(), samples("mixer", 1), optimizer=torch.optim.AdamW(parameters, amsgrad=True))
+        # What a loop may hold while backward runs is said, not guessed.
+        held = "|".join(shardwright.describe(build("llama"), samples("llama", 1), dtype=torch.float32).assumptions)
+        self.assertIn('the loop holds nothing of what forward returns beside the loss', held)
+        self.assertIn("while backward runs the loop holds no input (x)", shardwright.describe(Mixer(), samples("mixer", 1)).assumptions)
         self.assertEqual(shardwright.describe(Mixer().half(), samples("mixer", 1)).flags["precision"], "fp16")
 
     def test_setters_after_apply_are_noticed(self):

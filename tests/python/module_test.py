@@ -6,9 +6,11 @@ import inspect
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
 import unittest.mock
@@ -70,6 +72,61 @@ class Module(unittest.TestCase):
         self.assertIn("step 2/2", done.stderr)
         with self.assertRaisesRegex(shardwright.InputError, r"\Ano-such.json: got no such file, expected a file\Z"):
             shardwright.commands.run("no-such.json", steps=2)
+
+    def test_interrupts(self):
+        """Ctrl-C in the middle of anything: Python's exception within a second of the processor, whatever the command does then."""
+        config = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4,
+                  "num_hidden_layers": 4_000}
+        (self.folder / "config.json").write_text(json.dumps(config))
+        job = {"model": str(self.folder / "config.json"), "cluster": "dgx-a100", "gpus": 4, "seq": 128}
+        shardwright.plan(**job, wrap="module", output=self.folder / "layers.json")
+        (self.folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+        many = shardwright.plan(**job)["plan_file"]
+        many["plan"]["accumulation"], many["job"]["global_batch"] = 30_000, 4 * 30_000
+        (self.folder / "steps.json").write_text(json.dumps(many))
+        (self.folder / "config.json").write_text(json.dumps(config))
+        calls = [("simulate('steps.json', exact=True)", (0.2, 1, 2, 4, 7)), ("simulate('layers.json')", (0.2, 1, 2)),
+                 (f"plan(**{ {**job, 'model': 'config.json'} !r}, wrap='module', recompute='full')", (0.3, 1)),
+                 ("emit('layers.json', to='fsdp2')", (0.3, 1)), ("commands.report('layers.json', output='r.html')", (0.5, 2)),
+                 ("commands.diff('layers.json', 'layers.json')", (0.3, 1)), ("commands.inspect('layers.json')", (0.3,)),
+                 (f"plan(**{ {**JOB, 'global_batch': 64} !r})", (0.3, 1))]
+        for call, moments in calls:
+            for moment in moments:
+                with self.subTest(call=call, moment=moment):
+                    self.interrupt(call, moment)
+
+    def interrupt(self, call, moment):
+        """Sends the signal when the call has used `moment` seconds of the processor."""
+        script = ("import os, shardwright\nprint(sum(os.times()[:2]), flush=True)\n"
+                  f"try:\n    shardwright.{call}\nexcept KeyboardInterrupt:\n    print('interrupted')\nelse:\n    print('over')")
+        with subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": FOLDER}, stdout=subprocess.PIPE, text=True,
+                              cwd=self.folder) as process:
+            begin = float(process.stdout.readline())
+
+            def used():
+                fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+                return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") - begin
+            while used() < moment and process.poll() is None:
+                time.sleep(0.01)
+            at = used()
+            process.send_signal(signal.SIGINT)
+            said = process.stdout.read()
+            _, _, usage = os.wait4(process.pid, 0)
+            process.returncode = 0
+        seconds = usage.ru_utime + usage.ru_stime - begin - at
+        print(f"{call[:50]} at {moment}: {said.strip()}, {seconds:.2f} s later", file=sys.stderr)
+        self.assertIn(said, ("interrupted\n", "over\n"))
+        self.assertLess(seconds, 1)
+
+    def test_without_threads(self):
+        """A thread that the system does not give is an exception, and Python lives on."""
+        script = ("import os, resource, shardwright\nresource.setrlimit(resource.RLIMIT_NPROC, (1, 1))\n"
+                  "if os.getuid() == 0:\n    os.setgroups([]); os.setresgid(*[300000 + os.getpid()] * 3); os.setresuid(*[300000 + os.getpid()] * 3)\n"
+                  f"try:\n    shardwright.plan(**{JOB!r})\nexcept shardwright.MachineError as error:\n    print(error)")
+        done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": FOLDER}, capture_output=True, text=True,
+                              cwd="/", check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("cannot start a thread", done.stdout)
 
     def test_search(self):
         found = shardwright.plan(**JOB, global_batch=8)

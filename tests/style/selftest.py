@@ -13,6 +13,7 @@ import links
 import outputs
 import paths
 import printing
+import threads
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import check_skips  # noqa: E402
@@ -228,6 +229,17 @@ class Outputs(Scratch):
         self.plant("tests/cli/a_test.py", 'open(name, "w")\n')
         self.assertEqual([finding.split(" ")[0] for finding in outputs.check(self.root)],
                          [*(f"cli/a.cc:{line}:" for line in (1, 2, 3, 5)), *(f"python/shardwright/a.py:{line}:" for line in (1, 2, 3, 4, 7))])
+
+
+class Threads(Scratch):
+    def test_past_the_gate(self) -> None:
+        self.plant("cli/a.cc", "auto f = std::async(g);\nstd::thread t([] {});\nstd::vector<std::jthread> all;\n"
+                               "all.emplace_back(g);\nstd::thread::id none;\nstd::thread mine;\n"
+                               "all.push_back(StartThread<std::jthread>(g));\nstd::thread([] {}).detach();\n")
+        self.plant("core/threads.h", "return std::thread(work);\n")
+        self.plant("tests/core/a_test.cc", "std::thread t([] {});\n")
+        self.assertEqual([finding.split(" ")[0] for finding in threads.check(self.root)],
+                         ["cli/a.cc:1:", "cli/a.cc:2:", "cli/a.cc:4:", "cli/a.cc:8:"])
 
 
 class Skips(Scratch):

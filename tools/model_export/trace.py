@@ -222,7 +222,7 @@ class Recorder(TorchDispatchMode):
         self.stands_for = {}  # tensor that a module returned -> the tensor that it was given and returned
         self.returned = []  # of those modules: name, number of the call, and whether a gradient came back
         self.backward = False
-        self.called, self.names = {}, {}
+        self.called, self.names, self.entered = {}, {}, set()  # calls by id, names by id, names under which something was called
         for name, module in model.named_modules(remove_duplicate=False):
             self.names.setdefault(id(module), []).append(name)
         self.containers = {name for name, module in model.named_modules(remove_duplicate=False)
@@ -298,6 +298,7 @@ class Recorder(TorchDispatchMode):
         name = min(below, key=lambda n: self.modules_between(caller, n)) if below else names[0]
         self.called[id(module)] = self.called.get(id(module), 0) + 1
         self.frames.append((name, self.called[id(module)]))
+        self.entered.add(name)
         tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
         self.given.append(({id(t): t._version for t in tensors}, len(self.calls)))
 

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <string_view>
 #include <vector>
+
+#include <sys/mman.h>
 
 #include "core/error.h"
 #include "core/library.h"
@@ -139,6 +143,51 @@ const char* BetterCore(const std::string& found) {
 #endif
 }
 
+// OpenBLAS maps memory for each product that runs beside others for the first time, and asks for it
+// for ever where there is none: a limit on address space (ulimit -v) has to be seen before.
+class ProductMemory {
+ public:
+  ProductMemory() {
+    if (++running_ <= mapped_) {
+      return;
+    }
+    first_ = std::unique_lock(mutex_);  // until it has its memory
+    beside_ = running_;
+    try {
+      Probe();
+    } catch (...) {
+      --running_;
+      throw;
+    }
+  }
+  ~ProductMemory() {
+    if (first_.owns_lock()) {
+      mapped_ = std::max(mapped_.load(), beside_);
+    }
+    --running_;
+  }
+  ProductMemory(const ProductMemory&) = delete;
+  ProductMemory& operator=(const ProductMemory&) = delete;
+
+  static void Probe() {
+    constexpr std::size_t kBytes = std::size_t{132} << 20;  // 128 MiB and what lies around it
+    void* const memory = ::mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+      throw EnvironmentError(
+          "a matrix product needs 132 MiB of address space for each thread that multiplies, and "
+          "there is less; raise ulimit -v or take fewer ranks or threads");
+    }
+    ::munmap(memory, kBytes);
+  }
+
+ private:
+  static inline std::mutex mutex_;
+  static inline std::atomic<int> running_{0};
+  static inline std::atomic<int> mapped_{0};  // products at a time that have their memory
+  std::unique_lock<std::mutex> first_;
+  int beside_ = 0;
+};
+
 OpenBlas LoadOpenBlas() {
   OpenBlas blas = LoadOpenBlas(nullptr);
   if (const char* const core = BetterCore(blas.core_name())) {
@@ -146,6 +195,7 @@ OpenBlas LoadOpenBlas() {
     blas = LoadOpenBlas(core);
   }
   blas.set_threads(1);
+  ProductMemory::Probe();  // what is sure to fail does so before a run
   return blas;
 }
 
@@ -157,6 +207,7 @@ const OpenBlas& Blas() {
 
 void Sgemm(const GemmSize& size, const Matrix& a, const Matrix& b, const Sum& c) {
   const OpenBlas& blas = Blas();
+  const ProductMemory memory;
   const auto integer = [](std::int64_t value) {
     SW_CHECK(value <= std::numeric_limits<BlasInt>::max(), "a matrix too large for OpenBLAS");
     return static_cast<BlasInt>(value);

@@ -1,0 +1,102 @@
+"""What the system does not give, threads and address space, is an error of the environment (exit code 4) with the limit's name:
+no command aborts, waits for ever or takes it for its own bug."""
+
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import shardwright_test_case
+from shardwright_test_case import TESTS, main
+from training_test_case import TrainingTestCase
+
+MEASURED = TESTS.parent / "bench" / "published" / "measured_runs.csv"
+
+
+class Limits(TrainingTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.folder.chmod(0o777)
+        self.plan("p.json", 2, "--global-batch", "4")
+        self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128", "-o", "q.json")
+        kernel = '{"ph":"X","cat":"kernel","name":"gemm","tid":7,"ts":1,"dur":5,"args":{"device":0,"stream":7,"correlation":1}}'
+        for name in ("a.json", "b.json"):
+            (self.folder / name).write_text('{"traceEvents":[' + kernel + "]}")
+        (self.folder / "budget.toml").write_text('[job.one]\nplan = "q.json"\nmemory = "72 GiB"\n')
+
+    # What makes threads: the helpers of loops, ranks, their streams, a search's line, the writer of checkpoints.
+    def threaded(self):
+        job = ("--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128", "--global-batch", "8")
+        return {"plan": ("plan", *job, "-o", "s.json"),
+                "sweep": ("sweep", *job[:-2], "--micro-batch", "1,2,4"),
+                "advise": ("advise", "a.json", "--plan", "q.json"),
+                "run": ("run", "p.json", "--steps", "1", "--data", "random:9", "--checkpoint", "kept"),
+                "compare": ("compare", "q.json", "a.json", "b.json"),
+                "validate": ("validate", str(MEASURED)),
+                "baselines": ("baselines", *job)}
+
+    def single(self):
+        return {"simulate": ("simulate", "q.json"), "emit": ("emit", "q.json", "--to", "fsdp2", "-o", "e"),
+                "report": ("report", "q.json", "-o", "r.html"), "inspect": ("inspect", "q.json"), "check": ("check", "budget.toml"),
+                "diff": ("diff", "q.json", "q.json"), "inspect-trace": ("inspect-trace", "a.json")}
+
+    def calls(self):
+        """Words per command: all that the program's help lists, without arguments where nothing is known of them."""
+        commands = json.loads(self.succeed("--help", "--json"))["commands"]
+        names = [command["name"] if isinstance(command, dict) else command for command in commands]
+        known = {**self.threaded(), **self.single()}
+        self.assertEqual(set(known) - set(names), set())
+        return {name: known.get(name, (name,)) for name in names}
+
+    def run_limited(self, words, limit):
+        """(exit code, standard error) under limits that `limit` sets, as a user of its own where root has none."""
+        def prepare():
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            limit()
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setresgid(*[200_000 + os.getpid() % 100_000] * 3)
+                os.setresuid(*[200_000 + os.getpid() % 100_000] * 3)
+        done = subprocess.run([shardwright_test_case.PROGRAM, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, errors="replace", cwd=self.folder, timeout=200, preexec_fn=prepare,
+                              check=False)
+        return done.returncode, done.stderr
+
+    def test_no_threads(self):
+        for name, words in self.calls().items():
+            with self.subTest(name):
+                code, err = self.run_limited(words, lambda: resource.setrlimit(resource.RLIMIT_NPROC, (1, 1)))
+                print(f"{name}: exit {code} {err[-150:]!r}", file=sys.stderr)
+                self.assertIn(code, (0, 1, 2, 3, 4), err)
+                if name in ("plan", "sweep", "run", "validate", "baselines"):
+                    self.assertEqual(code, 4, err)
+                    self.assertIn("cannot start a thread: Resource temporarily unavailable (ulimit -u: 1 threads of this user", err)
+
+    def test_few_threads(self):
+        """Some of a run's threads are there, the next one is not: none is left waiting for the others."""
+        for threads in (2, 3, 5, 8):
+            code, err = self.run_limited(self.threaded()["run"], lambda t=threads: resource.setrlimit(resource.RLIMIT_NPROC, (t, t)))
+            self.assertIn(code, (0, 4), err)
+            if code == 4:
+                self.assertIn("cannot start a thread", err)
+
+    def test_little_address_space(self):
+        for megabytes in (160, 260, 400):
+            for name, words in {**self.threaded(), **self.single()}.items():
+                with self.subTest(f"{name} in {megabytes} MiB"):
+                    bytes_ = megabytes << 20
+                    code, err = self.run_limited(words, lambda b=bytes_: resource.setrlimit(resource.RLIMIT_AS, (b, b)))
+                    print(f"{name} in {megabytes} MiB: exit {code} {err[-150:]!r}", file=sys.stderr)
+                    if code == 127:  # the system's loader has no room for the libraries
+                        self.assertIn("error while loading shared libraries", err)
+                    else:
+                        self.assertIn(code, (0, 1, 4), err)
+
+
+if __name__ == "__main__":
+    main()
