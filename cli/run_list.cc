@@ -45,6 +45,9 @@ PlanFile PlanOfFlags(const JsonValue& flags) {
 }  // namespace
 
 bool IsRunList(const std::string& file) {
+  if (!IsRegularFile(file)) {
+    return false;  // a folder of traces
+  }
   std::array<char, 256> text{};
   (void)InputFile(file).Read(text.data(), text.size());
   return std::string_view(text.data(), text.size()).find(kFormat) != std::string_view::npos;

@@ -22,7 +22,6 @@ from shardwright_test_case import TESTS, main
 from training_test_case import TINY
 
 SECONDS = 20  # on a busy machine; each answers in well under one
-PUBLISHED = TESTS.parent / "bench" / "published"
 DEPTH = 100_000
 NO_UTF8 = os.fsdecode(b"\xff")
 # What makes each command read each of its files: {argument: value}. Arguments without a dash stand in the help's order.
@@ -46,16 +45,11 @@ WORKS = {
     "checkpoint": {"ACTION": "inspect", "FOLDER": "checkpoints"},
     "compare": {"SIM": "sim.json", "MEASURED": "run.json", "--plan": "plan.json"},
     "advise": {"TRACE": "run.json", "--plan": "plan.json"},
-    "validate": {"RUNS": "rows.csv", "--oom": str(PUBLISHED / "oom_runs.csv"), "--profile": "generic",
-                 "--profiles": "profiles"},
-    "validate-nccl": {"SWEEP": str(PUBLISHED / "nccl_measured.csv"), "--profile": "generic",
-                      "--scale": str(PUBLISHED / "nccl_simai_ratio.csv")},
-    "validate-kernels": {"KERNELS": str(PUBLISHED / "kernels_mi300x.csv"), "--profile": "generic"},
+    "validate": {"RUNS": "runs.json", "--profiles": "profiles"},
+    "price": {"QUESTIONS": "questions.json"},
     "calibrate": {"TRACE": "run.json", "-o": "calibrated.json", "--profile": "generic", "--plan": "plan.json", "--cluster": "cluster.json",
                   "--profiles": "profiles", "--rendezvous-key": "key"},
-    "fit": {"RUNS": "rows.csv", "-o": "fitted.json", "--date": "2026-01-01", "--profiles": "profiles"},
-    "fit-nccl": {"SWEEP": str(PUBLISHED / "nccl_measured.csv"), "-o": "fitted.json", "--date": "2026-01-01",
-                 "--extends": "generic"},
+    "fit": {"RUNS": "runs.json", "-o": "fitted.json", "--date": "2026-01-01", "--profiles": "profiles"},
     "report": {"PLAN": "plan.json", "SIM": "sim.json", "MEASURED": "run.json", "-o": "page.html", "--search": "search.json",
                "--what-if": "sweep.json"},
     "diff": {"PLAN": "plan.json", "OTHER": "plan.json"},
@@ -163,7 +157,8 @@ def make_good(folder, run):
     for rank in (0, 1):
         (folder / "dumps" / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(
             {"version": "2.4", "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}, "entries": []}, protocol=2))
-    (folder / "rows.csv").write_text("".join((PUBLISHED / "test_runs.csv").read_text().splitlines(keepends=True)[:3]))
+    (folder / "runs.json").write_text(shardwright_test_case.run_list())
+    (folder / "questions.json").write_text('{"kernels": [{"gpu": "h100-80", "op": "gemm", "dtype": "bf16", "m": 8, "n": 8, "k": 8}]}')
     shutil.copytree(TESTS.parent / "topologies" / "profiles", folder / "profiles")
     (folder / "few").mkdir()
     shutil.copy(folder / "profiles" / "generic.json", folder / "few")
@@ -210,8 +205,8 @@ FOLDERS = {
     "dumps": (("hang", "dumps"),),
     "recorded": (("compare", "plan.json", "recorded"), ("advise", "recorded", "--plan", "plan.json"),
                  ("calibrate", "recorded", "--plan", "plan.json", "-o", "c.json")),
-    "few": (("fit", "rows.csv", "-o", "f.json", "--date", "2026-01-01", "--profiles", "few"),
-            ("validate", "rows.csv", "--profiles", "few")),
+    "few": (("fit", "runs.json", "-o", "f.json", "--date", "2026-01-01", "--profiles", "few"),
+            ("validate", "runs.json", "--profiles", "few")),
     "digits": (("run", "images.json", "--data", "digits", "--steps", "1"),),
     "tokens": (("run", "plan.json", "--data", "tokens", "--steps", "1"), ("run", "plan.json", "--data", "tokens/a.bin", "--steps", "1")),
 }

@@ -33,10 +33,10 @@ RECIPES = {
     "checkpoint --output": ("checkpoint", "export", "checkpoints", "--output"),
     "advise --output": ("advise", "traces", "--plan", "plan.json", "--output"),
     "advise --patch": ("advise", "traces", "--plan", "plan.json", "--patch"),
-    "fit-nccl --output": ("fit-nccl", "nccl.csv", "--date", "2026-01-01", "--output"), "report --output": ("report", "plan.json", "--output"),
+    "report --output": ("report", "plan.json", "--output"),
     "check --save": ("check", "budget.toml", "--save"), "topo --output": ("topo", "import", "matrix.txt", "--gpu", "h100-80", "--nic", "400 Gbit/s", "--output"),
     "calibrate --output": ("calibrate", "traces/run.json.gz", "--plan", "plan.json", "--even-if-worse", "--output"),
-    "fit --output": ("fit", "rows.csv", "--date", "2026-01-01", "--output"),
+    "fit --output": ("fit", "runs.json", "--date", "2026-01-01", "--output"),
 }
 ELSEWHERE = {"export --output": "interpreters_test.py",  # needs Python with torch
              "page --output": "page_test.py"}  # needs the page that scripts/web.sh makes
@@ -82,11 +82,8 @@ class Outputs(TrainingTestCase):
         (self.folder / "budget.toml").write_text('[job.a]\nplan = "plan.json"\nmemory = "1 TB"\n')
         (self.folder / "job.sh").write_text("accelerate launch --config_file settings.yaml train.py --per_device_train_batch_size 1\n")
         (self.folder / "settings.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n")
-        shutil.copy(TESTS.parent / "bench" / "published" / "nccl_measured.csv", self.folder / "nccl.csv")
         (self.folder / "matrix.txt").write_text(measured_files_test.MATRIX)
-        rows = (TESTS.parent / "bench" / "published" / "measured_runs.csv").read_text().splitlines(keepends=True)
-        few = [row for row in rows if row.startswith(("id,", *(f"llmfoundry-{i:03}," for i in range(98, 103))))]
-        (self.folder / "rows.csv").write_text("".join(few))
+        (self.folder / "runs.json").write_text(shardwright_test_case.run_list())
         self.victim = self.folder / "victim"
         self.victim.write_text("mine\n")
 

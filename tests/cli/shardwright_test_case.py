@@ -21,6 +21,13 @@ def checkpoint_files(folder):
     return files
 
 
+def run_list(step_time_s=1.0):
+    """A list of runs of one stack, as validate, fit and calibrate read it."""
+    runs = [{"id": f"run-{n}", "step_time_s": n * step_time_s,
+             "flags": {"--model": "gpt2", "--cluster": "dgx-a100", "--seq": "128", "--micro-batch": str(n)}} for n in range(1, 5)]
+    return json.dumps({"format": "shardwright-runs", "version": 1, "runs": runs})
+
+
 class ShardwrightTestCase(unittest.TestCase):
     """A test with a folder of its own, in which the program runs."""
 

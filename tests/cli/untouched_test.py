@@ -100,8 +100,8 @@ class Untouched(TrainingTestCase, HangTestCase):
         (folder / "key").chmod(0o600)
         shutil.copy(TESTS.parent / "topologies" / "profiles" / "a100-80-torch.json", folder / "profile.json")
         shutil.copy(TESTS.parent / "topologies" / "catalog" / "dgx-a100.json", folder / "cluster.json")
-        for table in ("measured_runs.csv", "nccl_measured.csv", "kernels_mi300x.csv"):
-            shutil.copy(TESTS.parent / "bench" / "published" / table, folder)
+        (folder / "runs.json").write_text(shardwright_test_case.run_list())
+        (folder / "questions.json").write_text('{"kernels": [{"gpu": "h100-80", "op": "gemm", "dtype": "bf16", "m": 8, "n": 8, "k": 8}]}')
 
     def test_every_command_and_format(self):
         self.make_files()
