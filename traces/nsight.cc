@@ -118,9 +118,9 @@ class Database {
   void RefuseUnfinished() const {
     for (const char* ending : {"-wal", "-journal"}) {
       std::error_code error;
-      const std::string log = file_ + ending;
+      const std::string log = std::filesystem::canonical(file_, error).string() + ending;
       if (const auto size = std::filesystem::file_size(log, error); !error && size > 0) {
-        throw InputError(file_, "rows that are still in " + log, kExportRule,
+        throw InputError(file_, "rows that are still in its " + std::string(ending), kExportRule,
                          "sqlite3 FILE 'PRAGMA journal_mode = DELETE' moves them into the file");
       }
     }

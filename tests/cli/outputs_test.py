@@ -101,22 +101,17 @@ class Outputs(TrainingTestCase):
             for _ in range(2):
                 shutil.rmtree(out, ignore_errors=True)
                 out.mkdir()
-                watches = {folder: Watch(folder) for folder in (out, self.folder, self.folder.parent)}
+                watches = [Watch(out), Watch(self.folder)]
                 code, _, err = self.run_program(*words, NAMES.get(flag, "out/x.json"))
                 self.assertIn(code, (0, 1), (flag, err))
-                made = {}
-                for folder, watch in watches.items():
-                    created, made[folder] = watch.names()
+                (created, renamed), (beside, _) = (watch.names() for watch in watches)
+                for watch in watches:
                     watch.close()
-                    if folder == out:
-                        unknown.append(created)
-                    elif folder == self.folder:
-                        self.assertEqual(created, set(), flag)
-                    else:
-                        self.assertEqual({name for name in created if "shardwright" in name or name.startswith("x.")}, set(), flag)
-                self.assertEqual({name for name in unknown[-1] if not UNKNOWN.search(name)}, set(), flag)
-                self.assertEqual(set(os.listdir(out)), made[out], flag)
-                written += len(made[out])
+                self.assertEqual(beside, set(), flag)
+                unknown.append(created)
+                self.assertEqual({name for name in created if not UNKNOWN.search(name)}, set(), flag)
+                self.assertEqual(set(os.listdir(out)), renamed, flag)
+                written += len(renamed)
             self.assertEqual(unknown[0] & unknown[1], set(), flag)
         self.assertGreater(written, len(RECIPES))
 
@@ -139,11 +134,14 @@ class Outputs(TrainingTestCase):
     def refused(self, *words, output):
         """The output is a file that the command reads: exit code 2, before anything is written."""
         target = self.folder / output
-        for name in (output, f"./{output}", "twin", "link"):
+        for name in (output, f"./{output}", "link", "twin"):
             for made in ("twin", "link"):
                 (self.folder / made).unlink(missing_ok=True)
-            os.link(target, self.folder / "twin")
             (self.folder / "link").symlink_to(output)
+            if name == "twin":
+                if output.endswith(".lock"):
+                    continue  # a lock with a hard link is no lock
+                os.link(target, self.folder / "twin")
             before = untouched_test.picture(self.folder)
             code, _, err = self.run_program(*words, name)
             self.assertEqual((code, err.count("error: ")), (2, 1), (words, name, err))
@@ -153,7 +151,7 @@ class Outputs(TrainingTestCase):
                 found.pop("checkpoints/.lock")  # a run says there which process it is
             self.assertEqual(after, before, words)
         for made in ("twin", "link"):
-            (self.folder / made).unlink()
+            (self.folder / made).unlink(missing_ok=True)
 
     def test_second_hops_of_settings(self):
         imported = ("import-run", "job.sh", "--cluster", "dgx-a100", "--model", "gpt2", "--seq", "128", "-o")

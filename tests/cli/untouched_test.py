@@ -155,9 +155,11 @@ class Untouched(TrainingTestCase, HangTestCase):
 
     def test_rows_that_are_not_in_the_file_yet(self):
         in_wal_mode(self.folder / "x.sqlite", False)
-        error = ("x.sqlite: got rows that are still in x.sqlite-wal, expected an export of Nsight Systems (nsys export --type sqlite); "
+        error = ("x.sqlite: got rows that are still in its -wal, expected an export of Nsight Systems (nsys export --type sqlite); "
                  "sqlite3 FILE 'PRAGMA journal_mode = DELETE' moves them into the file")
         self.assert_fails(3, error, "inspect-trace", "x.sqlite")
+        (self.folder / "link.sqlite").symlink_to("x.sqlite")  # SQLite looks beside the file itself
+        self.assert_fails(3, error.replace("x.sqlite:", "link.sqlite:"), "inspect-trace", "link.sqlite")
         database = sqlite3.connect(self.folder / "x.sqlite")
         database.execute("PRAGMA journal_mode = DELETE")
         database.close()
