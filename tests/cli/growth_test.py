@@ -9,6 +9,7 @@ import os
 import pathlib
 import pickle
 import resource
+import shutil
 import sqlite3
 import struct
 import subprocess
@@ -319,6 +320,7 @@ class Growth(ShardwrightTestCase):
                                                  for g in range(groups)}, "pg_status": {}, "entries": entries}, protocol=2))
 
         def dumps(n, ranks=2, groups=1):
+            shutil.rmtree(self.folder / "dumps", ignore_errors=True)
             for rank in range(ranks):
                 dump(rank, n, ranks, groups)
             return "hang", "dumps"
@@ -331,7 +333,7 @@ class Growth(ShardwrightTestCase):
         line = "{0:12d} {1:12d}     float    none      -1    {2:7.2f}    1.0    1.0      0    {2:7.2f}    1.0    1.0      0\n"
         self.grows("lines of nccl-tests", 5_000, lambda n: ("fit-nccl", self.write(
             "all_gather.txt", "# nThread 1 nGpus 4\n" + header + "".join(line.format(4 * i + 4, i + 1, 5 + i / 1000) for i in range(n))),
-            "--extends", "h100-torch-eager", "-o", "fit.json"), codes=(0, 1, 2, 3))
+            "--extends", "h100-torch-eager", "--date", "2026-11-21", "-o", "fit.json"), codes=(0, 1, 2, 3))
         head = "source,system,gpu,gpus,nodes,gpus_per_node,network,op,bytes,time_us\n"
         self.grows("rows of validate-nccl", 2_000, lambda n: ("validate-nccl", self.write(
             "rows.csv", head + "".join(f"a,b{i},H100,8,1,8,nvlink,all_gather,{1024 + i},{10 + i / 100}\n" for i in range(n)))),
