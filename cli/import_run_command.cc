@@ -17,6 +17,7 @@
 #include "models/loader.h"
 #include "planner/importers/run_settings.h"
 #include "planner/warnings.h"
+#include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
@@ -243,9 +244,12 @@ std::string ReportJson(const RunSettings& run, const PlanFile& file, const Assum
 void CheckImportFlags(const Arguments& arguments) {
   arguments.Require("--cluster");
   std::int64_t count = 0;
-  for (const char* flag : {"--nodes", "--gpus", "--seq", "--micro-batch", "--accumulation"}) {
+  for (const char* flag :
+       {"--nodes", "--gpus", "--seq", "--micro-batch", "--accumulation", "--loss-chunks"}) {
     arguments.SetCount(flag, kMaxSequence, count);
   }
+  AttentionImpl attention = AttentionImpl::kFlash;
+  arguments.SetChoice("--attention", kAttentionNames, attention);
   OptimizerSpec optimizer;
   arguments.Set("--optimizer", optimizer, ReadOptimizer);
   RecomputeChoice recompute;
