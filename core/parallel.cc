@@ -25,15 +25,16 @@ void ThrowIfStopped() {
 }
 
 void FailWithoutThread(const std::system_error& error) {
-  const auto limit = [](auto resource, std::int64_t unit) {
+  const auto limit = [](auto resource, std::int64_t unit, const char* what) {
     rlimit limit{};
     const bool is_set = getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-    return is_set ? std::to_string(static_cast<std::int64_t>(limit.rlim_cur) / unit) : "unlimited";
+    return is_set ? std::to_string(static_cast<std::int64_t>(limit.rlim_cur) / unit) + what
+                  : "unlimited";
   };
   throw EnvironmentError("cannot start a thread: " + error.code().message() +
-                         " (ulimit -u: " + limit(RLIMIT_NPROC, 1) +
-                         " threads of this user, ulimit -v: " + limit(RLIMIT_AS, 1024) +
-                         " KiB of memory, or a limit of the container)");
+                         " (ulimit -u: " + limit(RLIMIT_NPROC, 1, " threads of this user") +
+                         ", ulimit -v: " + limit(RLIMIT_AS, 1024, " KiB") +
+                         ", or a limit of the container)");
 }
 
 std::size_t ThreadCount(int wanted) {

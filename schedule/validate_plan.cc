@@ -298,6 +298,13 @@ void CheckRecompute(const Model& model, const Plan& plan, const std::string& whe
   if (plan.recompute.empty()) {
     return;
   }
+  if (plan.dialect == Dialect::kZero3 &&
+      std::any_of(model.ops.begin(), model.ops.end(),
+                  [&](const ModelOp& op) { return model.SpecOf(op).other.stops_gradient; })) {
+    throw InputError(FieldOf(where, "recompute"), "regions of a model with gradients that stop",
+                     "none with them under dialect zero3",
+                     "DeepSpeed's gathers are not known then");
+  }
   std::map<std::string_view, std::size_t> region_of;
   for (std::size_t r = 0; r < plan.recompute.size(); ++r) {
     const std::string entry = "recompute[" + std::to_string(r) + "]";

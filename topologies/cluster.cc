@@ -112,7 +112,7 @@ std::string Hint(std::string_view word, const std::vector<std::string>& names) {
   throw InputError("cluster", '"' + spec + '"',
                    "a name from `shardwright list clusters`, a .json file or a description such as "
                    "\"h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s\"",
-                   hint.empty() || Contains(why, "the catalog has") ? why : hint);
+                   hint.empty() || !(why.empty() || why.front() == '"') ? why : hint);
 }
 
 Spelled Spell(const std::string& spec) {

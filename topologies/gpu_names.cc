@@ -196,10 +196,17 @@ void AddToken(const std::string& token, Said& said) {
   if (AddWords(token, said)) {
     return;
   }
+  const std::string one = token.substr(0, token.size() - 1);  // "8 H100s"; "4080S" is another card
+  if (token.ends_with('s') && std::isalpha(static_cast<unsigned char>(one[0])) != 0 &&
+      !said.name.counts.empty() && TheNames().all.contains(one)) {
+    said.words.push_back(one);
+    return;
+  }
   if (const auto size = SizeIn(token)) {
     said.gb.push_back(*size);
   } else if (const auto front = CountInFront(token);
-             front && IsNameless(said) && !TheNames().all.contains(std::to_string(front->first))) {
+             front && (IsNameless(said) || front->second.empty()) &&
+             !TheNames().all.contains(std::to_string(front->first))) {
     said.name.counts.push_back(front->first);
     AddToken(front->second, said);
   } else if (const auto behind = CountBehind(token)) {
@@ -297,7 +304,7 @@ bool Fits(const Row& row, const Said& said) {
                      [&](const std::string& form) { return form == row.form; }) &&
          std::all_of(said.gb.begin(), said.gb.end(), has_size) &&
          (row.only_with != "gb" || !said.gb.empty()) &&
-         (row.only_with != "form" || !said.forms.empty());
+         (row.only_with != "form" || !said.forms.empty() || !said.gb.empty());
 }
 
 // Cards that share a word with a number in it, "h100": they differ in memory or form.
@@ -364,8 +371,9 @@ Said Read(std::string_view text) {
         sizes.insert(row.gb.begin(), row.gb.begin() + (row.gb.empty() ? 0 : 1));
       }
     }
-    said.name.gpu = found.empty() ? "" : found.front();
-    if (sizes.size() > 1) {
+    const bool is_ours = Has(found, said.name.key);  // "p100-16"
+    said.name.gpu = found.empty() ? "" : is_ours ? said.name.key : found.front();
+    if (sizes.size() > 1 && !is_ours) {
       said.name.assumed = "GPU: " + found.front() + " of " + Listed(found) + ", which it may be";
     }
   }

@@ -136,7 +136,7 @@ class Ends(TrainingTestCase):
                 before, newest = {name for name in os.listdir(self.folder / "c") if name.startswith(".unfinished")}, self.newest()
             keep = rng.choice((1, 2, 3))
             run = self.start("--steps", str(STEPS), "--every", "1", "--keep", str(keep), "--checkpoint", "c", "--resume", "--json",
-                             "--timeout", "3 s")
+                             "--timeout", "20 s")
             # Before the ranks have met, or in any step, between or inside of what it writes.
             if rng.random() < 0.25:
                 time.sleep(rng.uniform(0, 0.3))
@@ -179,13 +179,13 @@ class Ends(TrainingTestCase):
 
     def test_each_rank_that_stands_still_is_named_by_all(self):
         for victim in range(RANKS):
-            run = self.start("--steps", "100000000", "--timeout", "3 s")
+            run = self.start("--steps", "100000000", "--timeout", "5 s")
             run.wait_for_steps(3)
             codes = self.end(run, "stop", victim)
             self.assertEqual([code for rank, code in enumerate(codes) if rank != victim], [5] * (RANKS - 1), run.err)
             for rank in range(RANKS):
                 if rank != victim:
-                    self.assertRegex(run.error(rank), rf"^error: rank \d, .+: waited 3000 ms for rank {victim}\n$")
+                    self.assertRegex(run.error(rank), rf"^error: rank \d, .+: waited 5000 ms for rank {victim}\n$")
 
     def test_a_terminal_that_closes(self):
         # Kernel and shell both tell all processes.

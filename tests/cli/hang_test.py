@@ -213,7 +213,7 @@ ranks 0-3: 2 collectives of 1 process group are alike on all ranks
         """NCCL's ranks queue collectives ahead: of four that nobody has ended the first is it."""
         self.four(STEP, STEP, STEP, STEP, done=2)
         finding, = self.hang()
-        self.assertEqual((finding["kind"], finding["collective"]["sequence"]), ("all_wait", 3))
+        self.assertEqual((finding["kind"], finding["collective"]), ("all_wait", 3))
 
     def test_a_gpu_that_has_not_started(self):
         """Rank 2 has queued it like the others, whose GPUs run it: its own GPU never came there."""
@@ -223,7 +223,7 @@ ranks 0-3: 2 collectives of 1 process group are alike on all ranks
         code, out, err = self.run_program("hang", "dumps")
         self.assertEqual((code, err), (1, ""))
         self.assertIn("rank 2 has issued the all-gather of 160 bf16 elements in forward", " ".join(out.split()))
-        self.assertIn("but no GPU there has started it; ranks 0-1,3 wait there", " ".join(out.split()).replace("0, 1, 3", "0-1,3"))
+        self.assertIn("but no GPU there has started it; ranks 0, 1 and 3 wait there", " ".join(out.split()))
 
     def test_a_skip_in_a_queue_is_no_swap(self):
         """AG RS AG RS against RS AG RS AG: what stands behind contradicts a swap."""

@@ -79,14 +79,14 @@ class Module(unittest.TestCase):
                   "num_hidden_layers": 4_000}
         (self.folder / "config.json").write_text(json.dumps(config))
         job = {"model": str(self.folder / "config.json"), "cluster": "dgx-a100", "gpus": 4, "seq": 128}
-        shardwright.plan(**job, wrap="module", output=self.folder / "layers.json")
+        shardwright.plan(**job, output=self.folder / "layers.json")
         (self.folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
         many = shardwright.plan(**job)["plan_file"]
-        many["plan"]["accumulation"], many["job"]["global_batch"] = 30_000, 4 * 30_000
+        many["plan"]["accumulation"], many["job"]["global_batch"] = 16_000, 4 * 16_000
         (self.folder / "steps.json").write_text(json.dumps(many))
         (self.folder / "config.json").write_text(json.dumps(config))
-        calls = [("simulate('steps.json', exact=True)", (0.2, 1, 2, 4, 7)), ("simulate('layers.json')", (0.2, 1, 2)),
-                 (f"plan(**{ {**job, 'model': 'config.json'} !r}, wrap='module', recompute='full')", (0.3, 1)),
+        calls = [("simulate('steps.json', exact=True)", (0.2, 1, 2, 4)), ("simulate('layers.json')", (0.2, 1, 2)),
+                 (f"plan(**{ {**job, 'model': 'config.json'} !r}, recompute='full')", (0.3, 1)),
                  ("emit('layers.json', to='fsdp2')", (0.3, 1)), ("commands.report('layers.json', output='r.html')", (0.5, 2)),
                  ("commands.diff('layers.json', 'layers.json')", (0.3, 1)), ("commands.inspect('layers.json')", (0.3,)),
                  (f"plan(**{ {**JOB, 'global_batch': 64} !r})", (0.3, 1))]

@@ -109,12 +109,12 @@ TEST_CASE("collectives: arguments first, names second") {
 }
 
 TEST_CASE("kernels of communication libraries are never compute") {
-  for (const char* name :
-       {"ncclDevKernel_SendRecv", "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t",
-        "ncclDevKernel_Generic", "ncclDevKernel_Generic_1", "nvshmem_put_kernel",
-        "nvshmemi_transfer_rma", "mscclKernel_Sum_half_LL_false"}) {
+  for (const char* name : {"ncclDevKernel_SendRecv", "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t",
+                           "ncclDevKernel_Generic", "ncclDevKernel_Generic_1", "nvshmem_put_kernel",
+                           "nvshmemi_transfer_rma", "mscclKernel_Sum_half_LL_false"}) {
     CAPTURE(std::string(name));
-    for (const char* arguments : {"", R"("Collective name":"send")", R"("Collective name":"recv")"}) {
+    for (const char* arguments :
+         {"", R"("Collective name":"send")", R"("Collective name":"recv")"}) {
       KinetoLines events;
       events.Kernel(name, 0, 10, 20, arguments);
       const ProfilerRecording recording = Read(events.Text());
