@@ -477,7 +477,7 @@ def changed_plan(job, plan, folder):
     if job.holds_table:
         for unit in plan["plan"]["units"]:
             unit["gap"] = "hold"
-    name = plan["profile"]["name"]
+    name = plan["profile"].get("name") or plan["profile"]["json"]["name"]
     whole = plan["profile"].get("json") or whole_profile(folder, name)
     changes = {}
     if job.has_tensor_lists:

@@ -331,13 +331,12 @@ class Growth(ShardwrightTestCase):
     def test_measurements(self):
         header = "#                                                              out-of-place                       in-place\n"
         line = "{0:12d} {1:12d}     float    none      -1    {2:7.2f}    1.0    1.0      0    {2:7.2f}    1.0    1.0      0\n"
-        self.grows("lines of nccl-tests", 5_000, lambda n: ("fit-nccl", self.write(
-            "all_gather.txt", "# nThread 1 nGpus 4\n" + header + "".join(line.format(4 * i + 4, i + 1, 5 + i / 1000) for i in range(n))),
-            "--extends", "h100-torch-eager", "--date", "2026-11-21", "-o", "fit.json"), codes=(0, 1, 2, 3))
-        head = "source,system,gpu,gpus,nodes,gpus_per_node,network,op,bytes,time_us\n"
-        self.grows("rows of validate-nccl", 2_000, lambda n: ("validate-nccl", self.write(
-            "rows.csv", head + "".join(f"a,b{i},H100,8,1,8,nvlink,all_gather,{1024 + i},{10 + i / 100}\n" for i in range(n)))),
-            codes=(0, 1, 3))
+        self.grows("lines of nccl-tests", 5_000, lambda n: ("inspect-trace", self.write(
+            "all_gather.txt", "# nThread 1 nGpus 4\n" + header + "".join(line.format(4 * i + 4, i + 1, 5 + i / 1000) for i in range(n)))),
+            codes=(0, 1, 2, 3))
+        place = {"cluster": "h100-80 x8", "nodes": 1, "gpus_per_node": 8, "gpus": 8}
+        self.grows("rows of price", 2_000, lambda n: ("price", self.write("questions.json", json.dumps(
+            {"places": [place], "collectives": [{"place": 0, "op": "all_gather", "bytes": 1024 + i} for i in range(n)]}))))
         self.grows("topo -m", 60, lambda n: ("topo", "import", self.write(
             "m.txt", "\t" + "\t".join(f"GPU{i}" for i in range(n)) + "\tCPU Affinity\n" + "".join(
                 f"GPU{i}\t" + "\t".join("X" if i == k else "NV4" for k in range(n)) + "\t0-7\n" for i in range(n)))), codes=(0, 2, 3))

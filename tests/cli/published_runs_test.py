@@ -113,7 +113,7 @@ class Jobs(BenchTestCase):
         self.assertEqual(found.flags["--optimizer"].split(":")[1], "for_loop")
         plan, = plans(found)
         # Lists of 64 tensors: 64 times the issue of an op (6 us) and a launch (4 us) per collective.
-        whole = jobs.whole_profile(PROFILES, plan["profile"]["name"])
+        whole = jobs.whole_profile(PROFILES, plan["profile"]["json"]["name"])
         def latency(profile):
             return next(iter(sorted(profile["transports"]["opa"]["protocols"].items())))[1]["base_latency"]["value"]
         self.assertAlmostEqual(jobs.seconds(latency(plan["profile"]["json"])) - jobs.seconds(latency(whole)), 640e-6)
@@ -271,6 +271,12 @@ class Predictions(BenchTestCase):
         for found in predicted(*rows):
             self.assertEqual(found.profile, "gb200-torch-eager")
             self.assert_near(found, 8192 / found.run.tokens_per_s_per_gpu, 0.1)
+
+    def test_a_stack_that_changes_latencies_does_so_to_a_profile_of_the_users(self):
+        (self.folder / "mine.json").write_text(json.dumps({"format": "shardwright-profile", "version": 1, "name": "mine", "extends": "generic"}))
+        own, = predicted(row("bigscience-016", tier=""), profile=str(self.folder / "mine.json"))
+        shipped, = predicted(row("bigscience-016", tier=""), profile="generic")
+        self.assertEqual((own.skipped, own.profile, own.predicted_s), ("", "mine", shipped.predicted_s))
 
     def test_a_stack_that_changes_latencies_does_not_make_a_profile_ones_own(self):
         found, = predicted(row("bigscience-016", tier=""), bands=True)

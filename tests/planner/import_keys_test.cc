@@ -255,8 +255,8 @@ TEST_CASE("Scripts: Liger's layers are all or none, its head and loss a switch o
   const std::string loss = "liger_fused_linear_cross_entropy: true\n";
   const auto facts = [&](const std::string& more) {
     const Folder folder;
-    const RunFacts facts = FactsOf(Read(folder, {{"a.yaml", text + more}}));
-    return std::pair(facts.kernel_set, facts.loss_chunks);
+    const RunFacts read = FactsOf(Read(folder, {{"a.yaml", text + more}}));
+    return std::pair(read.kernel_set, read.loss_chunks);
   };
   CHECK(facts(layers + loss) == std::pair<std::string, std::int64_t>("hf-liger", 16));
   CHECK(facts(layers) == std::pair<std::string, std::int64_t>("hf-liger", 1));
