@@ -1,6 +1,5 @@
 #include "executor/cuda/product_choices.h"
 
-#include <fstream>
 #include <sstream>
 #include <utility>
 
@@ -29,7 +28,13 @@ std::optional<LtAlgorithmData> ProductChoices::Find(const std::string& product) 
 }
 
 ProductChoices::Table ProductChoices::Read() const {
-  std::istringstream in(Exists(file_) ? ReadTextFile(file_) : "");
+  std::string text;
+  if (Exists(file_)) {
+    InputFile file(file_);
+    text.resize(static_cast<std::size_t>(file.size()));
+    text.resize(file.Read(text.data(), text.size()));
+  }
+  std::istringstream in(text);
   std::string line;
   if (!std::getline(in, line)) {
     return {};

@@ -97,7 +97,8 @@ TEST_CASE("Scripts: TRL's defaults are not the Trainer's") {
   CHECK(file.job.precision.param == DType::kBf16);
   const std::string assumed = Assumed(run, file);
   CHECK(assumed.find(
-            "loss_type=\"chunked_nll\" (TRL since 1.7) gradient_checkpointing=true bf16=true ") == 0);
+            "loss_type=\"chunked_nll\" (TRL since 1.7) gradient_checkpointing=true bf16=true ") ==
+        0);
   // Transformers' own run_clm.py has no such words.
   const PlanFile plain =
       Imported({{"clm.yaml",
