@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -226,15 +227,19 @@ bool IsCount(std::string_view text) {
   return text.size() < 8 && IntegerIn(text).has_value();
 }
 
-// What stands in brackets: "(8)", "(x8)" and "(8 x)" are counts, "(r)", "(tm)" and "(rev a1)"
+// What stands in brackets: "(8)", "(x8)" and "(8 GPUs)" are counts, "(r)", "(tm)" and "(rev a1)"
 // nothing.
 std::string InBrackets(std::string text) {
+  static const std::set<std::string, std::less<>> kThings = {"",     "x",    "gpu",
+                                                             "gpus", "card", "cards"};
   text.erase(std::remove(text.begin(), text.end(), ' '), text.end());
   std::string_view count = text;
   count.remove_prefix(count.starts_with('x') ? 1 : 0);
-  count.remove_suffix(count.ends_with('x') ? 1 : 0);
-  const bool is_said = text == "r" || text == "tm" || text.starts_with("rev");
-  return is_said ? "" : IsCount(count) ? "x" + std::string(count) : text;
+  const std::size_t end = std::min(count.find_first_not_of("0123456789"), count.size());
+  if (kThings.contains(count.substr(end)) && IsCount(count.substr(0, end))) {
+    return "x" + std::string(count.substr(0, end));
+  }
+  return text == "r" || text == "tm" || text.starts_with("rev") ? "" : text;
 }
 
 void ReplaceAll(std::string& text, std::string_view from, std::string_view to) {

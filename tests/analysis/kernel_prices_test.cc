@@ -25,6 +25,7 @@ KernelRow RowOf(const std::string& line) {
   for (std::string field; std::getline(text, field, ',');) {
     fields.push_back(field);
   }
+  fields.resize(21);  // an empty last field has no comma behind it
   const auto count = [&](std::size_t i) {
     return fields[i].empty() ? std::int64_t{0} : std::stoll(fields[i]);
   };

@@ -425,6 +425,7 @@ TEST_CASE("Runtime: fp16 losses are divided by their number before they are scal
   setup.training.loss_scale.initial = 67108864.0;
   setup.training.loss_scale.growth_interval = 1000;
   setup.steps = 30;
+  setup.plan.accumulation = 1;
   const Outcome one = Train(setup);
   setup.plan.accumulation = 8;
   const Outcome eight = Train(setup);

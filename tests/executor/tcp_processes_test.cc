@@ -247,6 +247,7 @@ TEST_CASE("TcpProcesses.RanksThatWereGivenDifferentThingsAreNamed") {
       } catch (const InputError& error) {
         problem = error.what();
       }
+      all.Finish();
       const std::lock_guard lock(mutex);
       problems.insert(problem);
     });

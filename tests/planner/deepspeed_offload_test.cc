@@ -61,16 +61,15 @@ TEST_CASE("offload that is not simulated is refused") {
             "is simulated");
   CHECK(refused(R"("stage": 2, "offload_optimizer": {"device": "cpu"})") ==
         zero +
-            "offload_optimizer.device: got \"cpu\", expected no offload below stage 3, where it "
-            "is not simulated");
+            "offload_optimizer.device: got \"cpu\", expected none, since offload below stage 3 is "
+            "not simulated");
   CHECK(refused(R"("stage": 2, "cpu_offload": true)") ==
         zero +
-            "cpu_offload: got true, expected no offload below stage 3, where it is not "
-            "simulated");
+            "cpu_offload: got true, expected none, since offload below stage 3 is not simulated");
   CHECK(refused(R"("stage": 3, "offload_param": {"device": "cpu"})") ==
         zero +
-            "offload_param.device: got \"cpu\", expected the optimizer on the host, too: "
-            "parameters alone are not simulated");
+            "offload_param.device: got \"cpu\", expected the optimizer on the host, too, since "
+            "offload of parameters alone is not simulated");
   CHECK(refused(optimizer + R"(}, "cpu_offload": true)") ==
         zero +
             "cpu_offload: got true, expected one of this and "
@@ -81,8 +80,8 @@ TEST_CASE("offload that is not simulated is refused") {
             "memory are not simulated");
   CHECK(refused(optimizer + R"(, "ratio": 0.3})") ==
         zero +
-            "offload_optimizer.ratio: got 0.3, expected 1 or 1.0, since anything else cannot be "
-            "predicted");
+            "offload_optimizer.ratio: got 0.3, expected 1 or 1.0, since offload of a part of the "
+            "optimizer cannot be predicted");
   CHECK(refused(optimizer + "}", R"("torch_adam": true)") ==
         "d.json: optimizer.params.torch_adam: got true, expected false beside offload_optimizer, "
         "since PyTorch's Adam is not simulated on the host");
