@@ -3,7 +3,6 @@
 // The one place that starts threads, and what ends their work early.
 
 #include <atomic>
-#include <stop_token>
 #include <system_error>
 #include <thread>
 #include <type_traits>

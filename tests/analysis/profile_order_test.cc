@@ -17,6 +17,7 @@
 #include "planner/evaluate.h"
 #include "schedule/wrap.h"
 #include "simulator/plan_programs.h"
+#include "topologies/gpu_names.h"
 #include "topologies/profile_fit.h"
 
 namespace shardwright {
@@ -44,7 +45,9 @@ PlanFile TwoGpus(const std::string& model, const std::string& kernel_set) {
 
 std::vector<GpuSpec> Gpus() {
   std::vector<GpuSpec> gpus = GpuCatalog();
-  std::erase_if(gpus, [](const GpuSpec& gpu) { return gpu.architecture == "host"; });
+  // Two of a node are simulated, and a GB10 is alone in its own.
+  std::erase_if(
+      gpus, [](const GpuSpec& gpu) { return gpu.architecture == "host" || MostOfANode(gpu) == 1; });
   return gpus;
 }
 
