@@ -50,6 +50,7 @@ std::string TextSink::Finish() {
 }
 
 struct TextSource::Stream {
+  explicit Stream(const std::string& name) : file(name) {}
   InputFile file;
 };
 

@@ -83,6 +83,7 @@ RunFolder::RunFolder(const std::string& folder, bool resumes) : folder_(folder) 
   CheckUnused(folder);
   Lock();
   for (const std::filesystem::path& checkpoint : EntriesOf(folder)) {
+    RememberRead(checkpoint.string());  // the lock
     for (const std::filesystem::path& file : EntriesOf(checkpoint)) {
       RememberRead(file.string());  // no trace replaces a part of a checkpoint
     }

@@ -195,7 +195,7 @@ The better plan: 163 ms a step, 5.8 % +- 0.8 % less; it needs 13.5 GiB per GPU, 
 Patch of the settings for fsdp2
   --- a/fsdp2_plan.json
   +++ b/fsdp2_plan.json
-  @@ -8,55 +8,55 @@
+  @@ -9,55 +9,55 @@
      "training": {"sequence_length":1024,"micro_batch":2,"accumulation":1,"sync":"every","optimizer":"adamw","optimi...
      "recompute": [],
      "units": [

@@ -57,6 +57,7 @@ WORKS = {
     "inspect-trace": {"FILE": "run.json"},
     "topo": {"ACTION": "import", "FILE": "topo.txt", "--gpu": "h100-80"},
     "hang": {"DUMP": "dumps", "--plan": "plan.json"},
+    "judge": {"LOG": "run.log", "--plan": "plan.json"},
     "export": {"SOURCE": "hub", "--seq": "16", "--python": "/bin/false"},
 }
 # Beside WORKS: arguments that shut others out, or are read by another action only.
@@ -131,6 +132,7 @@ def deep_files(folder):
 def make_good(folder, run):
     """Files and folders of every format, as the program and its users write them."""
     (folder / "config.json").write_text(json.dumps(TINY))
+    (folder / "run.log").write_text("10 s/step\n")
     run("topo", "import", "topo.txt", "--gpu", "h100-80", "-o", "cluster.json")
     run("plan", "--model", "config.json", "--cluster", "h100-80 x1", "--seq", "16", "--no-search", "--kernel-set", "shardwright-host",
         "--precision", "fp32", "-o", "plan.json")
