@@ -11,10 +11,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import shardwright_test_case
-from shardwright_test_case import TESTS, main
+from shardwright_test_case import main, run_list
 from training_test_case import TrainingTestCase
-
-MEASURED = TESTS.parent / "bench" / "published" / "measured_runs.csv"
 
 
 class Limits(TrainingTestCase):
@@ -27,6 +25,7 @@ class Limits(TrainingTestCase):
         kernel = '{"ph":"X","cat":"kernel","name":"gemm","tid":7,"ts":1,"dur":5,"args":{"device":0,"stream":7,"correlation":1}}'
         for name in ("a.json", "b.json"):
             (self.folder / name).write_text('{"traceEvents":[' + kernel + "]}")
+        (self.folder / "runs.json").write_text(run_list())
         (self.folder / "budget.toml").write_text('[job.one]\nplan = "q.json"\nmemory = "72 GiB"\n')
 
     # What makes threads: the helpers of loops, ranks, their streams, a search's line, the writer of checkpoints.
@@ -37,7 +36,7 @@ class Limits(TrainingTestCase):
                 "advise": ("advise", "a.json", "--plan", "q.json"),
                 "run": ("run", "p.json", "--steps", "1", "--data", "random:9", "--checkpoint", "kept"),
                 "compare": ("compare", "q.json", "a.json", "b.json"),
-                "validate": ("validate", str(MEASURED)),
+                "validate": ("validate", "runs.json"),
                 "baselines": ("baselines", *job)}
 
     def single(self):
@@ -100,7 +99,9 @@ class Limits(TrainingTestCase):
                     if code == 127:  # the system's loader has no room for the libraries
                         self.assertIn("error while loading shared libraries", err)
                     else:
-                        self.assertIn(code, (0, 1, 4), err)
+                        # A rank that finds no room for a product in the middle of its step ends the run with 5.
+                        is_in_step = code == 5 and "address space" in err
+                        self.assertTrue(code in (0, 1, 4) or is_in_step, err)
 
 
 if __name__ == "__main__":

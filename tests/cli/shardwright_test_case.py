@@ -38,12 +38,12 @@ class ShardwrightTestCase(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def command(self, *arguments):
+    def line(self, *arguments):
         return [PROGRAM, *arguments]
 
     def run_program(self, *arguments, stdin="", stdout=subprocess.PIPE):
         """(exit code, standard output, standard error)."""
-        done = subprocess.run(self.command(*arguments), input=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True,
+        done = subprocess.run(self.line(*arguments), input=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True,
                               cwd=self.folder, timeout=500, check=False)
         return done.returncode, done.stdout, done.stderr
 
@@ -66,7 +66,7 @@ class BenchTestCase(ShardwrightTestCase):
 
     SCRIPTS = ("validate", "validate-nccl", "validate-kernels", "fit", "fit-nccl", "jobs")
 
-    def command(self, *arguments):
+    def line(self, *arguments):
         if arguments[0] not in self.SCRIPTS:
             return [PROGRAM, *arguments]
         script = TESTS.parent / "bench" / (arguments[0].replace("-", "_") + ".py")
