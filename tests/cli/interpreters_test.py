@@ -115,6 +115,8 @@ class Interpreters(ShardwrightTestCase):
     def test_a_module_of_the_folder_runs_because_it_was_named(self):
         (self.folder / "net.py").write_text(NET)
         (self.folder / "sibling.py").write_text(SIBLING)
+        shutil.rmtree(self.folder / "triton", ignore_errors=True)  # which PyTorch looks for when it runs, and this one is empty
+        (self.folder / "triton.py").unlink()
         code, out, err = self.export("net:build", "--input", "x=8x8", "-o", "model.json")
         self.assertEqual((code, err), (0, "what a model prints\n"))
         self.assertEqual(json.loads(out)["parameter_count"], 72)
@@ -139,7 +141,7 @@ class Interpreters(ShardwrightTestCase):
     def test_an_installed_module_is_not_the_folders(self):
         code, _, err = self.export("torch.nn:Identity", "--input", "x=8x8", "-o", "model.json")
         self.assert_nothing_ran(err)
-        self.assertEqual(code, 3)  # nothing to write of it, but it was found
+        self.assertEqual(code, 0)
         self.assertNotIn("No module", err)
 
     def test_packages_of_the_user(self):

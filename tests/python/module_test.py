@@ -104,12 +104,16 @@ class Module(unittest.TestCase):
             begin = float(process.stdout.readline())
 
             def used():
-                fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+                try:
+                    fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+                except FileNotFoundError:  # it is over
+                    return moment
                 return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") - begin
-            while used() < moment and process.poll() is None:
+            # Not reaped here: wait4 below asks what it used.
+            while used() < moment and not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 time.sleep(0.01)
             at = used()
-            process.send_signal(signal.SIGINT)
+            os.kill(process.pid, signal.SIGINT)  # send_signal would reap it
             said = process.stdout.read()
             _, _, usage = os.wait4(process.pid, 0)
             process.returncode = 0

@@ -628,7 +628,8 @@ class Graph:
         if first.storage.kind == "parameter" and call.has_grad | call.is_stopped:
             raise Unsupported(f"changes parameter {first.storage.name} in forward, which sharded training loses; change it in the training "
                               "loop, after the optimizer's step")
-        if self.kind(first) == "value" and (call.is_stopped or first.learns is False) and \
+        # A mask that is made of zeros and filled in place is as large as a value, and needs no gradient itself.
+        if self.kind(first) == "value" and (call.is_stopped or first.learns is False and first.storage.learns) and \
                 self.value_with_gradient(first).name in self.learning:
             raise Unsupported("changes a tensor that needs a gradient in place and without one; write it out of place")
 

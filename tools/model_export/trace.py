@@ -35,13 +35,14 @@ class Ref:
 
 class Storage:
     """`born` is the call that made it, `died` how many calls there were when it was given back in backward (or None). `is_on_host`: a
-    number that the module computes beside the device; what the trace is of lies on the meta device."""
+    number that the module computes beside the device; what the trace is of lies on the meta device. `learns`: some tensor in it needed
+    a gradient when an op read it."""
 
-    __slots__ = ("index", "nbytes", "dtype", "kind", "name", "born", "died", "is_on_host")
+    __slots__ = ("index", "nbytes", "dtype", "kind", "name", "born", "died", "is_on_host", "learns")
 
     def __init__(self, index, nbytes, dtype, born, is_on_host):
         self.index, self.nbytes, self.dtype, self.kind, self.name = index, nbytes, dtype, "made", ""
-        self.born, self.died, self.is_on_host = born, None, is_on_host
+        self.born, self.died, self.is_on_host, self.learns = born, None, is_on_host, False
 
 
 class Call:
@@ -335,6 +336,7 @@ class Recorder(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 ref = self.ref(tensor)
                 ref.learns = bool(ref.learns) or tensor.requires_grad
+                ref.storage.learns |= tensor.requires_grad
 
     @property
     def module(self):
