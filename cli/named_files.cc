@@ -40,7 +40,7 @@ void Remember(const NamedFile& input) {
   }
   for (const std::string& word : words) {
     for (const std::string& path : {word, word.substr(word.find(':') + 1), word + "/config.json"}) {
-      RememberRead(path, Shown(input));
+      RememberRead(path, Shown({input.name, word}));
     }
   }
 }
