@@ -42,11 +42,12 @@ struct Judgement {
   [[nodiscard]] bool IsMemoryAsPredicted() const;
 };
 
-// Simulates the plan once, and once per cause (ten to twenty, some of them several times to find
-// how strong they must be). A cause explains time and memory: its mismatch is the sum of squares of
-//   ln(simulated / measured step time) / 0.03,
-//   (simulated - measured memory) / error of memory, if the log has memory,
-//   ln(strength / usual strength) / ln(spread), for causes of any strength, such as a slow network.
+// Simulates the plan once, and each cause once or, to find how strong it must be, a dozen times.
+// A cause's mismatch adds up squares:
+//   ln(simulated / measured step time) / 0.03, since two runs of one job differ by 3 %;
+//   (simulated - measured memory) / error of memory, if the log has memory;
+//   ln(strength / usual strength) / ln(spread), of a slow network, links, GPU or host;
+//   1 for a cause that is there or not, such as recomputation.
 // Causes that explain less than a third of the difference are left out. Throws InputError for a
 // plan that cannot be simulated.
 [[nodiscard]] Judgement JudgeLog(const PlanFile& file, const StepLog& log);

@@ -35,6 +35,8 @@ struct LogFormat {
   double scale = 1;
 };
 
+constexpr std::string_view kProgressBar = "progress bar";
+constexpr double kMostLogged = 1e15;  // no step, rate or memory of a GPU comes near
 constexpr double kGib = 1024.0 * 1024 * 1024;
 constexpr double kMib = 1024.0 * 1024;
 using enum Logged;
@@ -108,6 +110,12 @@ bool IsOfNumber(char c) {
   return IsDigit(c) || c == '.' || c == ',';
 }
 
+// The comma of "7,100": three digits behind it, and no fourth.
+bool IsOfThousands(std::string_view line, std::size_t comma) {
+  const std::size_t end = std::min(line.find_first_not_of("0123456789", comma + 1), line.size());
+  return end == comma + 4;
+}
+
 // The number that begins at `begin`, behind blanks, quotes and signs of a key, and where it ends.
 std::optional<double> NumberFrom(std::string_view line, std::size_t begin, std::size_t* end) {
   begin = line.find_first_not_of(" \t'\":=", begin);
@@ -119,8 +127,8 @@ std::optional<double> NumberFrom(std::string_view line, std::size_t begin, std::
   for (; at < line.size() && IsOfNumber(line[at]); ++at) {
     if (line[at] != ',') {
       digits += line[at];
-    } else if (at + 1 == line.size() || !IsDigit(line[at + 1])) {
-      break;  // the comma of a list, not of thousands
+    } else if (!IsOfThousands(line, at)) {
+      break;  // the comma of a list
     }
   }
   while (at + 1 < line.size() && (line[at] == 'e' || line[at] == 'E')) {  // 1.2e-05
@@ -142,17 +150,34 @@ std::optional<double> NumberFrom(std::string_view line, std::size_t begin, std::
   return NumberIn(digits);
 }
 
-// The number that ends before `end`, blanks between them left out.
+// The number that ends before `end`, blanks between them left out; "7.1k" and "1.2M" are one, too.
 std::optional<double> NumberBefore(std::string_view line, std::size_t end) {
   while (end > 0 && line[end - 1] == ' ') {
     --end;
   }
+  const char last = end > 0 ? line[end - 1] : ' ';
+  const double scale = last == 'k' || last == 'K' ? 1e3 : last == 'M' ? 1e6 : 1;
+  end -= scale > 1 ? 1 : 0;
   std::size_t begin = end;
   while (begin > 0 && IsOfNumber(line[begin - 1])) {
     --begin;
   }
-  std::size_t ignored = 0;
-  return begin == end ? std::nullopt : NumberFrom(line, begin, &ignored);
+  if (begin == end || (begin > 0 && line[begin - 1] == '-')) {
+    return std::nullopt;
+  }
+  std::size_t read = 0;
+  const std::optional<double> number = NumberFrom(line, begin, &read);
+  // "61,3" is no number here: it may be 61.3, or two.
+  return number && read == end ? std::optional(*number * scale) : std::nullopt;
+}
+
+// Bars of other work: "Loading checkpoint shards: 100%|", "Map: 100%|", "Evaluating: 12/40".
+bool IsOfOtherWork(std::string_view line) {
+  const std::string title = LowerCase(line.substr(0, line.find('[')));
+  constexpr std::array<std::string_view, 10> kOthers = {
+      "load", "map", "token", "filter", "eval", "valid", "fetch", "saving", "generat", "pack"};
+  return std::any_of(kOthers.begin(), kOthers.end(),
+                     [&](std::string_view word) { return Contains(title, word); });
 }
 
 bool IsWordAt(std::string_view line, std::size_t at, std::string_view word) {
@@ -220,7 +245,9 @@ std::map<std::string_view, Values> ValuesIn(std::string_view text) {
     for (const LogFormat& format : kFormats) {
       const std::optional<double> value = ValueOf(format, line);
       const bool is_rate = format.quantity < kReserved;
-      if (value && *value > 0 && !(is_rate && said == format.framework && *format.before == '\0')) {
+      if (value && *value > 0 && *value * format.scale < kMostLogged &&
+          !(format.framework == kProgressBar && IsOfOtherWork(line)) &&
+          !(is_rate && said == format.framework && *format.before == '\0')) {
         found[format.framework][static_cast<std::size_t>(format.quantity)].push_back(*value *
                                                                                      format.scale);
         said = is_rate ? std::string_view(format.framework) : said;
@@ -242,7 +269,7 @@ StepLog ReadStepLog(std::string_view text, const std::string& file) {
   const std::map<std::string_view, Values> found = ValuesIn(plain);
   // A progress bar and typed words count where no line of a framework says a rate.
   const auto rank = [](const auto& entry) {
-    const bool is_weak = entry.first == "progress bar" || entry.first == "typed";
+    const bool is_weak = entry.first == kProgressBar || entry.first == "typed";
     return std::pair(CountRates(entry.second) > 0 && !is_weak, CountRates(entry.second));
   };
   const auto best = std::max_element(
@@ -250,8 +277,8 @@ StepLog ReadStepLog(std::string_view text, const std::string& file) {
   if (best == found.end() || CountRates(best->second) == 0) {
     throw InputError(
         file, "no line that says how fast a step is",
-        "a log of torchtitan, Trainer, TRL, axolotl, DeepSpeed, Megatron-LM, NeMo or LLM "
-        "Foundry, a progress bar, or words such as \"7100 tokens/s/GPU 61 GiB\"");
+        "a log of torchtitan, torchtune, Trainer, TRL, axolotl, DeepSpeed, Megatron-LM, NeMo, LLM "
+        "Foundry or OLMo, a progress bar, or words such as \"7100 tokens/s/GPU 61 GiB\"");
   }
   StepLog log;
   log.framework = best->first;

@@ -47,6 +47,7 @@ constexpr std::array<FlagRow, 1> kJudgeFlags = {
 
 constexpr std::int64_t kLargestLog = std::int64_t{64} << 20;
 constexpr std::size_t kShownCauses = 5;
+constexpr double kAnotherRun = 5;  // as many times slower or faster
 
 StepLog ReadLog(const Arguments& arguments) {
   const std::string log = arguments.text.at("LOG");
@@ -116,6 +117,11 @@ std::string ToText(const PlanFile& file, const StepLog& log, const Judgement& ju
   }
   if (judgement.causes.empty()) {
     return text + "\nNo cause that we can simulate explains it: is it the plan of this run?\n";
+  }
+  if (std::abs(std::log1p(judgement.Difference())) > std::log(kAnotherRun)) {
+    text +=
+        "\nThat is more than single causes make: is it the plan of this run, with its model, batch "
+        "and GPUs?\n";
   }
   text += "\nWhat would explain it, likeliest first\n";
   for (std::size_t i = 0; i < std::min(kShownCauses, judgement.causes.size()); ++i) {

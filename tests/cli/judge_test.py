@@ -138,13 +138,40 @@ class Judge(ShardwrightTestCase):
                 self.assertIn(" predicted: as predicted\n", out)
                 self.assertNotIn("to be sure", out)
 
+    def test_lines_of_public_logs(self):
+        """As torchtune, DeepSpeed, Megatron-DeepSpeed, axolotl and progress bars print them: framework, seconds a step, bytes."""
+        self.plan("plan.json", {"--model": "gpt2-xl", "--cluster": "dgx-h100", "--seq": "1024", "--micro-batch": "4"})  # 32 samples a step
+        for log, framework, step, memory in (
+            ("Step 1 | loss:2.1 lr:1e-5 tokens_per_second_per_gpu:4096.0 peak_memory_alloc:20.0 peak_memory_reserved:23.5\n",
+             "torchtune", 1, 23.5 * 2**30),
+            ("[2023-11-07 01:55:23,714] [INFO] [timer.py:260:stop] epoch=0/micro_step=40/global_step=10, RunningAvgSamplesPerSec=25.02, "
+             "CurrSamplesPerSec=64.0, MemAllocated=4.32GB, MaxMemAllocated=38.5GB\n", "DeepSpeed", 0.5, 38.5 * 2**30),
+            (" iteration      199/  317892 | consumed samples:       152832 | elapsed time per iteration (ms): 14287.5 | "
+             "learning rate: 2.407E-04 | global batch size:   768 |\n", "Megatron-LM", 14.2875, None),
+            ("{'train_runtime': '158.8', 'train_samples_per_second': '26.2', 'train_steps_per_second': '1.6', 'memory/max_active (GiB)': '2.42', "
+             "'memory/max_allocated (GiB)': '2.5', 'epoch': '1', 'tokens/train_per_sec_per_gpu': '0'}\n"
+             "100%|#####| 260/260 [02:38<00:00,  1.64it/s]\n", "Trainer", 0.625, 2.5 * 2**30),
+            ('{"train_runtime": 158.8, "train_steps_per_second": 1.6}', "Trainer", 0.625, None),
+            # Weights are loaded and texts mapped before the steps.
+            ("Loading checkpoint shards: 100%|##| 4/4 [00:05<00:00,  1.30s/it]\nMap: 100%|##| 9/9 [00:01<00:00, 3.1 it/s]\n"
+             "  1%|#  | 5/500 [00:06<10:20,  2.50s/it]\n", "progress bar", 2.5, None),
+            ("1.6k tokens/s/GPU 61 GiB", "typed", 2.56, 61 * 2**30),
+        ):
+            with self.subTest(log):
+                answer = self.judge(log)
+                self.assertEqual((answer["log"]["framework"], answer["log"]["values"]), (framework, 1))
+                self.assertAlmostEqual(answer["step_time_s"]["measured"], step)
+                self.assertEqual(answer["memory_bytes"]["measured"], memory)
+
     def test_bad_logs(self):
         self.plan("plan.json", {"--model": "gpt2", "--cluster": "dgx-h100", "--seq": "512"})
         (self.folder / "empty.log").write_text("loss 3.1\n")
-        expected = ("expected a log of torchtitan, Trainer, TRL, axolotl, DeepSpeed, Megatron-LM, NeMo or LLM Foundry, a progress bar, or words "
-                    'such as "7100 tokens/s/GPU 61 GiB"')
+        expected = ("expected a log of torchtitan, torchtune, Trainer, TRL, axolotl, DeepSpeed, Megatron-LM, NeMo, LLM Foundry or OLMo, "
+                    'a progress bar, or words such as "7100 tokens/s/GPU 61 GiB"')
         self.assert_fails(3, f"empty.log: got no line that says how fast a step is, {expected}", "judge", "empty.log", "--plan", "plan.json")
-        self.assert_fails(3, f"LOG: got no line that says how fast a step is, {expected}", "judge", "rather slow", "--plan", "plan.json")
+        for words in ("rather slow", "-3 s/step now", "0 s/step", "inf s/step", "7,5 s/step", "99999999999999999999 s/step"):
+            with self.subTest(words):
+                self.assert_fails(3, f"LOG: got no line that says how fast a step is, {expected}", "judge", words, "--plan", "plan.json")
         self.assert_fails(2, "LOG and --plan both want standard input", "judge", "-", "--plan", "-")
 
 
