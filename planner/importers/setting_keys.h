@@ -49,9 +49,10 @@ class SettingKeys {
   [[nodiscard]] const std::map<std::string, SettingKey>& all() const { return keys_; }
 
   // For a key that no settings struct holds. Returns true if it changes nothing, false if it is
-  // unknown and may be. `known` are the keys that the struct holds. Throws InputError for refused
-  // features, keys one letter away from a known one, unknown keys of a file that no script reads,
-  // and unknown keys that are on and have a word of plans in their names.
+  // unknown and may be. `known` are the keys that the struct holds. Throws InputError for a refused
+  // feature and for a key one letter away from a known one. An unknown key is an error in a file
+  // that no script reads. Elsewhere it is one if it is on and has a word of plans in its name, such
+  // as "rank" or "offload".
   [[nodiscard]] bool ChangesNothing(const Leaf& leaf, const std::vector<std::string>& known) const;
 
  private:
