@@ -10,9 +10,7 @@ import json
 import os
 import pathlib
 import shlex
-import socket
 import sys
-import traceback
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -27,6 +25,8 @@ except ImportError as error:
     print(f"SKIPPED: {error}")
     sys.exit(77)
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from gloo_ranks import run_ranks
 from shardwright_test_case import ShardwrightTestCase, main
 
 STEPS = 3
@@ -148,7 +148,9 @@ def reference(name, plan, ranks):
     return train(model, plan["training"], whole, lambda _: Nothing())
 
 
-def run_case(target, name, plan, ranks, rank):
+def run_case(job, rank):
+    target, name, plan = job
+    ranks = dist.get_world_size()
     module = importlib.import_module(f"shardwright_{target}")
     model = module.apply_plan(frozen(name, plan), copy.deepcopy(plan), device_type="cpu",
                               **({"device_id": torch.device("cpu")} if target == "fsdp1" else {}))
@@ -169,42 +171,6 @@ def run_case(target, name, plan, ranks, rank):
     losses = torch.tensor(train(model, plan["training"], batches(plan["training"], ranks)[:, :, rank], before))
     dist.all_reduce(losses)
     return (losses / ranks).tolist()
-
-
-def child(rank, ranks, port, jobs, pipe):
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    results = []
-    for target, name, plan in jobs:
-        try:
-            results.append(run_case(target, name, plan, ranks, rank))
-        except BaseException:  # pylint: disable=broad-except
-            results.append(traceback.format_exc())
-            break
-    os.write(pipe, (json.dumps(results) + "\n").encode())
-    os._exit(0)
-
-
-def run_ranks(ranks, jobs):
-    """Per rank what run_case returned for each job, or a traceback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pipes, pids = [], []
-    for rank in range(ranks):
-        read, write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            child(rank, ranks, port, jobs, write)
-        os.close(write)
-        pipes.append(os.fdopen(read))
-        pids.append(pid)
-    results = [pipe.read() for pipe in pipes]
-    for pipe, pid in zip(pipes, pids):
-        pipe.close()
-        os.waitpid(pid, 0)
-    return [json.loads(text) if text else ["the process died"] for text in results]
 
 
 class EmitToTorch(ShardwrightTestCase):
@@ -230,7 +196,7 @@ class EmitToTorch(ShardwrightTestCase):
         for module in ("shardwright_plan", "shardwright_fsdp2", "shardwright_fsdp1"):
             importlib.import_module(module)
         expected = [reference(name, plan, ranks) for _, name, plan in jobs]
-        results = run_ranks(ranks, jobs)
+        results = run_ranks(ranks, jobs, run_case)
         for rank, of_rank in enumerate(results):
             for (target, name, flags), losses, wanted in zip(CASES[ranks], of_rank, expected):
                 with self.subTest(ranks=ranks, rank=rank, target=target, model=name, flags=flags):

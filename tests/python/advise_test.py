@@ -10,12 +10,10 @@ import dataclasses
 import json
 import os
 import pathlib
-import socket
 import statistics
 import sys
 import tempfile
 import time
-import traceback
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(sys.argv.pop(1)).resolve()))
@@ -30,6 +28,9 @@ except ImportError as error:
     sys.exit(77)
 
 import shardwright
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from gloo_ranks import run_ranks
 
 RANKS, SAMPLES, VOCABULARY = 2, 2, 512
 DEEP = "SHARDWRIGHT_DEEP" in os.environ
@@ -88,7 +89,7 @@ def record(training, plan, folder, steps):
             recording.step()
 
 
-def run_job(job):
+def run_job(job, _rank):
     """One plan is recorded; with another one, both are timed, too: the medians of their steps."""
     shape, plan, other, folder = job
     trainings = [Training(shape, one) for one in (plan, other) if one is not None]
@@ -103,43 +104,12 @@ def run_job(job):
     return [statistics.median(seconds) if seconds else 0.0 for seconds in times]
 
 
-def child(rank, port, jobs, pipe):
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(RANKS))
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
-    results = []
-    for job in jobs:
-        try:
-            results.append(run_job(job))
-        except BaseException:  # pylint: disable=broad-except
-            results.append(traceback.format_exc())
-            break
-    os.write(pipe, (json.dumps(results) + "\n").encode())
-    os._exit(0)
-
-
-def run_ranks(jobs):
-    """What run_job returned on rank 0, or a traceback, for each job."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pipes, pids = [], []
-    for rank in range(RANKS):
-        read, write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            child(rank, port, jobs, write)
-        os.close(write)
-        pipes.append(os.fdopen(read))
-        pids.append(pid)
-    results = [pipe.read() for pipe in pipes]
-    for pipe, pid in zip(pipes, pids):
-        pipe.close()
-        os.waitpid(pid, 0)
-    for text in results:
-        done = json.loads(text) if text else ["the process died"]
+def run_jobs(jobs):
+    """What run_job returned on rank 0 for each job. All ranks must have run all of them."""
+    results = run_ranks(RANKS, jobs, run_job)
+    for done in results:
         assert len(done) == len(jobs) and not any(isinstance(one, str) for one in done), done
-    return json.loads(results[0])
+    return results[0]
 
 
 def corrected(plan, profile):
@@ -172,7 +142,7 @@ class Advise(unittest.TestCase):
     def test_planted_problems(self):
         cases = {"sync": {"accumulation": 4, "reshard": "never"}, "reshard": {"wrap": "root", "reshard": "always"}}
         jobs = [(SMALL, plan_of(SMALL, **flags), None, self.folder / topic) for topic, flags in cases.items()]
-        run_ranks(jobs)
+        run_jobs(jobs)
         other = plan_of(LONG)
         for topic, (_, plan, _, folder) in zip(cases, jobs):
             with self.subTest(topic=topic):
@@ -195,7 +165,7 @@ class Advise(unittest.TestCase):
         right, errors = 0, []
         for i, (shape, a, b) in enumerate(cases):
             plan, changed, folder = plan_of(shape, **a), plan_of(shape, **b), self.folder / str(i)
-            (own, other), = run_ranks([(shape, plan, changed, folder)])
+            (own, other), = run_jobs([(shape, plan, changed, folder)])
             measured, predicted = other / own, self.predicted(plan, changed, folder)
             right += (predicted < 1) == (measured < 1)
             errors.append(abs(predicted / measured - 1))

@@ -10,12 +10,10 @@ import gzip
 import json
 import os
 import pathlib
-import socket
 import statistics
 import sys
 import tempfile
 import time
-import traceback
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(sys.argv.pop(1)).resolve()))
@@ -32,7 +30,9 @@ except ImportError as error:
 import shardwright
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import vision_models
+from gloo_ranks import run_ranks
 
 RANKS, STEPS, SAMPLES, TOKENS, SIDE = 2, 4, 2, 16, vision_models.SMALL.side
 TOLERANCE = 2e-5  # sums in another order, fp32
@@ -272,7 +272,8 @@ def parts(batch, count):
     return [dict(zip(batch, values)) for values in zip(*(tensor.chunk(count) for tensor in batch.values()))]
 
 
-def run_case(name, plan, folder, rank):
+def run_case(job, rank):
+    name, plan, folder = job
     model = shardwright.apply(build(name), plan, device_type="cpu")
     accumulation = plan["accumulation"]
     mine = parts(samples(name, RANKS * accumulation * SAMPLES), RANKS)[rank]
@@ -285,42 +286,6 @@ def run_case(name, plan, folder, rank):
     losses = torch.tensor(losses)
     dist.all_reduce(losses)
     return (losses / RANKS).tolist()
-
-
-def child(rank, port, jobs, pipe):
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(RANKS))
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
-    results = []
-    for job in jobs:
-        try:
-            results.append(run_case(*job, rank))
-        except BaseException:  # pylint: disable=broad-except
-            results.append(traceback.format_exc())
-            break
-    os.write(pipe, (json.dumps(results) + "\n").encode())
-    os._exit(0)
-
-
-def run_ranks(jobs):
-    """Per rank what run_case returned for each job, or a traceback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pipes, pids = [], []
-    for rank in range(RANKS):
-        read, write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            child(rank, port, jobs, write)
-        os.close(write)
-        pipes.append(os.fdopen(read))
-        pids.append(pid)
-    results = [pipe.read() for pipe in pipes]
-    for pipe, pid in zip(pipes, pids):
-        pipe.close()
-        os.waitpid(pid, 0)
-    return [json.loads(text) if text else ["the process died"] for text in results]
 
 
 class Live(unittest.TestCase):
@@ -356,7 +321,7 @@ class Live(unittest.TestCase):
         jobs = [(name, self.plan(name, flags), pathlib.Path(tempfile.mkdtemp(dir=self.folder))) for name, flags in cases]
         expected = [self.unwrapped(name, RANKS * plan["accumulation"]) for name, plan, _ in jobs]
         self.assertGreater(abs(expected[0][0] - expected[0][-1]), 2e-4)  # the steps do something
-        for rank, results in enumerate(run_ranks(jobs)):
+        for rank, results in enumerate(run_ranks(RANKS, jobs, run_case)):
             self.assertEqual(len(results), len(jobs), results)
             for (name, flags), losses, wanted in zip(cases, results, expected):
                 with self.subTest(rank=rank, model=name, flags=flags):

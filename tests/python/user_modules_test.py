@@ -6,13 +6,10 @@ Two gloo processes run what is not refused: their losses are those of the unwrap
 those of the program, of every step. What apply refuses is as it was. The modules are those of user_modules.py.
 """
 
-import json
 import os
 import pathlib
-import socket
 import sys
 import tempfile
-import traceback
 import unittest
 import warnings
 
@@ -21,18 +18,19 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1", 
 
 try:
     import torch
-    import torch.distributed as dist
     import transformers  # noqa: F401
 except ImportError as error:
     print(f"SKIPPED: {error}")
     sys.exit(77)
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "schedule"))
 
 import program_collectives
 import shardwright
 import torch_pool
+from gloo_ranks import run_ranks
 from user_modules import CASES, TOKENS, WORDS
 
 RANKS, STEPS, SAMPLES = 2, 3, 2
@@ -82,8 +80,9 @@ def train(case, model, batch, after_step=lambda: None):
     return losses
 
 
-def run_case(name, plan, rank):
+def run_case(job, rank):
     """Losses, and per step the collectives."""
+    name, plan = job
     case = CASES[name]
     model = shardwright.apply(build(case), plan, device_type="cpu")
     case.after(model)
@@ -92,41 +91,6 @@ def run_case(name, plan, rank):
     with torch_pool.Recorder({tuple(range(RANKS)): "shard"}) as recorder:
         losses = train(case, model, batch, lambda: steps.append(recorder.take()))
     return losses, steps
-
-
-def child(rank, port, jobs, pipe):
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(RANKS))
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
-    results = {}
-    for name, plan in jobs.items():
-        try:
-            results[name] = run_case(name, plan, rank)
-        except BaseException:  # pylint: disable=broad-except
-            results[name] = traceback.format_exc()
-    os.write(pipe, (json.dumps(results) + "\n").encode())
-    os._exit(0)
-
-
-def run_ranks(jobs):
-    """Per rank, by name: what run_case returned, or a traceback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pipes, pids = [], []
-    for rank in range(RANKS):
-        read, write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            child(rank, port, jobs, write)
-        os.close(write)
-        pipes.append(os.fdopen(read))
-        pids.append(pid)
-    results = [pipe.read() for pipe in pipes]
-    for pipe, pid in zip(pipes, pids):
-        pipe.close()
-        os.waitpid(pid, 0)
-    return [json.loads(text) if text else {} for text in results]
 
 
 class UserModules(unittest.TestCase):
@@ -187,7 +151,7 @@ class UserModules(unittest.TestCase):
         for name, case in cases.items():
             with self.subTest(name, step="plan"):
                 jobs[name] = plan_of(case)
-        ranks = run_ranks(jobs)
+        ranks = [dict(zip(jobs, results)) for results in run_ranks(RANKS, list(jobs.items()), run_case, goes_on=True)]
         for name, plan in jobs.items():
             with self.subTest(name):
                 results = [found.get(name, "the process died") for found in ranks]
