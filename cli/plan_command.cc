@@ -2,8 +2,6 @@
 #include <array>
 #include <cmath>
 #include <functional>
-#include <iterator>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -25,6 +23,7 @@
 #include "core/printable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
+#include "planner/fastest_emitted.h"
 #include "planner/warnings.h"
 #include "schedule/dialect_facts.h"
 #include "simulator/plan_programs.h"
@@ -393,70 +392,6 @@ const Emitter* TargetOf(const Arguments& arguments, const std::string& imported_
   throw InputError("imported_from", Quoted(imported_from), "one of " + Listed(names, Quoted));
 }
 
-// The plan as the target will run it, whatever of it is lost; nothing where it cannot.
-std::optional<PlanFile> AsEmitted(const Emitter& target, PlanFile file, const Plan& plan) {
-  file.plan = plan;
-  try {
-    return target.emit(file, {}).as_emitted;
-  } catch (const InputError&) {
-    return std::nullopt;
-  }
-}
-
-// Puts what the target makes of the search's plans in the place of the found one: the fastest of
-// them, the run's own among them. Changes nothing where none fits.
-void TakeEmitted(const PlanFile& run, const Emitter& target, SearchedPlan& searched) {
-  constexpr std::size_t kTried = 16;
-  SearchResult& r = searched.result;
-  std::vector<Candidate> tried;
-  std::copy_if(r.candidates.begin(), r.candidates.end(), std::back_inserter(tried),
-               [](const Candidate& c) {
-                 return c.status == CandidateStatus::kFits && !c.plan.units.empty();
-               });
-  std::stable_sort(tried.begin(), tried.end(), [](const Candidate& a, const Candidate& b) {
-    return a.step_time < b.step_time;
-  });
-  tried.resize(std::min(tried.size(), kTried));
-  Candidate own;
-  own.family = own.label = "the run's own";
-  own.plan = run.plan;
-  tried.push_back(std::move(own));
-  std::optional<PlanFile> best;
-  Candidate chosen;
-  for (Candidate& c : tried) {
-    const std::optional<PlanFile> file = AsEmitted(target, searched.file, c.plan);
-    if (!file) {
-      continue;
-    }
-    const PlanOutcome outcome = Evaluate(*file, {.memory_limit = r.memory_limit});
-    const Seconds time = ToSeconds(outcome.step_time);
-    if (!outcome.Fits() || outcome.retries_per_step > 0 || (best && time >= chosen.step_time)) {
-      continue;
-    }
-    best = file;
-    chosen = std::move(c);
-    chosen.plan = file->plan;
-    chosen.step_time = time;
-    chosen.memory = outcome.device_peak.total + outcome.outside;
-    chosen.needed = outcome.DeviceTotal();
-    chosen.host_memory = outcome.host_peak;
-    r.best = {.index = r.candidates.size(),
-              .plan = file->plan,
-              .step_time = time,
-              .peak = outcome.device_peak,
-              .outside = outcome.outside,
-              .reserved = outcome.reserved,
-              .host_memory = outcome.host_peak};
-  }
-  if (best) {
-    r.candidates.push_back(std::move(chosen));
-    r.pareto = {r.best.index};
-    r.proven_gap = std::max(0.0, 1 - r.lower_bound.value / r.best.step_time.value);
-    searched.file = *std::move(best);
-    searched.native_time.reset();
-  }
-}
-
 // What would be faster than a run, in the framework that it came from.
 int RunFrom(const Arguments& arguments) {
   CheckFlagsBesideRun(arguments);
@@ -471,7 +406,14 @@ int RunFrom(const Arguments& arguments) {
   const PlanFile job = JobBesideRun(arguments, options, run);
   SearchedPlan searched = SearchPlanOf(job, options, arguments.streams.stop);
   if (target != nullptr && searched.result.is_feasible) {
-    TakeEmitted(run, *target, searched);
+    if (auto emitted = FastestEmitted(run.plan, *target, searched.file, searched.result)) {
+      searched.file = *std::move(emitted);
+      searched.native_time.reset();
+    } else {
+      Warn("no plan found fits as " + imported_from +
+           " would run it; the answer may need choices that its settings cannot say");
+      target = nullptr;
+    }
   }
   const auto report = [&](const std::string& output) {
     if (!searched.result.is_feasible) {

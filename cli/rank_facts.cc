@@ -1,12 +1,11 @@
 #include "cli/rank_facts.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <system_error>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/version.h"
+#include "core/files.h"
 #include "executor/checkpoint/output_file.h"
 #include "executor/data/mapped_file.h"
 
@@ -39,10 +38,8 @@ void AddFields(const nlohmann::json& json, const std::string& name, RankFacts& f
 
 // Of a file what it holds, whatever it is called.
 std::string FileValue(const std::string& path) {
-  std::error_code error;
-  return std::filesystem::is_regular_file(path, error)
-             ? Checksum(ContentChecksum(MappedFile(path).bytes(), 0))
-             : ValueOf(path);
+  return IsRegularFile(path) ? Checksum(ContentChecksum(MappedFile(path).bytes(), 0))
+                             : ValueOf(path);
 }
 
 std::string ValueOf(const std::string& text, FileRole file, Ranks ranks) {
