@@ -118,7 +118,7 @@ def scorings_table():
 
 
 def kernel_rows():
-    """(chip and library, op, rows, mean now) of bench/kernels.csv, from which docs/measurements.md has its table, too."""
+    """(chip and library, op, rows, mean now) of bench/kernels.csv, from which bench/log/kernels.md has its table, too."""
     return [(f"{row['chip']}, {row['library']}", row["op"], row["rows"], float(row["mean"])) for row in kernels_table.read()]
 
 
@@ -254,7 +254,7 @@ Fitted to steps are {fitted_to_steps()}, each profile's own counted; before PyTo
 
 ## Rows to fit to, to look at, and to score
 
-bench/protocol.json has the sets. Mean absolute errors by set; kernels are the rows left out by a hash of their shape (docs/measurements.md): they were looked at, and there is no test set of kernels or collectives in this repository.
+bench/protocol.json has the sets. Mean absolute errors by set; kernels are the rows left out by a hash of their shape (bench/log/kernels.md): they were looked at, and there is no test set of kernels or collectives in this repository.
 
 ![Mean absolute errors by set](../docs/images/accuracy_sets.svg)
 

@@ -3,7 +3,7 @@
 # the deep tests in the release build (60 random mutants among them), a minute of damaged files per reader of foreign files and of
 # settings, the table of how costs grow, 10^8 inputs of libFuzzer in sum (FUZZ_INPUTS), every ci test under AddressSanitizer and
 # UndefinedBehaviorSanitizer, the threaded tests under ThreadSanitizer, and clang-tidy with the
-# path-sensitive analyzer. Record the last lines, with the machine, in docs/measurements.md.
+# path-sensitive analyzer. Record the last lines, with the machine, in bench/log/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=$(nproc)

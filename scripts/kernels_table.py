@@ -1,4 +1,4 @@
-"""Writes the table of errors on single kernels into docs/measurements.md from bench/kernels.csv, which bench/accuracy.md's picture is made from, too.
+"""Writes the table of errors on single kernels into bench/log/kernels.md from bench/kernels.csv, which bench/accuracy.md's picture is made from, too.
 
     python3 scripts/kernels_table.py [--check]
 
@@ -13,7 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "bench/kernels.csv"
-PAGE = ROOT / "docs/measurements.md"
+PAGE = ROOT / "bench/log/kernels.md"
 HEADER = "| chip, library | op | left out | before | now | goal |\n| --- | --- | ---: | ---: | ---: | ---: |\n"
 
 

@@ -11,6 +11,7 @@ import includes
 import lengths
 import links
 import outputs
+import pages
 import paths
 import printing
 import promises
@@ -195,6 +196,39 @@ class Links(Scratch):
         self.assertEqual(links.check(self.root),
                          ["cli/main.cc: target main includes nlohmann/json_fwd.hpp through core/a.h and does not link "
                           "nlohmann_json::nlohmann_json"])
+
+
+class Pages(Scratch):
+    LIMITS = {"words": 100, "long sentences": 0, "riddles": 0}
+
+    def test_words_of_code_and_made_tables_do_not_count(self) -> None:
+        made = "| made by hand |\n\n<!-- gains: begin -->\n| a | b |\n<!-- gains: end -->\n"
+        self.assertEqual(pages.words("docs/a.md", f"One two.\n\n```sh\nthree four\n```\n{made}"), 2 + 5)
+        self.assertEqual(pages.words("docs/models.md", "One two.\n\n| three |\n"), 2)
+
+    def test_long_sentences(self) -> None:
+        word = "word " * 34
+        self.assertEqual(pages.too_long(f"Thirty {word}`code of one. Word`. Short.\n\n| {word * 2} |\n"), [f"Thirty {word}`code_of_one__Word`."])
+        self.assertEqual(pages.too_long(f"Thirty {word}.\n- {word}\n- {word}\n"), [])
+
+    def test_riddles(self) -> None:
+        self.assertEqual(pages.riddles("A unit. What is one with it leaves the list. What is a unit? It is that. `x` is what it is."),
+                         ["What is one with it leaves the list."])
+
+    def test_links_and_names(self) -> None:
+        self.plant("docs/b.md", "# The Planner's page\n")
+        self.plant("docs/a.md", "# A\n\n[b](b.md#the-planners-page) [c](b.md#other) [d](d.md) [e](https://e) `bench/log/x.md`\n")
+        self.assertEqual(pages.check(self.root, self.LIMITS | {"words": 16}),
+                         ["docs/a.md: links b.md#other, but the page has no such heading", "docs/a.md: links d.md, which is not there",
+                          "docs/a.md: names bench/log/x.md, which is not there"])
+
+    def test_limits_fall(self) -> None:
+        self.plant("docs/a.md", "word " * 90 + "\nWhat is there is there.\n")
+        self.assertEqual(pages.check(self.root, self.LIMITS),
+                         ["docs/: 1 long sentences, expected at most 0 (pages.txt)"])
+        self.plant("docs/a.md", "What is there is there.\n")
+        self.assertEqual(pages.check(self.root, self.LIMITS),
+                         ["pages.txt: words have fallen to 5; lower the limit of 100", "docs/: 1 riddles, expected at most 0 (pages.txt)"])
 
 
 class Paths(Scratch):
