@@ -172,6 +172,28 @@ class Untouched(TrainingTestCase, HangTestCase):
         (self.folder / "x.sqlite-journal").write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(504))
         self.assert_fails(3, error.replace("-wal", "-journal"), "inspect-trace", "x.sqlite")
 
+    def test_journals_that_are_over(self):
+        """PERSIST leaves the journal of a finished transaction, its header zeroed; TRUNCATE leaves an empty one."""
+        measured_files_test.nsight(self.folder / "x.sqlite")
+        said = self.succeed("inspect-trace", "x.sqlite")
+        for mode, size in (("PERSIST", 1000), ("TRUNCATE", 0)):
+            database = sqlite3.connect(self.folder / "x.sqlite")
+            database.execute(f"PRAGMA journal_mode = {mode}")
+            database.execute(f"CREATE TABLE of_{mode} (x)")
+            database.commit()
+            journal = (self.folder / "x.sqlite-journal").read_bytes()
+            self.assertEqual((len(journal) > size, journal[:28]), (size > 0, bytes(28 if size else 0)))
+            # While another transaction is open its header is there.
+            database.execute("PRAGMA cache_size = 1")
+            database.execute("BEGIN")
+            database.executemany(f"INSERT INTO of_{mode} VALUES (?)", [("x" * 4000,)] * 100)
+            self.assertEqual(self.run_program("inspect-trace", "x.sqlite")[0], 3)
+            database.rollback()
+            database.close()
+            before = picture(self.folder)
+            self.assertEqual(self.succeed("inspect-trace", "x.sqlite"), said)
+            self.assertEqual(picture(self.folder), before)
+
     def test_names_that_mean_something_in_a_uri(self):
         for name in ("a?mode=rwc.sqlite", "a%41.sqlite", "a#b.sqlite", "file:a.sqlite", "a b&cache=shared.sqlite", "ä.sqlite"):
             with self.subTest(name=name):
