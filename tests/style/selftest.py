@@ -76,7 +76,7 @@ class Includes(Scratch):
                 "core/b.h:2: nlohmann/json.hpp may be included by .cc files only, since it is slow to compile",
                 'core/c.cc:1: "units.h" is not a path from the repository root',
                 'core/c.cc:2: "../core/units.h" is not a path from the repository root',
-                "executor/d.h:2: nccl.h: CUDA and NCCL headers may be included in executor/cuda/ only",
+                "executor/d.h:2: nccl.h: CUDA and NCCL headers may be included in executor/cuda/ and its tests only",
             ],
         )
 
