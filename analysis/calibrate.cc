@@ -469,6 +469,9 @@ void CalibrateHost(const std::vector<CalibrationRun>& runs, const CalibrationSam
       row.terms.push_back({kCopy, 1});
     } else if (IsPricedByKernels(shape) && (launches > 0 || shape.code == OpCode::kCompute)) {
       row.terms = {{kLaunch, launches}, {kOp, 1}};
+      if (shape.issue == Issue::kHook) {
+        row.terms.push_back({kHook, 2});
+      }
     }
     if (!row.terms.empty()) {
       rows.push_back(std::move(row));

@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "analysis/bands.h"
 #include "analysis/predict_run.h"
+#include "core/json.h"
 #include "core/printable.h"
 #include "core/text.h"
 #include "topologies/profile_fit.h"
+#include "topologies/profile_targets.h"
 
 namespace shardwright {
 namespace {
@@ -83,28 +87,57 @@ bool IsOfNoGpu(const Profile& profile) {
   return profile.architecture.empty();
 }
 
-// Was any shipped profile fitted to steps on this kind of chip?
-bool HasFittedSteps(const std::string& architecture) {
+// Was any shipped profile fitted to steps of which this is true?
+template <class Test>
+bool HasFit(Test is_true) {
   const std::vector<std::string> names = ListProfiles();
   return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
     const std::optional<ProfileFit> fit = FitOf(name);
-    return fit && FindGpu(fit->gpu, name).architecture == architecture;
+    return fit && is_true(*fit);
   });
 }
 
-// What was seen of such runs; the user's own profiles have no runs.
-double LeastBand(const PlanFile& file, const Known& known, std::string_view source) {
+// How far the plan is from what steps are known of; cards that add at half rate are chips of their
+// own, of which no step is known.
+std::string KindOf(const PlanFile& file, const Known& known) {
+  if (IsOfNoGpu(file.profile)) {
+    return "generic";
+  }
+  const GpuSpec& gpu = file.cluster.gpu;
+  const bool knows_chip =
+      known.on_this_gpu || (ProfileTargets(gpu).size() == 2 && HasFit([&](const ProfileFit& fit) {
+                              return FindGpu(fit.gpu, "bands").architecture == gpu.architecture;
+                            }));
+  const bool knows_stack =
+      HasFit([&](const ProfileFit& fit) { return fit.RunCount(file.kernels.name) > 0; });
+  return knows_chip ? (knows_stack ? "known" : "stack") : (knows_stack ? "chip" : "both");
+}
+
+double HalfWidth(const std::string& kind) {
+  static const JsonValue data =
+      JsonValue::Parse(EmbeddedBands().front().text, std::string(EmbeddedBands().front().path));
+  return data.At("kinds").At(kind).At("half_width").AsDouble();
+}
+
+// The kind, and what was seen of such runs; the user's own profiles have no runs.
+std::pair<std::string, double> LeastBand(const PlanFile& file, const Known& known,
+                                         std::string_view source) {
   if (known.is_own) {
-    return 0;
+    return {"own", 0};
   }
   if (known.on_this_gpu && known.fit->Knows(source) && known.fit->RunCount(file.kernels.name) > 0) {
-    return kBandPerMeanError * known.fit->left_out_error;
+    return {"source", kBandPerMeanError * known.fit->left_out_error};
   }
-  const double chip = IsOfNoGpu(file.profile) ? kNewRunSpread.chip
-                      : known.fit || HasFittedSteps(file.cluster.gpu.architecture)
-                          ? 0
-                          : kNewRunSpread.chip_without_steps;
-  return kBandPerDeviation * std::hypot(kNewRunSpread.source, kNewRunSpread.shape, chip);
+  std::string kind = KindOf(file, known);
+  for (const auto& [is_of, special] :
+       {std::pair(file.plan.offload != Offload(), "offload"),
+        std::pair(file.kernels.fp8 != Fp8Products::kNone, "fp8"),
+        std::pair(file.cluster.gpu.vendor != "nvidia", "other maker")}) {
+    if (is_of && HalfWidth(special) > HalfWidth(kind)) {
+      kind = special;
+    }
+  }
+  return {kind, HalfWidth(kind)};
 }
 
 }  // namespace
@@ -115,7 +148,8 @@ std::string ConfidenceText(const PlanFile& file) {
 
 Confidence ConfidenceOf(const PlanFile& file, std::string_view source) {
   const Known known = KnownOf(file);
-  return {TextOf(file, known), std::max(StepTimeBand(file), LeastBand(file, known, source))};
+  const auto [kind, least] = LeastBand(file, known, source);
+  return {TextOf(file, known), std::max(StepTimeBand(file), least), kind};
 }
 
 }  // namespace shardwright

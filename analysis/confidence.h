@@ -11,32 +11,21 @@ namespace shardwright {
 struct Confidence {
   // Which profile it is and what it was fitted to, in one line.
   std::string text;
-  // Relative half-width of the 90 % band of the step time.
+  // Relative half-width of the band of the step time that holds at least 8 of 10 such runs.
   double band = 0;
+  // Of analysis/bands.json; "source": a publisher whose other runs are known; "own": a profile of
+  // the user's.
+  std::string kind;
 };
 
-// What the step of a run that no fit has seen differs from its prediction, in logarithms: one draw
-// for all runs of one source on one GPU (its host, network, software, extra work), one for each
-// run's shape, and one for the chip where no step on its kind was ever fitted, a larger one where
-// nothing of it was measured at all. Standard deviations, estimated from the rows of each source
-// while it was left out of all fits, groups of one source on one GPU counting alike; from MI300X's
-// steps by its kernels alone; and from each chip by the profile of no GPU in particular
-// (scripts/left_out.py, docs/cost_model.md, "Bands").
-struct NewRunSpread {
-  double source = 0.0515;
-  double shape = 0.0775;
-  double chip_without_steps = 0.14;
-  double chip = 0.58;
-};
-inline constexpr NewRunSpread kNewRunSpread;
 // Of a normal distribution: half-width of the 90 % band over the standard deviation.
 inline constexpr double kBandPerDeviation = 1.6449;
 
 // Of a run of `source` (MeasuredRun::Source; a user's own is none that fits know): StepTimeBand,
 // which knows how the profile's numbers spread, but of shipped profiles no less than what was seen.
 // For a source and stack that the profile was fitted to that is what its other models were off
-// while they were left out; for all others kNewRunSpread. Costs what StepTimeBand does, and throws
-// as it does.
+// while they were left out; for all others the kind's in analysis/bands.json (docs/cost_model.md).
+// Costs what StepTimeBand does, and throws as it does.
 [[nodiscard]] Confidence ConfidenceOf(const PlanFile& file, std::string_view source = {});
 // The text alone, which costs nothing.
 [[nodiscard]] std::string ConfidenceText(const PlanFile& file);

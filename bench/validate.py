@@ -18,11 +18,13 @@ def main():
     parser.add_argument("--profiles", help="folder of profiles to choose from (default: the shipped ones)")
     parser.add_argument("--tier", default="A", help="rows to use, by their column tier (default A; rows without one count)")
     parser.add_argument("--bands", action="store_true", help="also the uncertainty of every step time, by the spreads of the profile")
+    parser.add_argument("--unknown", action="store_true", help="no framework is known by name: each is priced by the nearest stack")
     arguments = parser.parse_args()
     program = base.Program(arguments.program)
     measured = runs.read_runs(arguments.table)
     outcomes = runs.read_runs(arguments.oom) if arguments.oom else None
-    how = {"tiers": arguments.tier.split(","), "profile": arguments.profile, "profiles": arguments.profiles, "bands": arguments.bands}
+    how = {"tiers": arguments.tier.split(","), "profile": arguments.profile, "profiles": arguments.profiles, "bands": arguments.bands,
+           "unknown": arguments.unknown}
     if outcomes is not None:
         outcomes = validation.predict(program, validation.with_throughput(outcomes, measured), **{**how, "bands": False})
     rows = validation.predict(program, measured, **how)

@@ -12,6 +12,7 @@
 #include "core/printable.h"
 #include "core/text.h"
 #include "topologies/gpu_names.h"
+#include "topologies/profile_targets.h"
 #include "traces/measured_file.h"
 
 namespace shardwright {
@@ -57,7 +58,8 @@ void CheckFlags(const Arguments& arguments) {
 
 void CheckStart(const Profile& start, const GpuSpec& gpu) {
   const std::string& of = start.architecture;  // empty: of any GPU
-  if (!of.empty() && of != gpu.architecture && of != gpu.name) {
+  const std::vector<std::string> targets = ProfileTargets(gpu);
+  if (!of.empty() && std::find(targets.begin(), targets.end(), of) == targets.end()) {
     throw InputError("--profile", start.name + ", which is of " + of + " GPUs",
                      "one of " + gpu.name + " (" + gpu.architecture + "), where the trace ran");
   }

@@ -284,7 +284,8 @@ std::string ComparisonJson(const PlanFile& file, const Program& program, const C
   json["memory"] = {{"simulated_peak_bytes", c.memory.simulated_peak.value},
                     {"measured_peak_bytes", c.memory.measured_peak.value},
                     {"at_peak", categories}};
-  return json.dump(2) + "\n";
+  // Names may hold any bytes of a user's file.
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace shardwright

@@ -10,6 +10,7 @@
 #include "analysis/prediction.h"
 #include "analysis/report/report.h"
 #include "cli/command.h"
+#include "cli/comparison_print.h"
 #include "cli/flow.h"
 #include "cli/prediction.h"
 #include "cli/recordings.h"
@@ -182,18 +183,20 @@ int RunReport(const Arguments& arguments) {
   const std::string title = TitleOf(file);
   const std::string plan_json = PlanFileJson(file);
   const std::string prediction_json = PredictionJson(file, program, result, prediction);
-  const ReportInput input{.title = title,
-                          .file = file,
-                          .plan_json = plan_json,
-                          .prediction_json = prediction_json,
-                          .program = program,
-                          .simulation = result,
-                          .prediction = prediction,
-                          .measured = measured ? &*measured : nullptr,
-                          .recorded = recordings.empty() ? nullptr : &recordings.front(),
-                          .comparison = comparison ? &*comparison : nullptr,
-                          .choices = choices ? &*choices : nullptr,
-                          .page = page};
+  const ReportInput input{
+      .title = title,
+      .file = file,
+      .plan_json = plan_json,
+      .prediction_json = prediction_json,
+      .program = program,
+      .simulation = result,
+      .prediction = prediction,
+      .measured = measured ? &*measured : nullptr,
+      .recorded = recordings.empty() ? nullptr : &recordings.front(),
+      .comparison = comparison ? &*comparison : nullptr,
+      .comparison_json = comparison ? ComparisonJson(file, program, *comparison) : "",
+      .choices = choices ? &*choices : nullptr,
+      .page = page};
   const std::string verdict = Wrapped(VerdictOf(input), kReportWidth, 2);
   arguments.Deliver(output, "page",
                     arguments.IsJson() ? ReportJson(input) + "\n" : ReportHtml(input),

@@ -56,7 +56,9 @@ Json PredictListed(const JsonValue& listed, const RunList& list) {
     json["profile"] = plan.profile.name;
     json["parameters"] = CountParameters(plan.model.model);
     if (list.has_bands) {
-      json["band"] = ConfidenceOf(plan, run.source).band;
+      const Confidence confidence = ConfidenceOf(plan, run.source);
+      json["band"] = confidence.band;
+      json["band_kind"] = confidence.kind;
     }
   } catch (const InputError& error) {
     json["error"] = error.what();

@@ -26,12 +26,13 @@ void ThrowIfStopped();
 // gives none.
 template <class T = std::thread, class F>
 [[nodiscard]] T StartThread(F work) {
-  auto run = [flag = StopFlag(), work = std::move(work)](auto... token) mutable {
+  // The type is written: to deduce it, libc++ would compile calls that nobody makes.
+  auto run = [flag = StopFlag(), work = std::move(work)](auto... token) mutable -> void {
     StopFlag() = flag;
-    if constexpr (std::is_invocable_v<F&, decltype(token)...>) {
-      work(token...);
-    } else {
+    if constexpr (std::is_invocable_v<F&>) {
       work();
+    } else {
+      work(token...);
     }
   };
   try {

@@ -321,6 +321,7 @@ def main():
 
 Written by `scripts/accuracy.sh`; nothing in it is edited by hand. Rows: bench/published, tier A. Errors are predicted / measured - 1; mean, median, p90 and worst are of absolute errors.
 
+{accuracy_left_out.first_contact()}
 ## Goals
 
 {goals_table(validation, nccl, left_out, edges, before)}

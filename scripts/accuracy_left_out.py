@@ -166,6 +166,39 @@ def picture(found):
             f'<rect width="{left + width + 70}" height="{y + 16}" fill="#fff"/>\n' + "\n".join(lines) + "\n</svg>\n")
 
 
+KINDS = {"known": "the source alone", "stack": "the source and its stack", "chip": "the chip's steps", "both": "the chip's steps and the stack",
+         "generic": "the chip", "offload": "any of these, offload", "fp8": "any of these, fp8 and fp4", "other maker": "any of these, MI300X"}
+
+
+def kinds_table():
+    kinds = json.loads((ROOT / "analysis/bands.json").read_text(encoding="utf-8"))["kinds"]
+    return table(["what nobody had seen", "rows", "mean", "half-width of the band", "rows inside"],
+                 [[KINDS[kind], row["rows"], percent(row["mean"]) if row["rows"] else "", percent(row["half_width"]),
+                   percent(row["inside"]) if row["rows"] else ""] for kind, row in kinds.items()])
+
+
+def first_contact():
+    """The first section: what to expect of a source that nobody has seen."""
+    log = read_csv(ROOT / "bench/first_contact.csv")
+    scored = table(["date", "commit", "variants before", "rows", "mean", "median", "one vote a source", "inside the band", "half-width",
+                    "falsely out of memory"],
+                   [[row["date"], row["commit"], row["variants_before"], row["rows"], *(percent(row[key]) for key in (
+                       "mean", "median", "mean_of_sources", "inside_band", "half_width")), row["false_oom"]] for row in log])
+    return f"""## A source that nobody has seen
+
+Left out, of {RUNS_TEXT}, by `scripts/left_out.py PROGRAM kinds` and `bench/bands.py`: each row is predicted by profiles that do not know its source; then with its framework unknown,
+so that the nearest stack prices it; then with no profile fitted to steps on its chip. Bands are calibrated on these rows. Kinds with fewer than 20 rows take the width of "the chip's
+steps and the stack".
+
+{kinds_table()}
+First contact: runs of sources that nobody had looked at, as their authors name them (`bench/first_contact.py`, bench/first_contact.csv). Nothing is fitted to them.
+
+{scored}"""
+
+
+RUNS_TEXT = "the 292 rows of bench/published/measured_runs.csv"
+
+
 def band_of(log, what):
     return first_and_last(log, what)["all"][1]["inside_band"]
 

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MADE = "`scripts/agents.py PROGRAM` writes this file."
 # Question, the command that answers it, and how to read the answer.
 QUESTIONS = [
-    ("Does it fit, and how fast is it?", "estimate", "line 1 is the verdict; line 2 has tokens/s per GPU with the 90 % band"),
+    ("Does it fit, and how fast is it?", "estimate", "line 1 is the verdict; line 2 has tokens/s per GPU with its band"),
     ("Which plan is the fastest that fits?", "plan", "`proven_gap` says how far the plan may be from the best one"),
     ("Where do memory and time of a plan go?", "simulate", "`memory.peak_reserved_bytes` is what PyTorch's allocator takes"),
     ("Which batch, sequence or number of nodes?", "sweep", "one row per combination; `misfit` says by how much a row does not fit"),

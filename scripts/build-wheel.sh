@@ -5,7 +5,7 @@
 #   scripts/build-wheel.sh            both
 #   scripts/build-wheel.sh --sdist    the sdist alone, in seconds
 #
-# On Debian 12 (x86_64), with scripts/install-deps.sh --wheel, no network but apt and PyPI. The compiler is zig's clang (PyPI's ziglang),
+# On Debian 12 (x86_64), with scripts/install-deps.sh --ci, no network but apt and PyPI. The compiler is zig's clang (PyPI's ziglang),
 # which links against an old glibc and brings its own C++ library; libraries that are no headers are built from Debian's sources, static.
 # All of it stays in build/wheel-tools, so that a second run compiles only what changed (with ccache, if it is there).
 #
@@ -83,6 +83,14 @@ END
   python3 scripts/advisories.py --debian "$work/src/sources.txt"
 }
 
+# The folder of a Debian source: "yaml-cpp" -> yaml-cpp-0.7.0+dfsg.
+unpacked() {
+  local folder
+  for folder in "$1"-*/debian; do
+    dirname "$folder"
+  done
+}
+
 cmake_library() {  # folder, options
   local folder=$1
   shift
@@ -99,22 +107,22 @@ libraries() {
   sources
   (cd "$work/src"
    mkdir -p "$prefix/lib" "$prefix/include"
-   cmake_library pugixml-*[0-9]
-   cmake_library yaml-cpp-*[0-9] -DYAML_CPP_BUILD_TESTS=OFF -DYAML_CPP_BUILD_TOOLS=OFF
-   cmake_library nlopt-*[0-9] -DNLOPT_CXX=OFF -DNLOPT_PYTHON=OFF -DNLOPT_OCTAVE=OFF -DNLOPT_MATLAB=OFF -DNLOPT_GUILE=OFF -DNLOPT_SWIG=OFF \
+   cmake_library "$(unpacked pugixml)"
+   cmake_library "$(unpacked yaml-cpp)" -DYAML_CPP_BUILD_TESTS=OFF -DYAML_CPP_BUILD_TOOLS=OFF
+   cmake_library "$(unpacked nlopt)" -DNLOPT_CXX=OFF -DNLOPT_PYTHON=OFF -DNLOPT_OCTAVE=OFF -DNLOPT_MATLAB=OFF -DNLOPT_GUILE=OFF -DNLOPT_SWIG=OFF \
      -DNLOPT_TESTS=OFF
-   (cd zlib-*/
+   (cd "$(unpacked zlib)"
     "$CC" -O2 -fPIC -DHAVE_UNISTD_H -D_LARGEFILE64_SOURCE=1 -c adler32.c compress.c crc32.c deflate.c gzclose.c gzlib.c gzread.c gzwrite.c \
       infback.c inffast.c inflate.c inftrees.c trees.c uncompr.c zutil.c
     "$AR" rcs "$prefix/lib/libz.a" ./*.o
     cp zlib.h zconf.h "$prefix/include")
-   (cd sqlite3-*/
+   (cd "$(unpacked sqlite3)"
     CFLAGS=-O2 ./configure --disable-shared --disable-readline --disable-tcl >configure.log
     make sqlite3.c >make.log
     "$CC" -w -O2 -fPIC -DSQLITE_OMIT_LOAD_EXTENSION -c sqlite3.c
     "$AR" rcs "$prefix/lib/libsqlite3.a" sqlite3.o
     cp sqlite3.h "$prefix/include")
-   (cd openssl-*/  # HMAC-SHA-256 and random bytes are all that is used of it
+   (cd "$(unpacked openssl)"  # HMAC-SHA-256 and random bytes are all that is used of it
     ./Configure linux-x86_64 no-shared no-tests no-dso no-engine no-legacy no-module no-cms no-cmp no-ct no-ts no-ocsp no-srp no-ec no-dh \
       no-dsa no-sm2 no-sm3 no-sm4 no-aria no-camellia no-idea no-seed no-bf no-cast no-rc2 no-rc4 no-rc5 no-md4 no-mdc2 no-rmd160 \
       no-whirlpool no-des no-blake2 no-siphash no-poly1305 no-chacha no-gost no-psk no-sock no-async no-scrypt --prefix="$prefix" -fPIC \

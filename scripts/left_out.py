@@ -1,8 +1,8 @@
 """What predictions are worth where something was left out: a source, a size, a GPU type, all rows of a source but one.
 
-    python3 scripts/left_out.py PROGRAM [source|size|gpu|row ...] [--profiles FOLDER --commit NAME] [--rows FILE]
+    python3 scripts/left_out.py PROGRAM [source|size|gpu|row|kinds ...] [--profiles FOLDER --commit NAME] [--rows FILE]
 
-Without words: all four. Prints a table and adds its lines to bench/left_out.csv, from which scripts/accuracy.py writes its section.
+Without words: the first four. Prints a table and adds its lines to bench/left_out.csv, from which scripts/accuracy.py writes its section.
 
   source  Every source in turn: profiles fitted to it alone are taken away, those fitted to several are fitted again without it
           (scripts/fit_profiles.sh), and its rows are predicted by what the program then chooses. "source, band of others": the band that
@@ -13,6 +13,9 @@ Without words: all four. Prints a table and adds its lines to bench/left_out.csv
           the other chips in the middle (the median). "generic" is the shipped generic profile on the same rows, which has seen them all.
   row     As "source"; then each row of it alone (of many ten, evenly spread) corrects the profile that it starts from (`calibrate`), and the source's other rows
           that start from the same profile are predicted by the corrected one.
+  kinds   What bands are calibrated on (bench/bands.py): every row four times, by how much of it is unknown. "known": as "source". "stack": the
+          same, and no framework is known by name (bench/lab/stacks.json, "nearest"). "chip": profiles fitted to steps on the row's chip are
+          taken away, so that single kernels are all that is known of it. "both": chip and frameworks. Writes bench/left_out_kinds.csv.
 
 Nothing is chosen by these rows. A GPU type of "gpu" is a chip: A100 of 40 and 80 GB are left out together.
 """
@@ -35,6 +38,7 @@ from bench_command import bench_command
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RUNS = ROOT / "bench/published/measured_runs.csv"
 LOG = ROOT / "bench/left_out.csv"
+KINDS = ROOT / "bench/left_out_kinds.csv"
 COLUMNS = ("date", "commit", "left_out", "group", "rows", "mean", "median", "p90", "bias", "inside_band", "half_width", "left_of_error")
 DATE = datetime.date.today().isoformat()
 # Whose profiles go with a chip: GPU types and architectures.
@@ -242,6 +246,32 @@ class Study:
                 + [line(self.commit, "source", "chips of several sources", [row["error"] for row in shared], [eighty(row) for row in shared])]
                 + lines_of(self.commit, "source, band of others", errors, of_others))
 
+    def kinds(self):
+        """Logs nothing: writes its rows."""
+        found = []
+
+        def add(kind, rows):
+            found.extend({"kind": kind, "id": row["id"], "source": source_of(row["id"]), "profile": row["profile"],
+                          "predicted": f"{row['predicted']:.5g}", "measured": f"{row['measured']:.5g}"} for row in rows.values())
+        for source in self.sources():
+            rows, folder = self.without(source)
+            add("known", rows)
+            add("stack", self.validated(rows, folder, "--unknown"))
+        for chip, of_it in CHIPS.items():
+            rows = {row_id: row for row_id, row in self.today.items() if self.chip_of(row_id) == chip}
+            folder = Folder(self.profiles, self.scratch / (chip + "-kernels"))
+            gone = [name for name in folder.names() if folder.read(name).get("fit", {}).get("gpu") in of_it]
+            folder.remove(gone)
+            add("chip", self.validated(rows, folder))
+            add("both", self.validated(rows, folder, "--unknown"))
+        write_rows(KINDS, found)
+        return []
+
+    def validated(self, rows, folder, *flags):
+        table = self.scratch / "validated.csv"
+        write_rows(table, [self.rows[row_id] for row_id in rows])
+        return predicted(run_json(self.program, "validate", table, "--profiles", folder.path, *flags))
+
     def is_shared(self, row_id):
         chip = self.chip_of(row_id)
         return len({source_of(other) for other in self.today if self.chip_of(other) == chip}) > 1
@@ -396,7 +426,7 @@ def log(lines):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
-    parser.add_argument("what", nargs="*", choices=[[], "source", "size", "gpu", "row"])
+    parser.add_argument("what", nargs="*", choices=[[], "source", "size", "gpu", "row", "kinds"])
     parser.add_argument("--profiles", default=str(ROOT / "topologies/profiles"))
     parser.add_argument("--commit", help="of these profiles (default: HEAD)")
     parser.add_argument("--no-log", action="store_true")

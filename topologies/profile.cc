@@ -14,6 +14,7 @@
 #include "core/json.h"
 #include "topologies/internal/shipped_profiles.h"
 #include "topologies/profile_catalog.h"
+#include "topologies/profile_targets.h"
 
 namespace shardwright {
 namespace {
@@ -109,9 +110,21 @@ Profile LoadProfile(const std::string& spec) {
                    DidYouMean(spec, ListProfiles()));
 }
 
+// RTX 4090: 165 TFLOP/s in bf16 and 83 in fp32, twice as much; L40S, the same chip at full rate:
+// four times. From Ampere on that ratio tells the two kinds.
+std::vector<std::string> ProfileTargets(const GpuSpec& gpu) {
+  const std::optional<FlopsPerSecond> bf16 = PeakFlops(gpu, MathType::kBf16);
+  const std::optional<FlopsPerSecond> fp32 = PeakFlops(gpu, MathType::kFp32);
+  std::vector<std::string> targets = {gpu.name, gpu.architecture};
+  if (bf16 && fp32 && bf16->value < 3 * fp32->value) {
+    targets.insert(targets.begin() + 1, gpu.architecture + "-half");
+  }
+  return targets;
+}
+
 Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set) {
   for (const std::string_view wanted : KernelSetsFor(kernel_set)) {
-    for (const std::string& target : {gpu.name, gpu.architecture}) {
+    for (const std::string& target : ProfileTargets(gpu)) {
       for (const EmbeddedFile& file : internal::ShippedProfiles()) {
         const Profile& profile = Shipped(file);
         if (!profile.architecture.empty() && profile.architecture == target &&

@@ -14,6 +14,7 @@
 #include <sqlite3.h>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/staged_file.h"
 #include "core/threads.h"
 #include "traces/internal/raw_recording.h"
@@ -117,9 +118,10 @@ class Database {
   // Rows in a log beside the file are not in it yet, and only a writer could move them.
   void RefuseUnfinished() const {
     for (const char* ending : {"-wal", "-journal"}) {
-      std::error_code error;
-      const std::string log = std::filesystem::canonical(file_, error).string() + ending;
-      if (const auto size = std::filesystem::file_size(log, error); !error && size > 0) {
+      std::error_code ignored;
+      const std::string log = std::filesystem::canonical(file_, ignored).string() + ending;
+      char first = 0;  // of a header that SQLite zeroes when all is moved (journal_mode = PERSIST)
+      if (IsRegularFile(log) && InputFile(log, kExportRule).Read(&first, 1) > 0 && first != 0) {
         throw InputError(file_, "rows that are still in its " + std::string(ending), kExportRule,
                          "sqlite3 FILE 'PRAGMA journal_mode = DELETE' moves them into the file");
       }

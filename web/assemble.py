@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 REPORT = ROOT / "analysis/report/page"
 WEB = ROOT / "web"
 # Those of the report, from the list that CMake has.
-REPORT_MODULES = ("units.js", "spans.js", "timeline.js", "memory.js", "choices.js", "controls.js")
+REPORT_MODULES = ("units.js", "tables.js", "spans.js", "timeline.js", "memory.js", "choices.js", "controls.js")
 PAGE_MODULES = ("engine_client.js", "question.js", "answer.js", "costs.js", "published.js", "main.js")
 
 
@@ -38,11 +38,10 @@ def policy_hash(text: str) -> str:
 
 
 def pictures() -> str:
-    """The report's sections with the timeline and the memory, without what only a report that stands still has."""
+    """The report's sections with the timeline and the memory, without the table of peaks."""
     text = read(REPORT / "page.html")
     sections = [re.search(rf'<section id="{name}">.*?</section>', text, re.DOTALL)[0] for name in ("timeline", "memory")]
-    text = re.sub(r'<figure class="static">.*?</figure>\n', "", "\n".join(sections), flags=re.DOTALL)
-    return re.sub(r"\{\{\w+\}\}", "", text)
+    return "\n".join(sections).replace('<div id="memory-table"></div>\n', "")
 
 
 def data_block(name: str, text: str) -> str:

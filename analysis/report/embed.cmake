@@ -15,11 +15,14 @@ function(sw_embed_report target)
     FILES
       ${d3_scripts}
       report/page/units.js
+      report/page/tables.js
       report/page/spans.js
       report/page/timeline.js
       report/page/memory.js
       report/page/choices.js
       report/page/controls.js
+      report/page/plan_picture.js
+      report/page/figures.js
       report/page/report.js
   )
 endfunction()

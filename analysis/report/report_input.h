@@ -28,6 +28,7 @@ struct ReportInput {
   const Trace* measured = nullptr;
   const ProfilerRecording* recorded = nullptr;
   const Comparison* comparison = nullptr;
+  std::string comparison_json{};     // what `compare --json` prints of it
   const Choices* choices = nullptr;  // null: nothing else was considered
   std::string page{};                // address of the planner's page; empty: not linked to
 };

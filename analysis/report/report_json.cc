@@ -21,8 +21,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t kMostOpsCompared = 50;
-
 // Nearest nanosecond, halves up, as in traces.
 std::int64_t Nanoseconds(SimTime time) {
   const std::int64_t shifted = time.value + 500;
@@ -226,38 +224,6 @@ Json UnitsJson(const UnitPicture& picture) {
   return {{"units", units}, {"forward_order", runs}, {"prefetch", arrows}};
 }
 
-Json ComparisonJson(const Program& program, const Comparison& c) {
-  Json parts = Json::array(), ops = Json::array();
-  for (const StepPart& part : c.parts) {
-    parts.push_back({{"name", part.name},
-                     {"simulated_s", part.simulated.value},
-                     {"measured_s", part.measured.value}});
-  }
-  for (std::size_t i = 0; i < std::min(c.ops.size(), kMostOpsCompared); ++i) {
-    ops.push_back({{"name", OpName(program, program.step.ops[c.ops[i].op.value])},
-                   {"simulated_s", c.ops[i].simulated.value},
-                   {"measured_s", c.ops[i].measured.value}});
-  }
-  Json json = {{"simulated_step_s", c.simulated_step.value},
-               {"measured_step_s", c.measured_step.value},
-               {"gap", c.gap()},
-               {"parts", parts},
-               {"ops", ops},
-               {"findings", c.findings}};
-  if (!c.segments.empty()) {
-    Json segments = Json::array();
-    for (const SegmentComparison& row : c.segments) {
-      segments.push_back({{"unit", row.unit},
-                          {"phase", NameOf(row.phase)},
-                          {"micro_batch", row.micro_batch},
-                          {"simulated_s", row.simulated.value},
-                          {"measured_s", row.measured.value}});
-    }
-    json["segments"] = segments;
-  }
-  return json;
-}
-
 Json PlansJson(const std::vector<ConsideredPlan>& plans) {
   Json json = Json::array();
   for (const ConsideredPlan& plan : plans) {
@@ -265,6 +231,18 @@ Json PlansJson(const std::vector<ConsideredPlan>& plans) {
                     {"step_time_s", plan.step_time.value},
                     {"memory_bytes", plan.memory.value},
                     {"chosen", plan.is_chosen}});
+  }
+  return json;
+}
+
+Json RejectedJson(const std::vector<RejectedPlans>& plans) {
+  Json json = Json::array();
+  for (const RejectedPlans& row : plans) {
+    json.push_back({{"family", row.family},
+                    {"reason", row.reason},
+                    {"count", row.count},
+                    {"best_time_s", row.best_time.value},
+                    {"least_deficit_bytes", row.least_deficit.value}});
   }
   return json;
 }
@@ -307,15 +285,22 @@ std::string ReportJson(const ReportInput& input) {
   }
   json["plan_picture"] = UnitsJson(DrawUnits(input.file, input.program));
   if (input.comparison != nullptr) {
-    json["comparison"] = ComparisonJson(input.program, *input.comparison);
+    json["comparison"] = ParseOrdered(input.comparison_json, "comparison");
+    json["comparison"]["simulated_step_s"] = input.comparison->simulated_step.value;
+    json["comparison"]["measured_step_s"] = input.comparison->measured_step.value;
+    json["comparison"]["gap"] = input.comparison->gap();
   }
   if (input.choices != nullptr) {
     json["pareto"] = PlansJson(input.choices->pareto);
     json["what_if"] = PlansJson(input.choices->what_if);
+    json["rejected"] = RejectedJson(input.choices->rejected);
   }
   if (!input.page.empty()) {
     json["page"] = input.page;
   }
+  json["inputs"] = {{"model_hash", HashText(input.file.model.hash)},
+                    {"gpu", input.file.cluster.gpu.name},
+                    {"plan_hash", HashText(Fnv1a64(input.plan_json))}};
   json["prediction"] = ParseOrdered(input.prediction_json, "plan");
   json["plan"] = ParseOrdered(input.plan_json, "plan");
   // Names may hold any bytes of a user's file.

@@ -34,20 +34,27 @@ class Job:
         self.micro_batch = self.accumulation = self.sequence_length = 0
         # What no flag says: parameters are held between a unit's modules, lists of tensors, one communicator.
         self.holds_table = self.has_tensor_lists = self.has_one_communicator = False
+        self.is_known = True  # the framework
         self.answer = None
 
     def has_changes(self):
         return self.holds_table or self.has_tensor_lists or self.has_one_communicator
 
 
-def stack_of(run):
-    """The first row of the table that fits, with the defaults. Dates are "2024-09", "2023-05..07" or "2024": text order is time order for
-    their beginnings."""
-    for stack in STACKS["stacks"]:
-        if (stack.get("framework", "") in run.framework and stack.get("gpu", "") in run.gpu_class
-                and (not stack.get("compiled") or (stack["compiled"] == "y") == run.compiled.startswith("y"))
-                and (not stack.get("before") or run.date < stack["before"])):
-            return {**STACKS["defaults"], **stack}
+def fits_row(stack, run):
+    """Dates are "2024-09", "2023-05..07" or "2024": text order is time order for their beginnings."""
+    return (all(part in run.framework for part in stack.get("framework", "").split(" & ")) and stack.get("gpu", "") in run.gpu_class
+            and ("words" not in stack or any(word in run.framework.lower() for word in stack["words"]))
+            and (not stack.get("compiled") or (stack["compiled"] == "y") == run.compiled.startswith("y"))
+            and (not stack.get("before") or run.date < stack["before"]))
+
+
+def stack_of(run, unknown=False):
+    """The first row of the table that fits, with the defaults. A framework that no row of "stacks" names is priced by "nearest", and `is_known`
+    is false. `unknown`: so are all, as if nobody had heard of any."""
+    for stack in STACKS["nearest"] if unknown else STACKS["stacks"] + STACKS["nearest"]:
+        if fits_row(stack, run):
+            return {**STACKS["defaults"], **stack, "is_known": "framework" in stack}
     raise AssertionError("the last row fits everything")
 
 
@@ -60,7 +67,7 @@ def precision_of(run, stack, notes):
     if text.startswith("pure fp16"):
         return "fp16/fp16/fp16"
     if (text.startswith("pure bf16") or is_pure_on_one or "bf16 states" in text or "bf16-true" in text
-            or (is_torchtune and text.startswith("bf16"))):
+            or "bf16 masters" in text or "bf16_master" in text or (is_torchtune and text.startswith("bf16"))):
         return "bf16/bf16/bf16"
     if "MP mode PURE" in text:
         return "fp32/bf16/bf16"
@@ -75,10 +82,14 @@ def precision_of(run, stack, notes):
     return "fp32/bf16/" + stack["reduce"]
 
 
-def fp8_of(run):
+def fp8_of(run, notes):
     """Which products are in fp8, as --precision says it."""
     if run.compute_dtype not in ("fp8", "fp4"):
         return ""
+    if run.compute_dtype == "fp4":
+        notes.append("fp4 products are not known: taken as fp8")
+    elif words := [word for word in ("mxfp8", "TE ", "Transformer Engine", "block", "delayed") if word in run.param_dtype]:
+        notes.append(f"fp8 of {words[0].strip()} is not known: taken as one scale per tensor")
     return "+fp8-rowwise" if "rowwise" in run.param_dtype and "rowwise_with_gw_hp" not in run.param_dtype else "+fp8"
 
 
@@ -138,11 +149,14 @@ def recompute_of(run, stack, notes):
     raise InputError("activation_checkpointing", f'"{text}"', "none, full or selective")
 
 
-def dialect_of(run, stack):
+def dialect_of(run, stack, notes):
     """Whose rules the run followed."""
     text = run.parallelism
     if run.gpus > 1 and "zero1" in text:
         return "zero1"
+    if run.gpus == 1 and stack.get("engine"):
+        notes.append("DeepSpeed on one GPU, stage not stated: ZeRO-3, whose hooks run all the same")
+        return "zero3"
     if run.gpus == 1 or text.startswith(("single", "ddp")):
         return "ddp"
     if text.startswith(("zero2", "zero3")):
@@ -189,19 +203,34 @@ def zero_flags(run, stack):
     return flags
 
 
-def attention_of(run, stack, kernel_sets):
+def attention_of(run, stack, kernel_sets, notes):
     """The kernel that the row names, where it names one; empty: the stack's."""
     own = kernel_sets[stack["kernel_set"]]
+    text = re.sub(r"[ _-]|attention|attn", "", run.attention_kernel.lower())  # "flash_attention_3", "flash-attn 3", "flash3": flash3
+    is_blackwell = "B200" in run.gpu_class or "B300" in run.gpu_class
 
     def is_named(*words):
-        return any(word in run.attention_kernel for word in words)
-    if is_named("cudnn"):
+        return any(word in text for word in words)
+    if is_named("cudnn") or text == "te":
         return "cudnn"
+    if is_named("flash3", "fa3", "flash4", "fa4"):
+        if is_named("3") == is_blackwell:
+            notes.append(f"attention {run.attention_kernel}: priced as the newest FlashAttention known on this chip")
+        return "flash3"
+    if is_named("flash2", "fa2") and is_blackwell:
+        notes.append(f"attention {run.attention_kernel} on Blackwell: priced as kernels that multiply with Ampere's instructions")
+        return "triton"
     if is_named("sdpa") and stack["sdpa"] != "flash":
         return stack["sdpa"]
+    if is_named("triton") and not is_named("flex") and own != "triton":
+        return "triton"
     if is_named("flash", "triton", "sdpa", "flex", "xformers"):
         return "flash" if own == "materialized" else ""
-    return "materialized" if is_named("torch", "eager", "math") else ""
+    if is_named("torch", "eager", "math"):
+        return "materialized"
+    if text:
+        notes.append(f'attention "{run.attention_kernel}" is not known: the stack\'s own')
+    return ""
 
 
 def tokens_of(run, notes):
@@ -375,8 +404,9 @@ def check_optimizer(run):
 class Names:
     """What the program knows by name."""
 
-    def __init__(self, program):
+    def __init__(self, program, unknown=False):
         self.program = program
+        self.unknown = unknown  # no framework is known by name (stack_of)
 
     def listed(self, what, key):
         return json.loads(self.program.run("list", what, "--json"))[key]
@@ -394,7 +424,10 @@ class Names:
 def fill(job, names, profile):
     run, notes = copy.copy(job.run), job.notes
     check_parallelism(run)
-    stack = stack_of(run)
+    stack = stack_of(run, names.unknown)
+    job.is_known = stack["is_known"]
+    if not job.is_known:
+        notes.append(f'framework "{run.framework}" is not known: taken as {stack["kernel_set"]}, the nearest ({stack["why"]})')
     job.sequence_length = tokens_of(run, notes)
     run.sequence_length = job.sequence_length
     precision = precision_of(run, stack, notes)
@@ -403,7 +436,7 @@ def fill(job, names, profile):
     check_optimizer(run)
     job.model, zoo_name = model_of(run, stack, notes, names.zoo if not run.layers or not run.ffn_hidden or not run.heads or not run.hidden else ())
     job.count_note = len(notes)
-    dialect = dialect_of(run, stack)
+    dialect = dialect_of(run, stack, notes)
     shards = shards_of(run, dialect, per_node)
     offload = offload_of(run, stack)
     if dialect in ("zero1", "zero2") and "parameters" in offload:
@@ -415,8 +448,8 @@ def fill(job, names, profile):
     job.micro_batch, job.accumulation = batch_of(run, notes)
     flags = {"--model": zoo_name, "--cluster": cluster, "--nodes": nodes, "--kernel-set": stack["kernel_set"], "--seq": job.sequence_length,
              "--micro-batch": job.micro_batch, "--accumulation": job.accumulation, "--dialect": dialect, "--shard": shards,
-             "--precision": precision + fp8_of(run), "--optimizer": ":".join((kind, implementation, matrices)),
-             "--offload": ",".join(offload) or "none", "--attention": attention_of(run, stack, names.attention),
+             "--precision": precision + fp8_of(run, notes), "--optimizer": ":".join((kind, implementation, matrices)),
+             "--offload": ",".join(offload) or "none", "--attention": attention_of(run, stack, names.attention, notes),
              "--profile": "" if profile == "auto" else profile}
     if run.accumulation > 1 and not is_zero(dialect):
         flags["--sync"] = stack["sync"]
@@ -431,8 +464,6 @@ def fill(job, names, profile):
     if stack.get("expandable_segments"):
         flags["--allocator"] = "expandable_segments:True"
     flags["--recompute"] = recompute_of(run, stack, notes)
-    if run.compute_dtype == "fp4":
-        notes.append("fp4 products taken as fp8")
     job.flags = {flag: str(value) for flag, value in flags.items() if value not in ("", None)}
     job.holds_table = bool(stack.get("holds_table"))
     job.has_tensor_lists = bool(stack.get("waits_for_gathers"))

@@ -1,10 +1,15 @@
 """How well predictions agree with published runs: error statistics per source and GPU class, and how many runs that ended out of memory
 are foretold."""
 
+import json
+
 from lab import jobs
-from lab.base import error_cells, percent, quantile, report, statistics, table, total
+from lab.base import ROOT, error_cells, percent, quantile, report, statistics, table, total
 
 GIB = 1024.0 ** 3
+BANDS = json.loads((ROOT / "analysis/bands.json").read_text(encoding="utf-8"))["kinds"]
+# The kind of a run whose framework is not known, by what it would be if the nearest stack were its own.
+UNKNOWN = {"source": "stack", "known": "stack", "chip": "both"}
 KINDS = ("allocated", "reserved", "device")
 
 
@@ -15,7 +20,7 @@ class Row:
         self.job, self.run = job, job.run
         self.skipped = job.skipped
         self.notes = job.notes
-        self.profile = ""
+        self.profile = self.kind = ""
         self.predicted_s = self.measured_s = self.band = 0.0
         self.out_of_memory = False
         self.margin_gib = self.predicted_gib = self.measured_gib = 0.0
@@ -36,6 +41,10 @@ class Row:
         if run.step_time_s <= 0 < run.tokens_per_s_per_gpu:
             self.measured_s = self.job.micro_batch * self.job.accumulation * self.job.sequence_length / run.tokens_per_s_per_gpu
         self.band = answer.get("band", 0.0) if self.has_time() else 0.0
+        self.kind = answer.get("band_kind", "")
+        if self.band and not self.job.is_known and self.kind in UNKNOWN:
+            self.kind = UNKNOWN[self.kind]
+            self.band = max(self.band, BANDS[self.kind]["half_width"])
         memory = {"allocated": answer["allocated"], "reserved": answer["reserved"], "device": answer["reserved"] + answer["outside"]}
         self.predicted_gib = memory.get(run.memory_kind, 0) / GIB
 
@@ -52,9 +61,9 @@ class Row:
         return self.predicted_gib / self.measured_gib - 1
 
 
-def predict(program, runs, tiers, profile="auto", profiles=None, bands=False):
-    """A Row for each run. `profiles`: a folder of them instead of the shipped ones."""
-    names = jobs.Names(program)
+def predict(program, runs, tiers, profile="auto", profiles=None, bands=False, unknown=False):
+    """A Row for each run. `profiles`: a folder of them instead of the shipped ones. `unknown`: no framework is known by name."""
+    names = jobs.Names(program, unknown)
     flags = ["--profiles", profiles] if profiles else []
     found = []
     for run in runs:
@@ -127,7 +136,8 @@ def row_json(row):
     if row.skipped:
         return {"id": row.run.id, "skipped": row.skipped}
     found = {"id": row.run.id, "predicted": row.predicted_s, "measured": row.measured_s if row.has_time() else None,
-             "error": row.time_error() if row.has_time() else None, "profile": row.profile, "band": row.band or None}
+             "error": row.time_error() if row.has_time() else None, "profile": row.profile, "band": row.band or None,
+             **({"band_kind": row.kind} if row.band else {})}
     if row.has_memory():
         found["memory"] = {"kind": row.run.memory_kind, "predicted_gib": row.predicted_gib, "measured_gib": row.measured_gib,
                            "error": row.memory_error()}

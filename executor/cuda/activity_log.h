@@ -3,8 +3,8 @@
 // When each op's work ran on the GPU, by CUPTI's activity records: they are exact, and take no
 // events between ops. CUPTI's functions come from a table, which is filled with dlsym, so that
 // nothing links the library and tests put their own functions there. What is declared here is what
-// is used, the same since CUDA 11.8; cupti_abi_check.cc compares it with the headers where those
-// are installed.
+// is used, the same since CUDA 11.8; tests/executor/cuda/cupti_abi_check.cc compares it with the
+// headers where those are installed.
 
 #include <cstddef>
 #include <cstdint>

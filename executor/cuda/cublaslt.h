@@ -21,7 +21,7 @@
 namespace shardwright {
 
 // The numbers of cublasLt.h, library_types.h and cublas_api.h that are used; the same in CUDA 12
-// and 13 (abi_check.cc compares them with the headers where those are
+// and 13 (tests/executor/cuda/cublaslt_abi_check.cc compares them with the headers where those are
 // installed).
 struct LtNumbers {
   static constexpr int kSuccess = 0, kInvalidValue = 7, kArchMismatch = 8, kNotSupported = 15;

@@ -2,7 +2,8 @@
 
 // cuDNN's backend interface, as far as it is used. Its functions come from a table, which is filled
 // with dlsym, so that nothing links the library and tests put their own functions there.
-// cudnn_abi_check.cc compares what is declared here with cuDNN's header where that is installed.
+// tests/executor/cuda/cudnn_abi_check.cc compares what is declared here with cuDNN's header where
+// that is installed.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,9 @@
 #pragma once
 
 // NCCL, as far as it is used. Its functions come from a table, which is filled with dlsym, so that
-// nothing links the library and tests put their own functions there. abi_check.cc compares what is
-// declared here with nccl.h where that is installed.
+// nothing links the library and tests put their own functions there.
+// tests/executor/cuda/nccl_abi_check.cc compares what is declared here with nccl.h where that is
+// installed.
 
 #include <climits>
 #include <cstddef>

@@ -147,7 +147,10 @@ shardwright::Price Pricer::PriceKernels(const Program& program, const OpShape& s
   }
   shardwright::Price price;
   const bool is_work = launches > 0 || shape.code == OpCode::kCompute;
-  const Seconds op_issue = is_work ? profile_.host.op_issue.value : Seconds(0);
+  Seconds op_issue = is_work ? profile_.host.op_issue.value : Seconds(0);
+  if (shape.issue == Issue::kHook) {
+    op_issue += 2 * profile_.host.unit_hook.value;  // before the module and after it
+  }
   const Seconds launch = profile_.host.kernel_launch.value;
   price.duration = ToPrice(time, shape.code);
   price.issue = ToSimTime(op_issue + launch * launches);

@@ -11,8 +11,10 @@
 
 #include <doctest/doctest.h>
 
+#include "analysis/bands.h"
 #include "analysis/confidence.h"
 #include "analysis/predict_run.h"
+#include "core/json.h"
 #include "models/loader.h"
 #include "planner/evaluate.h"
 #include "schedule/wrap.h"
@@ -149,38 +151,52 @@ double BandOn(const std::string& gpu, const std::string& kernel_set,
 // one.
 constexpr double kDeviations = 1.6449;
 
-TEST_CASE("A band is what new sources and shapes have shown, and new models of known ones") {
+// As analysis/bands.json has it, which bench/bands.py writes.
+double HalfWidth(const std::string& kind) {
+  const JsonValue bands = JsonValue::Parse(EmbeddedBands().front().text, "bands.json");
+  return bands.At("kinds").At(kind).At("half_width").AsDouble();
+}
+
+TEST_CASE("A band is that of what is known of a run, and of new models where a source is known") {
   const std::optional<ProfileFit> fit = FitOf("h100-80-torch");
   REQUIRE(fit);
   REQUIRE(fit->RunCount("torch-compile") > 0);
-  REQUIRE(fit->RunCount("torch-eager") == 0);
   REQUIRE(fit->Knows("torchtitan"));
-  const double new_source =
-      kDeviations * std::sqrt(std::pow(kNewRunSpread.source, 2) + std::pow(kNewRunSpread.shape, 2));
   const double new_model = kDeviations * fit->left_out_error / std::sqrt(2 / 3.14159265358979);
   const auto near = [](double value) { return doctest::Approx(value).epsilon(1e-4); };
   CHECK(BandOn("h100-80", "torch-compile", "torchtitan") == near(new_model));
-  CHECK(BandOn("h100-80", "torch-compile", "llmc") == near(new_source));
-  CHECK(BandOn("h100-80", "torch-compile") == near(new_source));  // the user is a new source
-  CHECK(BandOn("h100-80", "torch-eager", "torchtitan") == near(new_source));  // and so is a stack
-  CHECK(BandOn("a100-80", "composer-2024", "llmfoundry") < new_source / 2);
-  const auto with_chip = [&](double chip) {
-    return near(std::sqrt(new_source * new_source + std::pow(kDeviations * chip, 2)));
+  const auto is_kind = [](const std::string& gpu, const std::string& kernel_set, const char* kind) {
+    const Confidence found = ConfidenceOf(OneGpu(gpu, kernel_set));
+    CAPTURE(gpu + ' ' + kernel_set);
+    CHECK(found.kind == kind);
+    CHECK(found.band >= HalfWidth(kind));
   };
-  CHECK(BandOn("rtx-4090", "torch-eager") == with_chip(kNewRunSpread.chip_without_steps));
-  CHECK(BandOn("h200-141", "torch-compile") == near(new_source));  // Hopper, as H100
+  is_kind("h100-80", "torch-compile", "known");   // the user is a new source
+  is_kind("h200-141", "torch-compile", "known");  // Hopper, as H100
+  is_kind("h100-80", "jax-xla", "stack");         // no run of XLA was fitted
+  is_kind("l40s", "torch-compile", "chip");       // no run on Ada
+  is_kind("rtx-3090", "torch-compile", "chip");   // Ampere, but at half rate
+  is_kind("l40s", "shardwright-cuda", "both");
+  is_kind("mi250x", "torch-eager", "generic");
+  CHECK(HalfWidth("known") <= HalfWidth("both"));
+  CHECK(BandOn("a100-80", "composer-2024", "llmfoundry") < HalfWidth("known") / 2);
   PlanFile own = OneGpu("h100-80", "torch-eager");
   own.profile.compute.elementwise.value *= 0.9;
   CHECK(ConfidenceOf(own, "torchtitan").band == StepTimeBand(own));
-  REQUIRE(DefaultProfile(FindGpu("mi250x", "test"), "torch-eager").name == "generic");
-  CHECK(BandOn("mi250x", "torch-eager") == with_chip(kNewRunSpread.chip));
+  CHECK(ConfidenceOf(own, "torchtitan").kind == "own");
+  PlanFile offloads = OneGpu("h100-80", "torch-compile");
+  offloads.plan.offload.optimizer = true;
+  CHECK(ConfidenceOf(offloads).kind == "offload");
+  PlanFile fp8 = OneGpu("h100-80", "torch-compile");
+  fp8.kernels.fp8 = Fp8Products::kPerTensor;
+  CHECK((ConfidenceOf(fp8).kind == "fp8") == (HalfWidth("fp8") > HalfWidth("known")));
 }
 
 TEST_CASE("Another network or other communicators do not make a profile one's own") {
   PlanFile file = OneGpu("h100-80", "torch-eager");
   file.profile.transports.front().protocols.front().base_latency.value += Seconds(1e-3);
   file.profile.memory.next_communicator.value = Bytes(0);
-  CHECK(ConfidenceOf(file).band > kDeviations * kNewRunSpread.shape);
+  CHECK(ConfidenceOf(file).kind == "known");
   CHECK(ConfidenceOf(file).text.find("of your own") == std::string::npos);
   file.profile.compute.elementwise.value *= 0.9;
   CHECK(ConfidenceOf(file).text.find("of your own") != std::string::npos);

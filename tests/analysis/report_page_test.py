@@ -3,6 +3,7 @@
 import gzip
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -227,6 +228,19 @@ class Page(unittest.TestCase):
         lanes = self.run_script("shardwright.lanes.filter((lane) => lane.recording.name === 'measured').map((lane) => [lane.name, lane.size])")
         self.assertEqual(lanes, [["compute", 1], ["gather", 1], ["host", 2]])
         self.assertEqual(self.run_script("shardwright.data.recordings[1].period"), 1_000_000)  # from end to end of the gemm
+        # A step was to take longer: the cards and the tables say what was measured, next to what was simulated.
+        figures = json.loads(program("simulate", "plan.json", "--json", folder=self.folder))
+        cards = self.cards()
+        self.assertEqual(cards["step time, measured"], "1 ms")
+        self.assertEqual(cards["tokens/s per GPU, simulated"], str(round(figures["tokens_per_s_per_gpu"])))
+        self.assertEqual(cards["tokens/s per GPU, measured"], str(round(figures["tokens_per_s_per_gpu"] * figures["step_time_s"] / 1e-3)))
+        self.assertEqual(self.table("At the peak of any step")[0], ["category", "simulated", "measured"])
+        self.assertEqual({row[2] for row in self.table("At the peak of any step")[1:]}, {""})  # memory was not recorded
+        self.assertTrue(self.driver.find_element(By.ID, "comparison").is_displayed())
+        parts = self.table("The step, seen from the compute stream: largest difference first")
+        self.assertEqual(parts[1:], self.run_script("""shardwright.data.comparison.parts.map((part) => [part.name, units.formatSeconds(part.simulated_s),
+            units.formatSeconds(part.measured_s), (part.measured_s < part.simulated_s ? '-' : '+') +
+            units.formatSeconds(Math.abs(part.measured_s - part.simulated_s))])"""))
         self.driver.find_element(By.ID, "search").send_keys("gemm", Keys.ENTER)
         self.assertIn(HOSTILE, self.driver.find_element(By.CSS_SELECTOR, "#details h3").text)
         self.assertIn("300 µs, from 700 µs", self.driver.find_element(By.ID, "details").text)
@@ -236,17 +250,26 @@ class Page(unittest.TestCase):
 
     def test_considered_plans(self):
         search = {"schema": "shardwright-plan-summary", "family": "full", "label": "slow", "step_time_s": 0.2,
-                  "memory": {"allocated": 2**32, "outside": 0}, "rejected": [], "pareto": [
+                  "memory": {"allocated": 2**32, "outside": 0}, "rejected": [
+                      {"family": "ddp", "reason": f"no room {HOSTILE}", "count": 7, "best_time_s": 0.5, "least_deficit_bytes": 2048},
+                      {"family": "full", "reason": "bound", "count": 1, "best_time_s": 0, "least_deficit_bytes": 0}], "pareto": [
                       {"family": "ddp", "label": "fast", "step_time_s": 0.1, "memory_bytes": 2**34},
                       {"family": "full", "label": "slow", "step_time_s": 0.2, "memory_bytes": 2**32}]}
         (self.folder / "search.json").write_text(json.dumps(search))
-        program("report", "plan.json", "--search", "search.json", "-o", "considered.html", folder=self.folder)
+        sweep = {"schema": "shardwright-sweep", "rows": [{"error": "x"}, {"nodes": 2, "micro_batch": 1, "sequence": 64, "shard_size": 4,
+                                                                          "bandwidth_factor": 0.5, "fits": False, "step_time_s": 0.25, "device_bytes": 1024}]}
+        (self.folder / "sweep.json").write_text(json.dumps(sweep))
+        program("report", "plan.json", "--search", "search.json", "--what-if", "sweep.json", "-o", "considered.html", folder=self.folder)
         self.open("considered.html")
         dots = [(float(dot.get_attribute("cx")), float(dot.get_attribute("cy")), dot.get_attribute("class"))
                 for dot in self.driver.find_elements(By.CSS_SELECTOR, "#pareto circle")]
         self.assertEqual([dot[2] for dot in dots], ["dot", "dot chosen"])
         self.assertLess(dots[0][0], dots[1][0])  # faster is further left
         self.assertLess(dots[0][1], dots[1][1])  # more memory is further up
+        self.assertEqual(self.table("Not chosen"), [["family", "reason", "plans", "best", "missing at least"],
+                                                    ["ddp", f"no room {HOSTILE}", "7", "500 ms", "2 KiB"], ["full", "bound", "1", "", ""]])
+        self.assertEqual(self.table("From fast to frugal")[1:], [["ddp: fast", "100 ms", "16 GiB", ""], ["full: slow", "200 ms", "4 GiB", "chosen"]])
+        self.assertEqual(self.table("What if")[1:], [["nodes 2, micro-batch 1, sequence 64, shard 4, bandwidth x 0.5 (does not fit)", "250 ms", "1 KiB", ""]])
 
     def test_a_link_to_the_page(self):
         """The plan is in the part of the link that no server sees; what is no address of a page is no link."""
@@ -271,19 +294,55 @@ class Page(unittest.TestCase):
         self.addCleanup(chromium.media, self.driver)
         self.assertNotEqual(self.run_script("getComputedStyle(document.body).backgroundColor"), light)
 
-    def test_print_and_no_script(self):
-        """On paper and without JavaScript the pictures are vectors, and the tables stand."""
+    def test_print(self):
+        """On paper stand the pictures, with finer dots, and the tables, without what answers to a hand."""
+        dots = lambda: self.run_script("[...document.querySelectorAll('canvas')].map((canvas) => canvas.width / canvas.clientWidth)")
+        self.assertEqual(dots(), [1, 1])
         chromium.media(self.driver, "print")
         self.addCleanup(chromium.media, self.driver)
-        self.assertFalse(self.driver.find_element(By.ID, "spans").is_displayed())
-        self.assertEqual([figure.is_displayed() for figure in self.driver.find_elements(By.CSS_SELECTOR, "figure svg")], [True] * 3)
+        self.assertEqual([round(ratio) for ratio in dots()], [4, 4])
+        shown = lambda selector: [part.is_displayed() for part in self.driver.find_elements(By.CSS_SELECTOR, selector)]
+        self.assertEqual(shown("canvas, figure svg"), [True] * 3)
+        self.assertEqual(set(shown(".tools, .keys, #details")), {False})
+        self.assertGreaterEqual(sum(shown("table")), 4)
+
+    def test_without_scripts(self):
+        """The verdict, and what the page needs for the rest."""
         self.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
         self.addCleanup(self.driver.execute_cdp_cmd, "Emulation.setScriptExecutionDisabled", {"value": False})
-        chromium.media(self.driver)
         self.driver.get((self.folder / "report.html").as_uri())
-        self.assertFalse(self.driver.find_element(By.ID, "spans").is_displayed())
-        self.assertEqual([figure.is_displayed() for figure in self.driver.find_elements(By.CSS_SELECTOR, "figure svg")], [True] * 3)
-        self.assertGreaterEqual(len(self.driver.find_elements(By.CSS_SELECTOR, "table")), 4)
+        self.assertIn("Fits", self.driver.find_element(By.ID, "verdict").text)
+        self.assertIn("Without JavaScript", self.driver.find_element(By.TAG_NAME, "noscript").text)
+        self.assertFalse(self.driver.find_element(By.TAG_NAME, "main").is_displayed())
+
+    def table(self, caption):
+        """The cells of the table of this caption, row by row, its head first."""
+        return self.driver.execute_script("""
+            const table = [...document.querySelectorAll('table')].find((one) => one.caption !== null && one.caption.textContent === arguments[0]);
+            return [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent));""", caption)
+
+    def cards(self):
+        return dict(self.run_script("[...document.querySelectorAll('#figures div')].map((card) => [...card.children].map((part) => part.textContent))"))
+
+    def test_figures_as_the_program_writes_them(self):
+        """Cards and tables have the texts of `simulate`: the same digits and units, down to the smallest."""
+        text = program("simulate", "plan.json", folder=self.folder)
+        figures = json.loads(program("simulate", "plan.json", "--json", folder=self.folder))
+        cards = self.cards()
+        for name, card in (("step time", "step time"), ("allocated", "allocated at the peak"), ("outside the allocator", "outside the allocator")):
+            self.assertRegex(text, rf"{name} +{re.escape(cards[card])}\n")
+        self.assertEqual(cards["tokens/s per GPU"], str(round(figures["tokens_per_s_per_gpu"])))
+        peaks = self.table("At the peak of any step")
+        self.assertEqual([row[0] for row in peaks[1:]], [name.replace("_", " ") for name, size in figures["memory"]["at_peak"].items() if size] + ["all"])
+        for name, size in peaks[1:-1]:
+            self.assertRegex(text, rf"{name.replace(' ', '_')} +{re.escape(size)}\n")
+        waits = self.table("What the compute stream waited for, in the end")
+        self.assertEqual([row[0].split()[0] for row in waits[1:]], [row["op"] for row in figures["time"]["compute_waits_for"][:8]])
+        self.assertRegex(text, rf"{re.escape(waits[1][1])} +{re.escape(waits[1][2])} +{re.escape(waits[1][0])}")
+        # From core/quantity_test.cc: the largest unit of which there is one, three digits, no zeros behind them.
+        for call, expected in (("formatSeconds(0)", "0 s"), ("formatSeconds(0.0009996)", "1 ms"), ("formatSeconds(119.4)", "119 s"), ("formatSeconds(300)", "5 min"),
+                               ("formatBytes(85094039552)", "79.2 GiB"), ("formatBytes(2 ** 40)", "1 TiB"), ("formatSeconds(9000)", "2.5 h"), ("formatPercent(0.12)", "12 %"), ("formatPercent(0.12345)", "12.3 %")):
+            self.assertEqual(self.run_script(f"units.{call}"), expected, call)
 
     def test_size(self):
         page = (self.folder / "report.html").read_bytes()

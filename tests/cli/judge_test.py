@@ -5,6 +5,7 @@ changes of the plan. Lines are those of the frameworks' sources, with one percen
 """
 
 import json
+import os
 import pathlib
 import random
 import sys
@@ -176,7 +177,7 @@ class Judge(ShardwrightTestCase):
 
 
 # More with an argument: judge_test.py PROGRAM 1000.
-LOGS = int(sys.argv.pop(2)) if len(sys.argv) > 2 and sys.argv[2].isdigit() else 100
+LOGS = int(sys.argv.pop(2)) if len(sys.argv) > 2 and sys.argv[2].isdigit() else 100 if "SHARDWRIGHT_DEEP" in os.environ else 40
 
 if __name__ == "__main__":
     main()

@@ -14,15 +14,14 @@ import live_test
 import shardwright
 import torch
 import vision_models
+from tensor_tracker import peak_of
 from torch import distributed
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 RANKS, CLOSE = 4, 0.03
 LLAMA = live_test.LLAMA | {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 352, "max_position_embeddings": 128}
 # One of each way to keep something: norms, a GELU in one operator and in several, powers, experts, images.
 SOME = ("llama", "qwen3", "gpt2", "starcoder2", "nemotron", "mixtral", "mixer", "gated", "torchvision convnext", "timm mixer")
-HELD = 4  # references to a tensor that only a mode of dispatch, its call and one gradient's buffer hold
 
 
 def set_up():
@@ -36,32 +35,11 @@ def set_up():
     distributed.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
 
 
-class Tracker(FSDPMemTracker):
-    """Under a mode of dispatch, as the tracker is one, autograd adds up the gradients of a branch out of place: the mode holds them. Without
-    one it adds in place, and so they are counted here."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        is_sum_of_engine = func is torch.ops.aten.add.Tensor and sys._getframe(3).f_code.co_name == "_engine_run_backward"
-        if is_sum_of_engine and args[0]._use_count() <= HELD and args[0].is_contiguous() and args[0].shape == args[1].shape:
-            func = torch.ops.aten.add_.Tensor
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
 def tracked(name, plan):
     """Bytes of all tensors at the peak of two steps."""
     model = shardwright.apply(live_test.build(name), plan, device_type="cpu")
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    batch = live_test.samples(name, live_test.SAMPLES)
-    tracker = Tracker(model, optimizer)
-    tracker.track_inputs(tuple(batch.values()))
-    with tracker:
-        for _ in range(2):
-            tracker.reset_mod_stats()  # or else it refuses the next forward
-            output = model(**batch)  # which holds the logits until the step ends, as in a training loop
-            (output if isinstance(output, torch.Tensor) else output.loss).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    return peak_of(model, optimizer, live_test.samples(name, live_test.SAMPLES))["Total"]
 
 
 class Memory(unittest.TestCase):

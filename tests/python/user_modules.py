@@ -5,6 +5,7 @@ CASES: name -> Case. Expected of each: it trains as planned, or a step refuses i
 
 import copy
 import dataclasses
+import os
 import typing
 
 import torch
@@ -12,7 +13,7 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-WIDTH, WORDS, TOKENS = 16, 37, 8
+WIDTH, WORDS, TOKENS = (int(size) for size in os.environ.get("USER_MODULES_SIZES", "16,37,8").split(","))
 
 
 class Block(nn.Module):

@@ -8,11 +8,14 @@ tree of parts, each from (batch, sequence, width) to the same:
   seq     `children`, of which `calls` runs some: [index, mode], where an index may come twice or never. Modes: "chain",
           "residual" (x + child(x)), "tower" (x + child(the input of the seq)) and "dead" (runs, the result is dropped); and without
           some gradient "stopped" (x + child(x).detach()), "detached" (x + child(x.detach())), "no_grad" (x + child(x) under
-          torch.no_grad()) and "cut" (child(x).detach(), so that what is before it gets no gradient).
-          Without calls it returns what it is given. "list": the children are in a ModuleList. "alias": the path of an earlier
-          part, registered here a second time as the last child.
+          torch.no_grad()), "data" (x + child(x.data)) and "cut" (child(x).detach(), so that what is before it gets no gradient).
+          Without calls it returns what it is given. "list": the children are in a ModuleList, or in the "container": "dict", "lists"
+          (pairs in a ModuleList of ModuleLists), "sequential" (a Sequential that is only a list) or "holder" (a module that is never
+          called). "empty": it has an empty ModuleList, too. "scale": it multiplies its result by a parameter of its own of so many
+          elements. "alias": the path of an earlier part, registered here a second time as the last child.
   A linear may have "tied", the path of an earlier linear whose weight it has.
-Paths are those of torch (body.c0.fc1). `make` builds the module, `smaller` lists simpler networks for shrinking.
+A network with "mask" reads the ids in another op, too. Paths are those of torch (body.c0.fc1). `make` builds the module, `smaller` lists
+simpler networks for shrinking. `enriched` adds what users do to modules.
 """
 
 import copy
@@ -95,15 +98,46 @@ class Borrow(nn.Module):
         return nn.functional.linear(x, self.other[0].weight)
 
 
-class Seq(nn.Module):
-    def __init__(self, children, calls, in_list):
+class Holder(nn.Module):
+    def __init__(self, children):
         super().__init__()
-        self.calls = calls
-        if in_list:
-            self.layers = nn.ModuleList(children)
+        self.parts = nn.ModuleList(children)
+
+
+CONTAINERS = {
+    "list": nn.ModuleList,
+    "dict": lambda children: nn.ModuleDict({f"k{i}": child for i, child in enumerate(children)}),
+    "lists": lambda children: nn.ModuleList(nn.ModuleList(children[i:i + 2]) for i in range(0, len(children), 2)),
+    "sequential": lambda children: nn.Sequential(*children),
+    "holder": Holder,
+}
+
+
+def container_of(part):
+    """A key of CONTAINERS, or "": the children are attributes."""
+    return part.get("container") or ("list" if part.get("list") else "")
+
+
+def child_path(part, path, index):
+    """The name of a child of the seq."""
+    inner = {"": f"c{index}", "dict": f"layers.k{index}", "lists": f"layers.{index // 2}.{index % 2}",
+             "holder": f"layers.parts.{index}"}.get(container_of(part), f"layers.{index}")
+    return f"{path}.{inner}"
+
+
+class Seq(nn.Module):
+    def __init__(self, spec, children, calls, width):
+        super().__init__()
+        self.spec, self.calls = spec, calls
+        if container_of(spec):
+            self.layers = CONTAINERS[container_of(spec)](children)
         else:
             for i, child in enumerate(children):
                 self.add_module(f"c{i}", child)
+        if spec.get("empty"):
+            self.nothing = nn.ModuleList()
+        if spec.get("scale"):
+            self.scale = nn.Parameter(torch.ones(width if spec["scale"] > 1 else 1))
 
     def forward(self, x):
         start = x
@@ -119,6 +153,8 @@ class Seq(nn.Module):
                 x = x + child(x).detach()
             elif mode == "detached":
                 x = x + child(x.detach())
+            elif mode == "data":
+                x = x + child(x.data)
             elif mode == "cut":
                 x = child(x).detach()
             elif mode == "no_grad":
@@ -127,11 +163,11 @@ class Seq(nn.Module):
                 x = x + y
             else:
                 child(x)
-        return x
+        return x * self.scale if hasattr(self, "scale") else x
 
     def part(self, index):
         """By its name, under which a wrapper may stand."""
-        return self.layers[index] if hasattr(self, "layers") else getattr(self, f"c{index}")
+        return self.get_submodule(child_path(self.spec, "", index)[1:])
 
 
 class Network(nn.Module):
@@ -148,7 +184,7 @@ class Network(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         if spec["tied_head"]:
             self.head.weight = self.embed.weight
-        self.has_norm, self.inputs = spec["norm"], spec["inputs"]
+        self.has_norm, self.inputs, self.has_mask = spec["norm"], spec["inputs"], spec.get("mask", False)
 
     def forward(self, ids, labels, ids2=None):
         x = self.embed(ids)
@@ -156,6 +192,8 @@ class Network(nn.Module):
             x = x + self.embed2(ids2)
         elif self.inputs == 3:
             x = x + self.embed(ids2)
+        if self.has_mask:
+            x = x * (ids > 2)[..., None].to(x.dtype)
         x = self.body(x)
         if self.has_norm:
             x = self.norm(x)
@@ -177,12 +215,11 @@ def make_part(spec, width, path, made):
     elif kind == "borrow":
         part = Borrow(made[spec["of"]]) if spec["of"] in made else nn.Identity()
     else:
-        prefix = f"{path}.layers." if spec.get("list") else f"{path}.c"
-        children = [make_part(child, width, f"{prefix}{i}", made) for i, child in enumerate(spec["children"])]
+        children = [make_part(child, width, child_path(spec, path, i), made) for i, child in enumerate(spec["children"])]
         if spec.get("alias") in made:
             children.append(made[spec["alias"]])
         calls = [call for call in spec["calls"] if call[0] < len(children)]
-        part = Seq(children, calls, spec.get("list", False))
+        part = Seq(spec, children, calls, width)
     made[path] = part
     return part
 
@@ -195,6 +232,17 @@ def make(spec):
 def freeze(model, patterns):
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def average(case, model):
+    """What a loop with running averages of all weights does after a step."""
+    if not case.get("averages"):
+        return
+    with torch.no_grad():
+        if not hasattr(model, "averages"):
+            model.averages = [parameter.detach().clone() for parameter in model.parameters()]
+        for mean, parameter in zip(model.averages, model.parameters()):
+            mean.lerp_(parameter.detach(), 0.1)
 
 
 def sample(spec, batch, seed=1):
@@ -211,9 +259,8 @@ def paths_of(spec, path="body"):
     """Path and part of every part, outer ones first."""
     found = [(path, spec)]
     if spec["kind"] == "seq":
-        prefix = f"{path}.layers." if spec.get("list") else f"{path}.c"
         for i, child in enumerate(spec["children"]):
-            found += paths_of(child, f"{prefix}{i}")
+            found += paths_of(child, child_path(spec, path, i))
     return found
 
 
@@ -236,10 +283,9 @@ def random_leaf(rng, done):
 
 def random_seq(rng, depth, path, done):
     part = {"kind": "seq", "list": rng.random() < 0.5, "children": [], "calls": []}
-    prefix = f"{path}.layers." if part["list"] else f"{path}.c"
     count = rng.choice([2, 3, 3, 4]) if depth == 0 else rng.choice([1, 2, 2, 3])
     for i in range(count):
-        name = f"{prefix}{i}"
+        name = child_path(part, path, i)
         child = random_seq(rng, depth + 1, name, done) if depth < 2 and rng.random() < 0.35 else random_leaf(rng, done)
         part["children"].append(child)
         done.append((name, child))
@@ -304,6 +350,67 @@ def random_network(rng):
     return spec
 
 
+def renamed(old, new):
+    """The body `new`, a copy of `old` with other containers, with the names of parts as they are there."""
+    names = {before: after for (before, _), (after, _) in zip(paths_of(old), paths_of(new))}
+    for _, part in paths_of(new):
+        for key in ("tied", "of", "alias"):
+            if part.get(key):
+                part[key] = names[part[key]]
+    return new
+
+
+FIRST_RICH = 30000  # the seed from which on networks are enriched
+
+
+def rich_random(seed):
+    """Draws what is added to the case of such a seed; None for another one."""
+    return random.Random(f"rich {seed}") if seed >= FIRST_RICH else None
+
+
+def rich_network(seed):
+    """Four seeds have one, as does each framework: to describe a network takes longer than to lower a plan of it."""
+    rng = random.Random(f"network {seed // 4}")
+    return enriched(rng, random_network(rng))
+
+
+def enriched(rng, spec):
+    """The network with more of what users do to modules: containers of any kind, parameters of containers, ids read by another op, and
+    calls without a gradient."""
+    body = copy.deepcopy(spec["body"])
+    for _, part in paths_of(body):
+        if part["kind"] == "seq":
+            kind = rng.choice(["", "", "list", *CONTAINERS])
+            part.update(list=kind == "list", **({"container": kind} if kind not in ("", "list") else {}))
+            if rng.random() < 0.15:
+                part["empty"] = True
+            if rng.random() < 0.15:
+                part["scale"] = rng.choice([1, 2])
+    body = renamed(spec["body"], body)
+    if rng.random() < 0.4:
+        body = with_stopped_calls(rng, body)
+        for _, part in paths_of(body):
+            for call in part.get("calls", []):
+                if call[1] == "detached" and rng.random() < 0.3:
+                    call[1] = "data"
+    return {**spec, "body": body, **({"mask": True} if rng.random() < 0.15 else {})}
+
+
+def enriched_frozen(rng, spec):
+    """Names of parameters: all but biases, all of some parts, or of the parts that run without a gradient. The head is trained."""
+    names = [name for name, _ in make(spec).named_parameters() if name != "head.weight"]
+    how = rng.choice(["weights", "parts", "teachers"])
+    if how == "weights":
+        return [name for name in names if not name.endswith("bias")]
+    chosen = []
+    for path, part in paths_of(spec["body"]):
+        if part["kind"] == "seq":
+            stopped = {call[0] for call in part["calls"] if call[1] == "no_grad"}
+            chosen += [child_path(part, path, i) for i in range(len(part["children"]))
+                       if (i in stopped if how == "teachers" else rng.random() < 0.3)]
+    return [name for name in names if any(name.startswith(path + ".") for path in chosen)]
+
+
 def without_child(part, index):
     """The seq without one of its children."""
     smaller = copy.deepcopy(part)
@@ -332,8 +439,11 @@ def smaller_parts(part):
             smaller = copy.deepcopy(part)
             smaller["calls"][i][1] = "chain"
             yield smaller
-    if part.get("alias"):
-        yield {k: v for k, v in part.items() if k != "alias"}
+    for key in ("alias", "empty", "scale"):
+        if part.get(key):
+            yield {k: v for k, v in part.items() if k != key}
+    if part.get("container"):
+        yield {k: v for k, v in part.items() if k != "container"}
     for i, child in enumerate(part["children"]):
         if child["kind"] == "seq":
             yield {**copy.deepcopy(part), "children": [*part["children"][:i], {"kind": "linear"}, *part["children"][i + 1:]]}
@@ -345,8 +455,8 @@ def smaller_parts(part):
 
 def smaller(spec):
     """Networks that are simpler in one thing; some may be broken (a path is gone)."""
-    for key, value in (("tied_head", False), ("norm", False), ("inputs", 1)):
-        if spec[key] != value:
+    for key, value in (("tied_head", False), ("norm", False), ("inputs", 1), ("mask", False)):
+        if spec.get(key, False) != value:
             yield {**spec, key: value}
     for body in smaller_parts(spec["body"]):
         yield {**spec, "body": body}

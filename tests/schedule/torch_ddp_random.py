@@ -78,6 +78,9 @@ def called(part):
 def random_case(seed):
     rng = random.Random(seed)
     network = random_networks.random_network(rng)
+    rich = random_networks.rich_random(seed)
+    if rich:
+        network = random_networks.rich_network(seed)
     reaches = rng.random() < 0.9
     network = {**network, "body": called(network["body"]) if reaches else network["body"]}
     case = {**PLAIN, "network": network, "replicate": rng.choice([2, 2, 3, 4]), "micro_batch": 1,
@@ -88,6 +91,10 @@ def random_case(seed):
     if rng.random() < 0.2:
         names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
         case["frozen"] = [name for name in names if rng.random() < 0.4]
+    if rich and rich.random() < 0.4:
+        case["frozen"] = random_networks.enriched_frozen(rich, network)
+    if rich:
+        case["averages"] = rich.random() < 0.3
     case["static_graph"] = rng.random() < 0.3
     case["find_unused_parameters"] = rng.random() < 0.3
     return case
@@ -144,6 +151,7 @@ def run_case(rank, case):
                     (loss / case["accumulation"]).backward()
         optimizer.step()
         optimizer.zero_grad()
+        random_networks.average(case, model)
         steps.append(recorder.found)
     return steps, torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().tobytes()
 

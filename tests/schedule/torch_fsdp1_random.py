@@ -19,6 +19,7 @@ import warnings
 
 try:
     import torch
+    import torch.distributed.fsdp  # before processes are forked
     from torch import distributed
 except ImportError as missing:
     print(f"{missing}: skipped")
@@ -170,6 +171,9 @@ def frozen_units(rng, case):
 def random_case(seed):
     rng = random.Random(seed)
     network = random_networks.random_network(rng)
+    rich = random_networks.rich_random(seed)
+    if rich:
+        network = random_networks.rich_network(seed)
     share = rng.choice([0.2, 0.4, 0.7])
     chosen = [name for name in random_modules(rng, network) if rng.random() < share]
     chosen = [name for name in chosen if not any(splits({"modules": [name]}, tie) for tie in ties_of(network))]
@@ -188,6 +192,8 @@ def random_case(seed):
         names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
         rate = rng.choice([0.2, 0.6])
         case["frozen"] = [name for name in names if rng.random() < rate]
+    if rich and rich.random() < 0.4:
+        case["frozen"] = random_networks.enriched_frozen(rich, network)
     # What needs gradients of some parameters only, and regions that run twice, came in later, and change no other draw.
     apart = random.Random(json.dumps(case))
     draw = apart if case["frozen"] or has_dead_parts(network) else rng
@@ -202,6 +208,8 @@ def random_case(seed):
     case["offload"] = case["shard"] > 1 and random.Random(json.dumps(case)).random() < 0.1
     if seed >= FIRST_FP16 and random.Random(json.dumps(case)).random() < 0.1:
         case["precision"] = FP16[seed % len(FP16)]
+    if rich:
+        case["averages"] = rich.random() < 0.3
     return case
 
 
@@ -338,6 +346,7 @@ def run_case(rank, argument, more=None, kind="sgd"):
         for step in range(STEPS):
             losses.append(train_step(case, model, optimizer, samples_of(case, step, rank),
                                      lambda i: shardwright_fsdp1.micro_batch(model, i), lambda: model.clip_grad_norm_(MAX_NORM), scaler))
+            random_networks.average(case, model)
             steps.append(recorder.take())
     with FullyShardedDataParallel.summon_full_params(model):
         parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().tobytes()

@@ -15,6 +15,7 @@ import sys
 
 try:
     import torch
+    import torch.distributed.fsdp  # before processes are forked
     from torch.distributed.device_mesh import init_device_mesh
 except ImportError as missing:
     print(f"{missing}: skipped")
@@ -37,6 +38,10 @@ FIRST_FP16 = 1500  # the seed from which on a tenth has one of these
 LONG = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 SCALE = 16.0  # at which small networks do not overflow
 meshes = {}  # of a worker
+# Setters that leave the collectives as they are, and must be noticed.
+SETTINGS = {"set_force_sum_reduction_for_comms": lambda model: model.set_force_sum_reduction_for_comms(True),
+            "set_separate_reduce_scatter_group": lambda model: model.set_separate_reduce_scatter_group(enable=True),
+            "set_reduce_scatter_max_input_buffers": lambda model: model.set_reduce_scatter_max_input_buffers(3)}
 
 def layers():
     """Three layers: residual sums of a norm and an MLP."""
@@ -280,8 +285,7 @@ def ties_of(network):
         if part.get("tied"):
             ties.append((path, part["tied"]))
         if part.get("alias"):
-            last = f".layers.{len(part['children'])}" if part.get("list") else f".c{len(part['children'])}"
-            ties.append((path + last, part["alias"]))
+            ties.append((random_networks.child_path(part, path, len(part["children"])), part["alias"]))
     return ties
 
 
@@ -297,7 +301,8 @@ def is_inside(name, other):
 
 def random_recompute(rng, network):
     paths = [path for path, part in random_networks.paths_of(network["body"]) if part["kind"] != "borrow"]
-    blocks = [path for path in paths if path.count(".") == (2 if network["body"].get("list") else 1)]
+    children = [random_networks.child_path(network["body"], "body", i) for i in range(len(network["body"]["children"]))]
+    blocks = [path for path in children if path in paths]
     every = rng.choice([1, 2])
     chosen = blocks[::every] if rng.random() < 0.6 else [rng.choice(paths)]
     kind = "selective" if rng.random() < 0.2 else "full"
@@ -308,6 +313,9 @@ def random_recompute(rng, network):
 def random_case(seed):
     rng = random.Random(seed)
     network = random_networks.random_network(rng)
+    rich = random_networks.rich_random(seed)
+    if rich:
+        network = random_networks.rich_network(seed)
     shard, replicate = rng.choice(MESHES)
     case = {"network": network, "shard": shard, "replicate": replicate, "micro_batch": rng.choice([1, 2]),
             "accumulation": rng.choices([1, 2, 3], [6, 3, 1])[0], "sync": "every", "precision": rng.choice(PRECISIONS),
@@ -321,10 +329,15 @@ def random_case(seed):
         names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
         share = rng.choice([0.2, 0.6])
         case["frozen"] = [name for name in names if rng.random() < share]
+    if rich and rich.random() < 0.4:
+        case["frozen"] = random_networks.enriched_frozen(rich, network)
     if rng.random() < 0.12:
         case.update(mode="forward", recompute=[], frozen=[], clip=False, accumulation=1, sync="every")
     if seed >= FIRST_FP16 and rng.random() < 0.1:
         case["precision"] = rng.choice(FP16)
+    if rich:
+        case["averages"] = rich.random() < 0.3
+        case["settings"] = rich.sample(sorted(SETTINGS), rich.choice([0, 0, 1, 2]))
     return case
 
 
@@ -422,6 +435,12 @@ def wrap_by_hand(model, case):
     model._shardwright_plan = {"training": {"accumulation": case["accumulation"], "sync": case["sync"]}}
 
 
+def set_and_notice(model, case):
+    for setter in case.get("settings", []):
+        SETTINGS[setter](model)
+        assert any(setter in line for line in shardwright_fsdp2.changed_settings(model)), f"{setter} is not noticed"
+
+
 def run_case(rank, argument, more=lambda model, optimizer: ()):
     """In a worker: the collectives of each step, and of each what `more` says. Rank 0's, all ranks having the same kinds and sizes."""
     case, data = argument
@@ -434,6 +453,7 @@ def run_case(rank, argument, more=lambda model, optimizer: ()):
     else:
         random_networks.freeze(model, case["frozen"])
         shardwright_fsdp2.apply_plan(model, data, mesh_of(case))
+        set_and_notice(model, case)
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, foreach=True) if trainable else None
     scaler = torch.amp.GradScaler("cpu", init_scale=case.get("scale", SCALE), enabled=case["precision"][1] == "fp16")
@@ -457,6 +477,7 @@ def run_case(rank, argument, more=lambda model, optimizer: ()):
             scaler.update()
             assert "scale" not in case or scaler.get_scale() < before, "no gradient overflowed"
             optimizer.zero_grad()
+            random_networks.average(case, model)
             steps.append(recorder.take())
     return steps
 
@@ -464,7 +485,9 @@ def run_case(rank, argument, more=lambda model, optimizer: ()):
 def smaller_cases(case):
     """Simpler in the plan, then in the network; units of modules that are gone go with them."""
     for key, value in (("recompute", []), ("frozen", []), ("clip", False), ("offload", False), ("accumulation", 1),
-                       ("precision", ["fp32"] * 3), ("micro_batch", 1)):
+                       ("precision", ["fp32"] * 3), ("micro_batch", 1), ("settings", []), ("averages", False)):
+        if key not in case:
+            continue
         if case[key] != value and list(case[key] if isinstance(case[key], tuple) else [case[key]]) != [value]:
             yield {**case, key: value, **({"sync": "every"} if key == "accumulation" else {})}
     if (case["shard"], case["replicate"]) != (2, 1):

@@ -28,10 +28,14 @@ class Failure(Exception):
     """A job failed in the framework; the text is the last line of the error of the lowest rank that has one."""
 
 
-def work(rank, world, store, pipe):
+def work(rank, world, store, pipe, backend):
     os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "OFF")
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    if backend == "fake":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    else:
+        distributed.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
     while True:
         job = pipe.recv()
         if job is None:
@@ -45,19 +49,19 @@ def work(rank, world, store, pipe):
 
 
 class Pool:
-    """`world` processes in one group."""
+    """`world` processes in one group; or rank 0 alone where the backend is "fake", whose collectives move nothing."""
 
-    def __init__(self, world):
-        self.world, self.workers, self.pipes = world, [], []
+    def __init__(self, world, backend="gloo"):
+        self.world, self.backend, self.workers, self.pipes = world, backend, [], []
         self.folder = None
 
     def start(self):
         context = torch.multiprocessing.get_context("fork")
         self.folder = tempfile.TemporaryDirectory()
         self.workers, self.pipes = [], []
-        for rank in range(self.world):
+        for rank in range(1 if self.backend == "fake" else self.world):
             here, there = context.Pipe()
-            worker = context.Process(target=work, args=(rank, self.world, f"{self.folder.name}/store", there), daemon=True)
+            worker = context.Process(target=work, args=(rank, self.world, f"{self.folder.name}/store", there, self.backend), daemon=True)
             worker.start()
             self.workers.append(worker)
             self.pipes.append(here)
@@ -106,8 +110,8 @@ class Pool:
 class Pools:
     """One group per number of ranks, started when it is needed."""
 
-    def __init__(self):
-        self.pools = {}
+    def __init__(self, backend="gloo"):
+        self.pools, self.backend = {}, backend
 
     def __enter__(self):
         return self
@@ -117,7 +121,7 @@ class Pools:
             pool.stop()
 
     def run(self, world, module, function, argument):
-        return self.pools.setdefault(world, Pool(world)).run(module, function, argument)
+        return self.pools.setdefault(world, Pool(world, self.backend)).run(module, function, argument)
 
 
 def elements(tensors):

@@ -137,7 +137,8 @@ def one_parameter_each(part):
     if part["kind"] != "seq":
         kept = {key: value for key, value in part.items() if key != "bias"}
         return kept if part["kind"] in ("linear", "mlp", "borrow") else {"kind": "linear"}
-    return {**part, "children": [one_parameter_each(child) for child in part["children"]]}
+    kept = {key: value for key, value in part.items() if key != "scale"}
+    return {**kept, "children": [one_parameter_each(child) for child in part["children"]]}
 
 
 def shares_weights(network):
@@ -151,6 +152,9 @@ def shares_weights(network):
 def random_case(seed):
     rng = random.Random(seed)
     network = random_networks.random_network(rng)
+    rich = random_networks.rich_random(seed)
+    if rich:
+        network = random_networks.rich_network(seed)
     case = {**PLAIN, "stage": rng.choice([1, 2, 3, 3]), "shard": rng.choice([2, 2, 3, 4]), "micro_batch": rng.choice([1, 2]),
             "accumulation": rng.choices([1, 2, 3], [6, 3, 1])[0], "clip": rng.random() < 0.3, "precision": rng.choice(PRECISIONS),
             "overlap_comm": rng.choice([None, True, False]), "contiguous_gradients": rng.random() < 0.8}
@@ -164,6 +168,8 @@ def random_case(seed):
     if rng.random() < 0.2:
         names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
         case["frozen"] = [name for name in names if rng.random() < 0.4]
+    if rich and rich.random() < 0.4:
+        case["frozen"] = random_networks.enriched_frozen(rich, network)
     case["network"] = network
     apart = random.Random(json.dumps(case))  # what came in later changes no other draw
     if apart.random() < 0.3:

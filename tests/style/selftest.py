@@ -14,6 +14,7 @@ import outputs
 import pages
 import paths
 import printing
+import promises
 import threads
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
@@ -75,7 +76,7 @@ class Includes(Scratch):
                 "core/b.h:2: nlohmann/json.hpp may be included by .cc files only, since it is slow to compile",
                 'core/c.cc:1: "units.h" is not a path from the repository root',
                 'core/c.cc:2: "../core/units.h" is not a path from the repository root',
-                "executor/d.h:2: nccl.h: CUDA and NCCL headers may be included in executor/cuda/ only",
+                "executor/d.h:2: nccl.h: CUDA and NCCL headers may be included in executor/cuda/ and its tests only",
             ],
         )
 
@@ -274,6 +275,18 @@ class Threads(Scratch):
         self.plant("tests/core/a_test.cc", "std::thread t([] {});\n")
         self.assertEqual([finding.split(" ")[0] for finding in threads.check(self.root)],
                          ["cli/a.cc:1:", "cli/a.cc:2:", "cli/a.cc:4:", "cli/a.cc:8:"])
+
+
+class Promises(Scratch):
+    def test_tests_and_files(self) -> None:
+        self.plant("tests/cli/CMakeLists.txt", "sw_program_test(cli_wire wire_test.py ci)\nsw_program_test(cli_ends_deep ends_test.py deep)\n"
+                                               "foreach(kind a b)\n  sw_package_test(cli_${kind} x.py LABELS fast PROGRAM)\nendforeach()\n")
+        self.plant("core/files.h", "")
+        self.plant("docs/security.md", "`cli_b`, `cli_c`\n| promise | how | test |\n|---|---|---|\n| a | `core/files.h` | `cli_wire` |\n"
+                                       "| b | `cli_wire`, `core/none.h` | by hand |\n| c | | `cli_ends_deep` |\n\n| file |\n|---|\n| x |\n")
+        held = "docs/security.md:{}: no test that CI runs holds this promise"
+        self.assertEqual(promises.check(self.root), ["docs/security.md:1: there is no test cli_c", "docs/security.md:5: there is no file core/none.h",
+                                                     held.format(5), held.format(6)])
 
 
 class Skips(Scratch):

@@ -50,6 +50,14 @@ TEST_CASE("Profile: one fits each GPU and kernel set") {
   CHECK(DefaultProfile(FindGpu("a100-80", ""), "hf-foak").name == "a100-80-hf-foak");
   CHECK(DefaultProfile(FindGpu("h100-80", ""), "jax-xla").name == "h100-torch-eager");
   CHECK(DefaultProfile(FindGpu("rtx-5090", ""), "torch-compile").name ==
+        "blackwell-rtx-half-torch-eager");
+  // Cards that add in fp32 at half rate, and their siblings that do not.
+  CHECK(DefaultProfile(FindGpu("rtx-4090", ""), "torch-eager").name == "ada-half-torch-eager");
+  CHECK(DefaultProfile(FindGpu("l20", ""), "torch-eager").name == "ada-half-torch-eager");
+  CHECK(DefaultProfile(FindGpu("l40s", ""), "torch-eager").name == "ada-torch-eager");
+  CHECK(DefaultProfile(FindGpu("rtx-3090", ""), "torch-eager").name == "ampere-half-torch");
+  CHECK(DefaultProfile(FindGpu("rtx-a6000", ""), "torch-eager").name == "ampere-torch");
+  CHECK(DefaultProfile(FindGpu("rtx-pro-6000", ""), "torch-eager").name ==
         "blackwell-rtx-torch-eager");
   CHECK(DefaultProfile(FindGpu("a100-40", ""), "composer-2023").name == "a100-torch-eager");
   CHECK(DefaultProfile(FindGpu("b200-180", ""), "torch-compile").name == "b200-torch-eager");

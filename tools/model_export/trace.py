@@ -496,6 +496,18 @@ def check_wrappers(model):
         kind = next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in SHARDED), None)
         if kind:
             raise Unsupported(f"{name or 'the root module'} is wrapped by {kind}; describe the module before it is wrapped")
+        for function in _composable(module):
+            if function != "checkpoint":  # which forward meets
+                raise Unsupported(f"{name or 'the root module'} is wrapped by the function {function}; describe the module before it is")
+
+
+def _composable(module):
+    """The names of PyTorch's functions, such as replicate and checkpoint, that were applied to the module in place."""
+    try:
+        from torch.distributed._composable.contract import _get_registry
+        return list(_get_registry(module) or ())
+    except ImportError:
+        return []
 
 
 @contextlib.contextmanager

@@ -4,41 +4,10 @@
 const answer = (() => {
   const byId = (id) => document.getElementById(id);
   const {formatTime, formatBytes} = units;
+  const {element, table} = tables;
   const seconds = (value) => formatTime(value * 1e9);
   const percent = (value) => `${(100 * value).toFixed(1)} %`;
   const count = (value) => Math.round(value).toLocaleString("en");
-
-  const element = (tag, text, ...children) => {
-    const made = document.createElement(tag);
-    if (text !== null) {
-      made.textContent = text;
-    }
-    made.append(...children);
-    return made;
-  };
-  const table = (caption, head, rows, numbers) => {
-    const made = element("table", null, element("caption", caption));
-    made.append(element("thead", null, element("tr", null, ...head.map((text) => {
-      const cell = element("th", text);
-      cell.scope = "col";
-      return cell;
-    }))));
-    const body = element("tbody", null);
-    for (const row of rows) {
-      body.append(element("tr", null, ...row.map((text, i) => {
-        const cell = element(i === 0 ? "th" : "td", text);
-        if (i === 0) {
-          cell.scope = "row";
-        }
-        cell.className = numbers.includes(i) ? "number" : "";
-        return cell;
-      })));
-    }
-    made.append(body);
-    const scroll = element("div", null, made);
-    scroll.className = "scroll";
-    return scroll;
-  };
 
   // [name, value] or [name, value, how sure that is].
   const showFigures = (figures) => byId("figures").replaceChildren(...figures.map(([name, value, note = ""]) =>

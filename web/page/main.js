@@ -45,31 +45,11 @@
   // The elements that pictures of one step are drawn into, as they are before anything is drawn.
   const blank = byId("pictures").cloneNode(true);
   let drawing = null;
-  const legend = (list, entries) => list.replaceChildren(...entries.map(([style, name]) => {
-    const item = document.createElement("li");
-    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    const box = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-    svg.setAttribute("viewBox", "0 0 14 14");
-    svg.setAttribute("aria-hidden", "true");
-    box.setAttribute("class", style);
-    box.setAttribute("width", 14);
-    box.setAttribute("height", 14);
-    svg.append(box);
-    item.append(svg, name.replaceAll("_", " "));
-    return item;
-  }));
   const draw = (report) => {
     drawing?.abort();
     drawing = new AbortController();
     byId("pictures").replaceChildren(...blank.cloneNode(true).childNodes);
     byId("pictures").hidden = false;
-    const used = new Set(report.ops.colour);
-    const entries = report.colours.map((name, i) => [`op${i}`, name, i]);
-    legend(byId("timeline").querySelector(".legend"), [...entries.filter(([, name, i]) => used.has(i) || name === "host"),
-      ["wait", "compute waits (hatched)"]]);
-    const categories = report.recordings[0].memory.categories;
-    legend(byId("memory").querySelector(".legend"), report.category_names.map((name, i) => [`memory${i}`, name])
-      .filter(([, name]) => categories[name] !== undefined));
     window.shardwrightStep = showStep(report, drawing.signal);
   };
 

@@ -193,11 +193,13 @@ const connectControls = (shardwright, signal) => {
   refresh();
   window.addEventListener("resize", refresh, {signal});
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh, {signal});
+  window.matchMedia("print").addEventListener("change", refresh, {signal});
 };
 
 // Draws one step into the elements of the page.
 const showStep = (data, signal) => {
   const shardwright = readSpans(data);
+  tables.showLegends(data);
   shardwright.timeline = makeTimeline(shardwright);
   shardwright.memory = makeMemory(shardwright);
   connectControls(shardwright, signal);

@@ -46,7 +46,7 @@ const makeMemory = (shardwright) => {
       bad: css("--bad"), paper: css("--paper")};
   };
   const resize = () => {
-    const ratio = window.devicePixelRatio || 1;
+    const ratio = matchMedia("print").matches ? 4 : window.devicePixelRatio || 1;  // 4: paper has finer dots
     width = canvas.clientWidth;
     canvas.style.height = `${HEIGHT}px`;
     canvas.width = Math.round(width * ratio);

@@ -3,6 +3,7 @@
 
 document.documentElement.classList.add("scripted");
 const shardwright = showStep(JSON.parse(document.getElementById("data").textContent), new AbortController().signal);
+showFigures(shardwright.data);
 performance.mark("shardwright-drawn");
 
 (() => {
@@ -23,8 +24,5 @@ performance.mark("shardwright-drawn");
     page.hash = new URLSearchParams({"page-plan-file": JSON.stringify(data.plan)});
     byId("to-page").href = page.href;
     byId("to-page").hidden = false;
-  }
-  if ((data.pareto || []).length > 0) {
-    drawPareto(byId("pareto"), data.pareto);
   }
 })();

@@ -49,7 +49,7 @@ const makeTimeline = (shardwright) => {
   };
 
   const resize = () => {
-    const ratio = window.devicePixelRatio || 1;
+    const ratio = matchMedia("print").matches ? 4 : window.devicePixelRatio || 1;  // 4: paper has finer dots
     state.width = canvas.clientWidth;
     canvas.style.height = `${state.height}px`;
     canvas.width = Math.round(state.width * ratio);

@@ -11,8 +11,8 @@
 
 import torch
 
-from shardwright_plan import (PlanError, check_mesh, check_model, dtype_of, load_plan, make_mesh, torch_version, unwrapped,
-                              wrap_recompute)
+from shardwright_plan import (PlanError, check_mesh, check_model, composable, dtype_of, load_plan, make_mesh, torch_version,
+                              unwrapped, wrap_recompute)
 
 
 def _check_version(plan):
@@ -74,6 +74,7 @@ SETTERS = {
     "set_custom_all_gather, set_allocate_memory_from_process_group_for_comm or set_symm_mem_for_comm": "_all_gather_comm",
     "set_custom_reduce_scatter, set_allocate_memory_from_process_group_for_comm or set_symm_mem_for_comm": "_reduce_scatter_comm",
     "set_is_last_backward": "is_last_backward",
+    "set_post_optim_event": "post_optim_event",
     "_set_unshard_async_op": "unshard_async_op",
     "the mixed-precision policy": "mp_policy",
     "the offload policy": "offload_policy",
@@ -95,10 +96,19 @@ def _groups(state):
     return [state._fsdp_param_group] if getattr(state, "_fsdp_param_group", None) is not None else []  # before 2.11
 
 
+def _forward_methods(module):
+    """Of a module, the methods beside forward that gather its parameters since register_fsdp_forward_method."""
+    codes = {name: getattr(getattr(value, "__func__", None), "__code__", None) for name, value in vars(module).items()}
+    return ", ".join(sorted(name for name, code in codes.items() if getattr(code, "co_name", "") == "wrapped_method")) or None
+
+
 def read_settings(model):
     """By module and setter of fully_shard, what is set, beside what set_micro_batch sets."""
     found, delays = {}, model._shardwright_plan["training"]["sync"] != "every"
+    found["", "share_comm_ctx"] = id(getattr(model._get_fsdp_state(), "_comm_ctx", None))
     for name, module in model.named_modules():
+        found[unwrapped(name), "PyTorch's functions that wrap"] = ", ".join(composable(module)) or None
+        found[unwrapped(name), "register_fsdp_forward_method"] = _forward_methods(module)
         if not hasattr(module, "_get_fsdp_state"):
             continue
         state = module._get_fsdp_state()

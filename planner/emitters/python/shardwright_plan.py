@@ -151,7 +151,7 @@ def _check_states(planned, params, master, problems):
                         f"{master}; call model.to({master})")
 
 
-def _composable(module):
+def composable(module):
     """The names of PyTorch's functions, such as replicate and checkpoint, that were applied to the module in place."""
     try:
         from torch.distributed._composable.contract import _get_registry
@@ -172,7 +172,7 @@ def check_wrappers(model, plan):
         for kind in WRAPPERS:
             if kind in kinds:
                 problems.append(f"{shown} is a {type(module).__name__}: {WRAPPERS[kind]}")
-        problems += [f"{shown} is wrapped by {what}: apply the plan to the module as it was before" for what in _composable(module)
+        problems += [f"{shown} is wrapped by {what}: apply the plan to the module as it was before" for what in composable(module)
                      if what != "fully_shard"]  # whose module is an FSDPModule
         if getattr(module, "gradient_checkpointing", False) is True:
             problems.append(f"{shown} recomputes by itself: call gradient_checkpointing_disable() on the model; the plan says what is "

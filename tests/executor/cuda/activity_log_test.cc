@@ -16,11 +16,11 @@
 
 #include <doctest/doctest.h>
 
-#include "executor/cuda/emulation/emulated_gpu.h"
 #include "executor/cuda/session.h"
 #include "executor/host/kernels/table.h"
 #include "schedule/lower.h"
 #include "schedule/verify.h"
+#include "tests/executor/cuda/emulation/emulated_gpu.h"
 #include "tests/executor/cuda/forwarding_gpu.h"
 #include "tests/executor/harness.h"
 #include "traces/check.h"

@@ -16,9 +16,9 @@
 #include <doctest/doctest.h>
 
 #include "core/error.h"
-#include "executor/cuda/emulation/emulated_gpu.h"
 #include "executor/cuda/ops/launch.h"
 #include "executor/fp8.h"
+#include "tests/executor/cuda/emulation/emulated_gpu.h"
 #include "tests/executor/cuda/forwarding_gpu.h"
 #include "tests/executor/scratch_folder.h"
 

@@ -9,8 +9,8 @@
 
 #include "core/error.h"
 #include "executor/cuda/cudnn_plans.h"
-#include "executor/cuda/emulation/emulated_gpu.h"
 #include "executor/cuda/ops/model_ops.h"
+#include "tests/executor/cuda/emulation/emulated_gpu.h"
 #include "tests/executor/cuda/fake_cudnn.h"
 #include "tests/executor/cuda/forwarding_gpu.h"
 #include "tests/executor/kernels/harness.h"

@@ -11,11 +11,11 @@
 #include <doctest/doctest.h>
 
 #include "core/error.h"
-#include "executor/cuda/emulation/emulated_gpu.h"
 #include "executor/cuda/graphs.h"
 #include "executor/cuda/session.h"
 #include "schedule/wrap.h"
 #include "tests/executor/cuda/device_training.h"
+#include "tests/executor/cuda/emulation/emulated_gpu.h"
 #include "tests/executor/cuda/forwarding_gpu.h"
 #include "tests/executor/cuda/test_gpu.h"
 

@@ -24,7 +24,6 @@
 #include <unistd.h>
 
 #include "core/error.h"
-#include "executor/cuda/emulation/emulated_gpu.h"
 #include "executor/cuda/session.h"
 #include "executor/half.h"
 #include "executor/host/tcp_processes.h"
@@ -32,6 +31,7 @@
 #include "executor/host/together.h"
 #include "schedule/place.h"
 #include "tests/executor/cuda/device_training.h"
+#include "tests/executor/cuda/emulation/emulated_gpu.h"
 #include "tests/executor/cuda/forwarding_gpu.h"
 #include "tests/executor/cuda/test_gpu.h"
 #include "tests/executor/harness.h"

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "executor/cuda/emulation/emulated_gpu.h"
 #include "executor/cuda/plugin.h"
+#include "tests/executor/cuda/emulation/emulated_gpu.h"
 
 extern "C" [[gnu::visibility("default")]] shardwright::Gpu* ShardwrightOpenGpu(
     int version, int device, std::string* problem) {

@@ -1,4 +1,4 @@
-#include "executor/cuda/emulation/emulated_gpu.h"
+#include "tests/executor/cuda/emulation/emulated_gpu.h"
 #include "tests/executor/cuda/fake_nccl.h"
 #include "tests/executor/cuda/test_gpu.h"
 

@@ -22,9 +22,9 @@
 #include <utility>
 #include <vector>
 
-#include "executor/cuda/emulation/emulated_gpu.h"
 #include "executor/cuda/nccl.h"
 #include "executor/half.h"
+#include "tests/executor/cuda/emulation/emulated_gpu.h"
 
 namespace shardwright::testing {
 namespace {

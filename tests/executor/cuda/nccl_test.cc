@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include "core/error.h"
-#include "executor/cuda/emulation/emulated_gpu.h"
 #include "executor/cuda/nccl_world.h"
 #include "executor/cuda/session.h"
 #include "executor/host/tcp_processes.h"
@@ -22,6 +21,7 @@
 #include "executor/host/together.h"
 #include "schedule/lower.h"
 #include "schedule/verify.h"
+#include "tests/executor/cuda/emulation/emulated_gpu.h"
 #include "tests/executor/cuda/fake_nccl.h"
 #include "tests/executor/harness.h"
 

@@ -8,9 +8,9 @@
 #include <unordered_map>
 
 #include "core/error.h"
-#include "executor/cuda/emulation/emulated_gpu.h"
 #include "executor/cuda/kernels/array.h"
 #include "executor/cuda/ops/model_ops.h"
+#include "tests/executor/cuda/emulation/emulated_gpu.h"
 #include "tests/executor/kernels/harness.h"
 
 namespace shardwright::testing {

@@ -1,4 +1,4 @@
-#include "executor/cuda/emulation/emulated_gpu.h"
+#include "tests/executor/cuda/emulation/emulated_gpu.h"
 
 #include <array>
 #include <chrono>

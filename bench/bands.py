@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Calibrates the bands of step times on rows that were left out: writes analysis/bands.json from bench/left_out_kinds.csv.
+
+    python3 scripts/left_out.py build/shardwright kinds      the rows, each by how much of it was unknown (a quarter of an hour)
+    bench/bands.py                                           the half-widths, and how many rows lie within
+    bench/bands.py --check                                   analysis/bands.json is that of the rows
+
+A kind's half-width holds 88 of 100 of its rows, so that at least 8 of 10 runs of a new source should lie within. What a band must hold is
+measured / predicted - 1, whose sign it has not. Kinds: docs/cost_model.md, "Bands".
+"""
+
+import argparse
+import json
+import sys
+
+from lab import base, runs
+
+ROWS = base.ROOT / "bench/left_out_kinds.csv"
+BANDS = base.ROOT / "analysis/bands.json"
+MEASURED = base.ROOT / "bench/published/measured_runs.csv"
+HELD = 0.88
+LEAST_ROWS = 20  # fewer do not tell a quantile: the kind is then given by the next wider one that has them
+ABOUT = ("Half-widths of step time bands by what is known of a run, written by bench/bands.py. known: its kernel set and chip were both fitted to "
+         "steps; stack: its chip alone; chip: its kernel set alone; both: neither is known; generic: nothing of the chip was measured. The "
+         "others widen these: offload to the host, fp8 (and fp4) products, chips of other makers than NVIDIA.")
+
+
+def errors_by_kind():
+    """{kind: [measured / predicted - 1]}; the special ones are of all kinds' rows with their stack known."""
+    measured = {run.id: run for run in runs.read_runs(str(MEASURED))}
+    found = {kind: [] for kind in ("known", "stack", "chip", "both", "offload", "fp8", "other maker")}
+    for row in base.read_table(str(ROWS)):
+        run = measured[row["id"]]
+        if "power limited" in run.gpu:
+            continue  # cards with a limit that their source does not state
+        error = row.number("measured") / row.number("predicted") - 1
+        special = ("other maker" if run.gpu_class.startswith("MI") else "offload" if run.offload and not run.offload.startswith("n")
+                   else "fp8" if run.compute_dtype in ("fp8", "fp4") else None)
+        if special:
+            if row["kind"] in ("known", "chip"):
+                found[special].append(error)
+        else:
+            found[row["kind"]].append(error)
+    return found
+
+
+def half_width(errors):
+    """Up to a tenth of a per cent."""
+    return round(base.quantile([abs(error) for error in errors], HELD), 3)
+
+
+def bands():
+    found = errors_by_kind()
+    kinds = {}
+    for kind, errors in found.items():
+        inside = None
+        if len(errors) >= LEAST_ROWS:
+            width = half_width(errors)
+            inside = round(sum(abs(error) <= width for error in errors) / len(errors), 3)
+        else:
+            width = kinds["both"]["half_width"]
+            inside = round(sum(abs(error) <= width for error in errors) / len(errors), 3) if errors else None
+        kinds[kind] = {"half_width": width, "rows": len(errors), "inside": inside,
+                       "mean": round(base.total(abs(error) for error in errors) / len(errors), 3) if errors else None}
+    # Every chip by the profile of no GPU in particular: the log of left_out.py's "gpu, generic".
+    kinds["generic"] = {"half_width": 0.97, "rows": 292, "inside": 0.956, "mean": 0.13}
+    return kinds
+
+
+def text_of(kinds):
+    lines = ",\n".join(f'    {json.dumps(kind)}: {json.dumps(row)}' for kind, row in kinds.items())
+    return f'{{\n  "about": {json.dumps(ABOUT)},\n  "kinds": {{\n{lines}\n  }}\n}}\n'
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    kinds = bands()
+    if arguments.check:
+        if BANDS.read_text(encoding="utf-8") != text_of(kinds):
+            sys.exit("analysis/bands.json is not that of bench/left_out_kinds.csv; run bench/bands.py")
+        return
+    base.write(BANDS, text_of(kinds))
+    lines = [["kind", "rows", "mean", "half-width", "inside"]]
+    lines += [[kind, row["rows"], row["mean"] and base.percent(row["mean"]), base.percent(row["half_width"]),
+               row["inside"] and base.percent(row["inside"])] for kind, row in kinds.items()]
+    print(base.table("lrrrr", lines), end="")
+
+
+base.start(main)
