@@ -38,9 +38,9 @@ def words(name: str, page: str) -> int:
 
 
 def sentences(page: str) -> Iterator[str]:
-    """Sentences of paragraphs and list items. An inline piece of code is one word."""
+    """Sentences of paragraphs and list items. An inline piece of code is one word; lines indented by four blanks are code."""
     text = "\n".join("" if line.lstrip().startswith(("|", "#", "<", "!")) else line for line in prose(page).splitlines())
-    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", re.sub(r"(?<=\n\n)(?: {4}[^\n]*\n)+", "", text)):
         flat = re.sub(r"`[^`]*`", lambda match: match[0].replace(" ", "_").replace(".", "_"), " ".join(block.split()))
         yield from re.split(r"(?<=[.!?])[\"')*]*\s+(?=[\"'(*`\[]*[A-Z0-9`])", re.sub(r"^([-*]|\d+\.) ", "", flat))
 

@@ -209,7 +209,7 @@ class Pages(Scratch):
     def test_long_sentences(self) -> None:
         word = "word " * 34
         self.assertEqual(pages.too_long(f"Thirty {word}`code of one. Word`. Short.\n\n| {word * 2} |\n"), [f"Thirty {word}`code_of_one__Word`."])
-        self.assertEqual(pages.too_long(f"Thirty {word}.\n- {word}\n- {word}\n"), [])
+        self.assertEqual(pages.too_long(f"Thirty {word}.\n- {word}\n- {word}\n\n    {word}code\n    {word}\n"), [])
 
     def test_riddles(self) -> None:
         self.assertEqual(pages.riddles("A unit. What is one with it leaves the list. What is a unit? It is that. `x` is what it is."),
