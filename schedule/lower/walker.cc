@@ -97,11 +97,18 @@ UnitId Walker::UnitOf(const ModelOp& op) const {
   return op.params.empty() ? UnitId() : spans_.unit_of_param[op.params.front().value];
 }
 
+// ZeRO-3 fetches and releases the parameters of every module in Python hooks around it, on one GPU,
+// too.
+static Issue IssueOf(Dialect dialect) {
+  return dialect == Dialect::kZero3 ? Issue::kHook : Issue::kLoop;
+}
+
 ShapeId Walker::ForwardShape(std::uint32_t i) {
   ShapeId& cached = forward_shape_[e_.a.variant[i]];
   if (!cached.valid()) {
     OpShape shape;
     shape.dtype = e_.in.job.precision.param;
+    shape.issue = IssueOf(e_.in.plan.dialect);
     cached = e_.Intern(shape, e_.a.KernelsOf(i).forward);
   }
   return cached;
@@ -127,6 +134,7 @@ ShapeId Walker::BackwardShape(std::uint32_t i, bool adds) {
     }
     OpShape shape;
     shape.dtype = e_.in.job.precision.param;
+    shape.issue = IssueOf(e_.in.plan.dialect);
     cached = e_.Intern(shape, kernels);
   }
   return cached;
