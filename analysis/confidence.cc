@@ -83,10 +83,6 @@ std::string TextOf(const PlanFile& file, const Known& known) {
 // 1.6449 / sqrt(2 / pi).
 constexpr double kBandPerMeanError = 2.0616;
 
-bool IsOfNoGpu(const Profile& profile) {
-  return profile.architecture.empty();
-}
-
 // Was any shipped profile fitted to steps of which this is true?
 template <class Test>
 bool HasFit(Test is_true) {
@@ -100,7 +96,7 @@ bool HasFit(Test is_true) {
 // How far the plan is from what steps are known of; cards that add at half rate are chips of their
 // own, of which no step is known.
 std::string KindOf(const PlanFile& file, const Known& known) {
-  if (IsOfNoGpu(file.profile)) {
+  if (file.profile.architecture.empty()) {
     return "generic";
   }
   const GpuSpec& gpu = file.cluster.gpu;
@@ -132,6 +128,7 @@ std::pair<std::string, double> LeastBand(const PlanFile& file, const Known& know
   for (const auto& [is_of, special] :
        {std::pair(file.plan.offload != Offload(), "offload"),
         std::pair(file.kernels.fp8 != Fp8Products::kNone, "fp8"),
+        std::pair(ProfileTargets(file.cluster.gpu).size() > 2, "half rate"),
         std::pair(file.cluster.gpu.vendor != "nvidia", "other maker")}) {
     if (is_of && HalfWidth(special) > HalfWidth(kind)) {
       kind = special;

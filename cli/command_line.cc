@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -103,18 +104,47 @@ std::string WithHint(const std::string& text, const std::string& hint) {
 }
 
 // What people say in other programs, and what it is here: synonyms.json. Of the value `word` of
-// `flag`, or of a flag itself: "" and its name.
-std::string SynonymOf(const std::string& flag, const std::string& word) {
+// `flag`, or of a flag itself: "" and its name. `key`: "say" for the words of an answer, "means"
+// for the words that stand in its place.
+std::string SynonymOf(const std::string& flag, const std::string& word, const char* key = "say") {
   const EmbeddedFile& file = EmbeddedSynonyms()[0];
-  const JsonValue root = JsonValue::Parse(file.text, std::string(file.path));
+  static const JsonValue root = JsonValue::Parse(file.text, std::string(file.path));
   const JsonValue rows = root.At(flag.empty() ? "flags" : "values");
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const bool is_of_flag = flag.empty() || rows[i].At("flag").AsString() == flag;
-    if (is_of_flag && Contains(' ' + rows[i].At("words").AsString() + ' ', ' ' + word + ' ')) {
-      return rows[i].At("say").AsString();
+    const auto text = rows[i].Find(key);
+    if (text && is_of_flag &&
+        Contains(' ' + rows[i].At("words").AsString() + ' ', ' ' + word + ' ')) {
+      return text->AsString();
     }
   }
   return "";
+}
+
+// The words with those in place of which others stand: --qlora is --lora-rank 16 and more. What the
+// user says of one of the others counts more.
+std::vector<std::string> WithMeanings(const std::vector<std::string>& words) {
+  std::vector<std::string> result;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::string value = i > 0 ? SynonymOf(words[i - 1], words[i], "means") : "";
+    const std::string means = words[i].starts_with("--") ? SynonymOf("", words[i], "means") : value;
+    if (means.empty()) {
+      result.push_back(words[i]);
+      continue;
+    }
+    std::istringstream text(means);
+    for (std::string flag, of; text >> flag;) {
+      if (!flag.starts_with("--")) {
+        result.push_back(flag);
+        continue;
+      }
+      text >> of;
+      if (std::find(words.begin(), words.end(), flag) == words.end()) {
+        result.insert(result.end(), {flag, of});
+      }
+    }
+  }
+  return result;
 }
 
 [[noreturn]] void ThrowNoCommand(const CLI::App& app) {
@@ -218,7 +248,11 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
   }
   CheckValues(argc, argv);
   // "help estimate" is "estimate --help", and nothing at all is "--help".
-  std::vector<const char*> words(argv, argv + argc);
+  const std::vector<std::string> meant = WithMeanings({argv, argv + argc});
+  std::vector<const char*> words;
+  for (const std::string& word : meant) {
+    words.push_back(word.c_str());
+  }
   if (argc == 1 || std::string_view(argv[1]) == "help") {
     words.erase(words.begin() + 1, words.begin() + std::min(argc, 2));
     words.push_back("--help");

@@ -218,7 +218,7 @@ int RunEmit(const Arguments& arguments) {
                      std::string(arguments.IsJson() ? "report" : "emitted file") + " already");
   }
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
-  CheckEmittable(file, arguments.Get("PLAN").text);
+  CheckEmittable(file, arguments.Get("PLAN").text, emitter.name);
   Emission emission = emitter.emit(file, options);
   AddTorchDuties(emission.as_emitted, emission);
   AddKernelDuties(file, emission);

@@ -131,7 +131,7 @@ void AssumeLora(Question& question) {
   if (options.job.lora_rank == 0) {
     return;
   }
-  if (!options.job.lora_targets.empty()) {
+  if (!options.job.lora_targets.empty() && options.job.lora_targets.front() != "all-linear") {
     return;
   }
   options.job.lora_targets = UsualLoraTargets(options);

@@ -13,6 +13,7 @@
 #include "core/json.h"
 #include "core/portable.h"
 #include "core/text.h"
+#include "schedule/lower/optimizer.h"
 
 namespace shardwright {
 namespace {
@@ -207,11 +208,30 @@ Fp8Products ReadFp8Products(const Flag& flag) {
       .value_or(Fp8Products::kNone);
 }
 
+namespace {
+
+// "nf4", "int8" and the like, of parameters that do not learn.
+std::optional<FrozenFormat> FrozenOf(std::string_view name) {
+  const std::size_t index = IndexOf(std::string(name), kFrozenFormatNames);
+  return index <= static_cast<std::size_t>(FrozenFormat::kParam) ||
+                 index == kFrozenFormatNames.size()
+             ? std::nullopt
+             : std::optional(static_cast<FrozenFormat>(index));
+}
+
+}  // namespace
+
+FrozenFormat ReadFrozenFormat(const Flag& flag) {
+  return FrozenOf(std::string_view(flag.text).substr(flag.text.find('+') + 1))
+      .value_or(FrozenFormat::kMaster);
+}
+
 Precision ReadPrecision(const Flag& flag) {
   using enum DType;
   const std::size_t plus = flag.text.find('+');
-  const bool has_fp8 = Fp8Of(std::string_view(flag.text).substr(plus + 1)).has_value();
-  const std::string name = !has_fp8                    ? flag.text
+  const std::string_view suffix = std::string_view(flag.text).substr(plus + 1);
+  const bool has_suffix = Fp8Of(suffix).has_value() || FrozenOf(suffix).has_value();
+  const std::string name = !has_suffix                 ? flag.text
                            : plus == std::string::npos ? "bf16-mixed"
                                                        : flag.text.substr(0, plus);
   if (name == "bf16-mixed") {
@@ -238,12 +258,16 @@ Precision ReadPrecision(const Flag& flag) {
   if (!is_good) {
     throw FlagError(flag,
                     "bf16-mixed, fp16-mixed, fp32, bf16, fp16 or master/param/reduce such as "
-                    "fp32/bf16/fp32, alone or with +fp8 or +fp8-rowwise");
+                    "fp32/bf16/fp32, alone or with +fp8 or +fp8-rowwise, or with +nf4, "
+                    "+nf4_double or +int8 of what is frozen");
   }
   return precision;
 }
 
 OptimizerSpec ReadOptimizer(const Flag& flag) {
+  if (const std::optional<OptimizerSpec> named = OptimizerNamed(flag.text)) {
+    return *named;
+  }
   const std::vector<std::string> parts = Split(flag.text, ':');
   const std::size_t kind = IndexOf(parts[0], kOptimizerNames);
   const std::size_t impl =

@@ -45,7 +45,8 @@ struct Flag {
 
 // "bf16-mixed", "fp16-mixed", "bf16", "fp32", or "master/param/reduce" such as "fp32/bf16/bf16".
 [[nodiscard]] Precision ReadPrecision(const Flag& flag);
-[[nodiscard]] Fp8Products ReadFp8Products(const Flag& flag);  // of a precision, "bf16+fp8" say
+[[nodiscard]] Fp8Products ReadFp8Products(const Flag& flag);    // of a precision, "bf16+fp8" say
+[[nodiscard]] FrozenFormat ReadFrozenFormat(const Flag& flag);  // of a precision, "bf16+nf4" say
 // "adamw", or with the implementation "adamw:fused".
 [[nodiscard]] OptimizerSpec ReadOptimizer(const Flag& flag);
 // As PYTORCH_ALLOC_CONF: "expandable_segments:True,max_split_size_mb:512".

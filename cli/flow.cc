@@ -11,6 +11,7 @@
 #include "core/printable.h"
 #include "core/text.h"
 #include "models/loader.h"
+#include "models/trainable.h"
 #include "planner/search.h"
 #include "schedule/wrap.h"
 #include "topologies/check_network.h"
@@ -171,7 +172,13 @@ bool UsesFp16(const PlanOptions& options, const GpuSpec& gpu) {
 std::vector<std::string> UsualLoraTargets(const PlanOptions& options) {
   PlanOptions whole = options;
   whole.job.lora_rank = 0;
-  std::vector<std::string> targets = DefaultLoraTargets(MakeJobFile(whole).model.model);
+  whole.job.lora_targets.clear();
+  whole.job.lora_alpha = whole.job.lora_dropout = 0.0;
+  const Model model = MakeJobFile(whole).model.model;
+  if (!options.job.lora_targets.empty()) {
+    return MatchedTargets(model, options.job.lora_targets, "--lora-targets");
+  }
+  std::vector<std::string> targets = DefaultLoraTargets(model);
   if (targets.empty()) {
     throw UsageError(
         "--lora-rank: needs --lora-targets for this model, whose modules have none of "
@@ -183,8 +190,10 @@ std::vector<std::string> UsualLoraTargets(const PlanOptions& options) {
 PlanFile MakeJobFile(const PlanOptions& options) {
   PlanFile file;
   file.job = options.job;
-  if (file.job.lora_rank > 0 && file.job.lora_targets.empty()) {
-    file.job.lora_targets = UsualLoraTargets(options);
+  std::vector<std::string>& targets = file.job.lora_targets;
+  const bool names_all = std::find(targets.begin(), targets.end(), "all-linear") != targets.end();
+  if (file.job.lora_rank > 0 && (targets.empty() || names_all)) {
+    targets = UsualLoraTargets(options);
     Say("note: adapters on " + Listed(file.job.lora_targets, {}, ",") + "; --lora-targets");
   }
   file.cluster = LoadCluster(options.cluster, options.nodes, options.gpus);

@@ -32,7 +32,8 @@ void SetLossChunks(const PlanOptions& options, PlanFile& file);
 // maker's GPUs.
 void SetAttention(const PlanOptions& options, PlanFile& file);
 
-// The modules that PEFT adapts by default where no flag names them. Throws UsageError where the
+// The modules that PEFT adapts by default where no flag names them; of given ones, all-linear among
+// them, those that match a module. Throws UsageError where the
 // model has none of their names.
 [[nodiscard]] std::vector<std::string> UsualLoraTargets(const PlanOptions& options);
 

@@ -258,13 +258,34 @@ void CheckImportFlags(const Arguments& arguments) {
   arguments.Set("--precision", precision, ReadPrecision);
 }
 
+// Adapters as the files say them, on the modules that the model has.
+PlanOptions WithAdapters(PlanOptions options, const Adapters& adapters, Assumptions& assumed) {
+  if (adapters.rank == 0) {
+    return options;
+  }
+  options.job.lora_rank = adapters.rank;
+  options.job.lora_alpha = adapters.alpha;
+  options.job.lora_dropout = adapters.dropout;
+  options.job.lora_targets = adapters.targets;
+  options.job.lora_targets = UsualLoraTargets(options);
+  std::string names;
+  for (const std::string& target : options.job.lora_targets) {
+    names += (names.empty() ? "" : ",") + target;
+  }
+  if (adapters.targets.empty()) {
+    assumed.push_back({"--lora-targets", names});
+  }
+  return options;
+}
+
 int RunImportRun(const Arguments& arguments) {
   CheckImportFlags(arguments);
   const RunSettings run = ReadRun(arguments.lists.at("FILE"));
   const RunFacts facts = FactsOf(run);
   RefuseOverruled(arguments, facts);
   Assumptions assumed;
-  PlanFile file = MakePlanFile(ReadPlanOptions(BaseArguments(arguments, facts, assumed)));
+  PlanFile file = MakePlanFile(WithAdapters(
+      ReadPlanOptions(BaseArguments(arguments, facts, assumed)), facts.adapters, assumed));
   AppendDefaults(arguments, facts, file, assumed);
   ApplyRun(run, file);
   CheckPlan(file, "the imported plan");

@@ -65,17 +65,23 @@ constexpr std::array<FlagRow, 56> kPlanOptionFlags = {{
     {"--precision", "NAME",
      "bf16-mixed, fp16-mixed, fp32, bf16, or master/param/reduce (default bf16-mixed = "
      "fp32/bf16/fp32); with +fp8 or +fp8-rowwise linear layers of blocks multiply in fp8, scaled "
-     "by tensor or by row (fp8 = bf16-mixed+fp8). On GPUs that multiply no bf16 the default is "
+     "by tensor or by row (fp8 = bf16-mixed+fp8); with +nf4, +nf4_double or +int8 frozen weights "
+     "of "
+     "linear layers are stored so (nf4 = bf16-mixed+nf4). On GPUs that multiply no bf16 the "
+     "default is "
      "fp16-mixed"},
     {"--optimizer", "NAME[:IMPL[:MATRICES]]",
      "sgd, momentum, adam, adamw or adadelta; foreach, fused or for_loop (default adamw:foreach); "
-     "what updates the blocks' matrices instead: muon, muon_distributed or soap (ddp only)"},
+     "what updates the blocks' matrices instead: muon, muon_distributed or soap (ddp only). Or a "
+     "word "
+     "of Transformers: adamw_bnb_8bit, paged_adamw_8bit, paged_adamw_32bit, adamw_torch_8bit, "
+     "adamw_torch_4bit and others"},
     {"--weight-decay", "on|off", "(default on)"},
     {"--clip", "on|off", "gradient clipping by global norm (default on)"},
     {"--frozen", "GLOBS", "parameters without gradient, such as 'model.embed_tokens.*'"},
     {"--lora-rank", "N", "rank of LoRA adapters; everything else is frozen"},
     {"--lora-alpha", "X", "what adapters add is scaled by X / rank (default: by 1)"},
-    {"--lora-targets", "GLOBS", "linear modules that get adapters"},
+    {"--lora-targets", "GLOBS", "linear modules that get adapters; all-linear: all but the head"},
     {"--memory-margin,--mem-margin", "X",
      "fraction of device memory to leave free (default 0; of a search: the error of the prediction "
      "of memory)"},
@@ -155,6 +161,7 @@ void ReadJobFlags(const Arguments& arguments, Job& job) {
   arguments.SetChoice("--mode", kJobModeNames, job.mode);
   arguments.SetCount("--seq", kMaxSequence, job.sequence_length);
   arguments.Set("--precision", job.precision, ReadPrecision);
+  arguments.Set("--precision", job.frozen_format, ReadFrozenFormat);
   arguments.Set("--optimizer", job.optimizer, ReadOptimizer);
   arguments.Set("--weight-decay", job.optimizer.weight_decay, ReadSwitch);
   arguments.Set("--clip", job.clip_gradients, ReadSwitch);

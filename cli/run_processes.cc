@@ -65,10 +65,10 @@ void EndProcessOnFault(RunSession& session, MessagePassing* processes) {
   session.faults().OnReport([&session, processes](const std::string& cause) {
     SayLines(session.DescribeRanks());
     try {
-      StartThread([cause] {
+      StartThread([cause, code = session.faults().is_environment() ? kExitEnvironment : kExitRun] {
         std::this_thread::sleep_for(kGrace);
         Say("error: " + cause);
-        std::_Exit(kExitRun);
+        std::_Exit(code);
       }).detach();
     } catch (const EnvironmentError&) {
       // Then nobody helps threads that do not end.

@@ -38,19 +38,18 @@ extern "C" void OnEndSignal(int /*signal*/) {
   ::_exit(kExitInterrupted);
 }
 
-// Behind a Ctrl-C, which the terminal sends to all processes, launchers send SIGTERM to theirs, and
-// a terminal that closes sends SIGHUP as its shell does: that is no second wish.
+// Behind a Ctrl-C, which the terminal sends to all processes, launchers send SIGTERM to theirs:
+// that is no second wish. SIGHUP never is one: a terminal that closes sends it as its shell does.
 extern "C" void OnStopSignal(int signal) {
   constexpr std::int64_t kEcho = 2000;  // ms
   int none = 0;
   if (first.compare_exchange_strong(none, signal)) {
     first_time = NowMilliseconds();
     Say("interrupted: the step at hand is finished, then all is saved; a second signal ends the "
-        "run "
-        "at once\n");
+        "run at once\n");
     return;
   }
-  if ((signal == first && signal != SIGHUP) || NowMilliseconds() - first_time > kEcho) {
+  if (signal != SIGHUP && (signal == first || NowMilliseconds() - first_time > kEcho)) {
     OnEndSignal(signal);
   }
 }

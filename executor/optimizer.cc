@@ -231,6 +231,19 @@ void CheckUpdates(const OptimizerSpec& spec) {
                      '"' + std::string(NameIn(kMatrixRuleNames, spec.matrices)) + '"',
                      "none, since the executor has no such update");
   }
+  if (spec.states != StateFormat::kMaster) {
+    throw InputError("plan: job.optimizer.states",
+                     '"' + std::string(NameIn(kStateFormatNames, spec.states)) + '"',
+                     "master, since the executor has no packed states");
+  }
+}
+
+void CheckFrozen(FrozenFormat format) {
+  if (format != FrozenFormat::kMaster) {
+    throw InputError("plan: job.frozen_format",
+                     '"' + std::string(NameIn(kFrozenFormatNames, format)) + '"',
+                     "master, since the executor keeps all parameters in one dtype");
+  }
 }
 
 std::span<const std::string_view> OptimizerStateNames(OptimizerKind kind) {

@@ -53,6 +53,8 @@ void UpdateShard(const OptimizerCall& call, const OptimizerOptions& options);
 // Throws InputError where the job's matrices are to be updated as such (Muon, SOAP): plans of such
 // jobs are for the simulator.
 void CheckUpdates(const OptimizerSpec& spec);
+// The same for frozen parameters that are stored otherwise than those that learn.
+void CheckFrozen(FrozenFormat format);
 
 // torch's names of the states, in the order of OptimizerCall::states.
 [[nodiscard]] std::span<const std::string_view> OptimizerStateNames(OptimizerKind kind);

@@ -3,6 +3,7 @@
 #include <exception>
 #include <future>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "core/error.h"
@@ -93,10 +94,13 @@ void Runtime::OnAllRanks(const std::function<void(RankRunner& rank)>& work) {
       work(*ranks_[r]);
     } catch (const RunError& error) {  // says already which rank and op failed
       fail(r, error.what(), false);
+    } catch (const Interrupted&) {
+      fail(r, "interrupted", false);
     } catch (const EnvironmentError& error) {
       fail(r, error.what(), true);
     } catch (const std::exception& error) {
-      fail(r, "rank " + std::to_string(LocalRanks()[r].value) + ": " + error.what(), false);
+      fail(r, "rank " + std::to_string(LocalRanks()[r].value) + ": " + error.what(),
+           dynamic_cast<const std::bad_alloc*>(&error) != nullptr);
     }
   };
   {

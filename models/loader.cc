@@ -1,7 +1,6 @@
 #include "models/loader.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <optional>
 #include <span>
@@ -22,22 +21,6 @@
 
 namespace shardwright {
 namespace {
-
-struct NamedBuilder {
-  std::string_view name;
-  Model (*build)(const BuildInput&);
-};
-constexpr std::array<NamedBuilder, 9> kBuilders = {{
-    {"decoder", BuildDecoder},
-    {"gpt2", BuildGpt2},
-    {"gpt_neox", BuildGptNeox},
-    {"opt", BuildOpt},
-    {"mpt", BuildMpt},
-    {"t5", BuildT5},
-    {"bert", BuildBert},
-    {"vit", BuildVit},
-    {"template", BuildTemplate},
-}};
 
 // The rows of a model type table. Checks the header of the file.
 JsonValue TypesOf(const JsonValue& file) {
@@ -81,20 +64,9 @@ JsonValue FindRow(const JsonValue& type, const std::optional<JsonValue>& extra) 
 
 Model BuildFromConfig(const JsonValue& config, const JsonValue& row, const std::string& type,
                       const std::string& name, const LoadOptions& options) {
-  const std::string builder = row.At("builder").AsString();
-  const auto known = std::find_if(kBuilders.begin(), kBuilders.end(),
-                                  [&](const NamedBuilder& b) { return b.name == builder; });
-  if (known == kBuilders.end()) {
-    std::vector<std::string> names;
-    names.reserve(kBuilders.size());
-    for (const NamedBuilder& b : kBuilders) {
-      names.emplace_back(b.name);
-    }
-    throw row.At("builder").Error("a known builder", DidYouMean(builder, names));
-  }
   const HfConfig reader(config, row.At("defaults"));
   Model model =
-      known->build({.config = reader, .row = row, .options = options, .name = name, .type = type});
+      BuildTemplate({.config = reader, .row = row, .options = options, .name = name, .type = type});
   model.initializer = ReadInitializer(reader);
   for (std::string& warning : reader.Misspelt()) {
     model.warnings.push_back(std::move(warning));

@@ -6,8 +6,9 @@
 namespace shardwright {
 
 bool StacksExperts(std::string_view kernel_set) {
-  constexpr std::array<std::string_view, 7> kStacks = {
-      "torch-eager", "torch-compile", "deepspeed", "hf-eager", "hf-trainer", "hf-foak", "hf-liger"};
+  constexpr std::array<std::string_view, 8> kStacks = {"torch-eager", "torch-compile", "deepspeed",
+                                                       "hf-eager",    "hf-trainer",    "hf-foak",
+                                                       "hf-liger",    "hf-liger-full"};
   return std::find(kStacks.begin(), kStacks.end(), kernel_set) != kStacks.end();
 }
 

@@ -145,8 +145,10 @@ class OpAppender {
   std::vector<ModelOp>& ops_;
 };
 
-void InsertOps(Model& model, const Adapters& adapters, std::int64_t rank, double alpha) {
-  const double factor = alpha > 0.0 ? alpha / static_cast<double>(rank) : 1.0;
+void InsertOps(Model& model, const Adapters& adapters, const TrainableSpec& trained) {
+  const std::int64_t rank = trained.lora_rank;
+  const double factor =
+      trained.lora_alpha > 0.0 ? trained.lora_alpha / static_cast<double>(rank) : 1.0;
   std::vector<ModelOp> ops;
   ops.reserve(model.ops.size());
   OpAppender appender(model, ops);
@@ -165,12 +167,19 @@ void InsertOps(Model& model, const Adapters& adapters, std::int64_t rank, double
     if (!adapter || spec.kind != OpKind::kLinear) {
       continue;
     }
-    const TensorId x = ops.back().inputs[0];
+    TensorId x = ops.back().inputs[0];
     const TensorId y = ops.back().outputs[0];
     const OpSpec down{.kind = OpKind::kLinear, .rows = spec.rows, .in = spec.in, .out = rank};
     const OpSpec up{.kind = OpKind::kLinear, .rows = spec.rows, .in = rank, .out = spec.out};
     const OpSpec scale{.kind = OpKind::kScale, .rows = spec.rows, .in = spec.out, .factor = factor};
     const OpSpec add{.kind = OpKind::kAdd, .rows = spec.rows, .in = spec.out};
+    if (trained.lora_dropout > 0.0) {
+      const OpSpec dropout{.kind = OpKind::kDropout,
+                           .rows = spec.rows,
+                           .in = spec.in,
+                           .dropout_p = trained.lora_dropout};
+      x = appender.Append(module, "lora_dropout", dropout, {x}, {});
+    }
     TensorId t = appender.Append(module, "lora_A", down, {x}, {adapter->a});
     t = appender.Append(module, "lora_B", up, {t}, {adapter->b});
     t = appender.Append(module, "lora_scale", scale, {t}, {});
@@ -207,11 +216,78 @@ bool MatchesGlob(std::string_view glob, std::string_view text) {
   return g == glob.size();
 }
 
+std::vector<bool> ConvertibleWeights(const Model& model) {
+  std::vector<bool> result(model.params.size(), false);
+  std::vector<bool> is_scored(model.tensors.size(), false);
+  for (const ModelOp& loss : model.ops) {
+    if (model.SpecOf(loss).kind != OpKind::kCrossEntropy) {
+      continue;
+    }
+    // Behind views, scales and soft caps stands the head.
+    TensorId t = loss.inputs[0];
+    is_scored[t.value] = true;
+    while (model.tensors[t.value].producer.valid()) {
+      const ModelOp& op = model.ops[model.tensors[t.value].producer.value];
+      if (!op.params.empty() || op.inputs.empty()) {
+        break;
+      }
+      t = op.inputs[0];
+      is_scored[t.value] = true;
+    }
+  }
+  for (const ModelOp& op : model.ops) {
+    // A bias stays as it is.
+    if (model.SpecOf(op).kind == OpKind::kLinear && !is_scored[op.outputs[0].value] &&
+        !op.params.empty() && model.params[op.params[0].value].shape.size() == 2) {
+      result[op.params[0].value] = true;
+    }
+  }
+  return result;
+}
+
+std::vector<std::string> MatchedTargets(const Model& model, const std::vector<std::string>& globs,
+                                        const std::string& where) {
+  std::vector<const Module*> linear;
+  const std::vector<bool> convertible = ConvertibleWeights(model);
+  for (const ModelOp& op : model.ops) {
+    if (!op.params.empty() && convertible[op.params[0].value]) {
+      linear.push_back(&model.modules[FirstNameOf(model, op.module).value]);
+    }
+  }
+  std::vector<std::string> result;
+  const auto add = [&](const std::string& glob) {
+    if (std::find(result.begin(), result.end(), glob) == result.end()) {
+      result.push_back(glob);
+    }
+  };
+  for (const std::string& glob : globs) {
+    for (const Module* module : linear) {
+      if (glob == "all-linear") {
+        add(module->name);
+      } else if (IsTarget(*module, glob)) {
+        add(glob);
+        break;
+      }
+    }
+  }
+  if (result.empty()) {
+    std::string names;
+    for (const std::string& glob : globs) {
+      names += (names.empty() ? "" : ", ") + glob;
+    }
+    throw InputError(where, '"' + names + '"', "names of linear modules of " + model.name);
+  }
+  return result;
+}
+
 void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) {
   Freeze(model, spec.frozen, where);
   if (spec.lora_rank == 0) {
     if (!spec.lora_targets.empty()) {
       throw InputError(where.Field("lora_rank").str(), "0 with lora_targets", "a rank above 0");
+    }
+    if (spec.lora_dropout != 0.0) {
+      throw InputError(where.Field("lora_rank").str(), "0 with lora_dropout", "a rank above 0");
     }
     if (spec.lora_alpha != 0.0) {
       throw InputError(where.Field("lora_rank").str(), "0 with lora_alpha", "a rank above 0");
@@ -229,7 +305,7 @@ void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) 
   }
   Adapters adapters = FindTargets(model, spec, where);
   InsertParams(model, adapters, spec.lora_rank);
-  InsertOps(model, adapters, spec.lora_rank, spec.lora_alpha);
+  InsertOps(model, adapters, spec);
 }
 
 }  // namespace shardwright

@@ -22,11 +22,24 @@ struct TrainableSpec {
   // Globs over the names of linear modules: over the last component ("q_proj") when the glob has no
   // dot, over the whole FQN ("model.layers.*.q_proj") otherwise.
   std::vector<std::string> lora_targets = {};
+  // The adapters read their input through dropout with this probability; 0: they read it as it is.
+  double lora_dropout = 0.0;
 };
 
 // Does `text` match `glob`? '*' stands for any characters, dots included, '?' for one character.
 // O(|glob| |text|).
 [[nodiscard]] bool MatchesGlob(std::string_view glob, std::string_view text);
+
+// The parameters that libraries of quantized weights convert: weights of linear modules other than
+// those right before a cross-entropy (the head). One flag per parameter. O(ops + params).
+[[nodiscard]] std::vector<bool> ConvertibleWeights(const Model& model);
+
+// The globs that match a linear module, in order; "all-linear" stands for the names of all linear
+// modules but the head, as in PEFT. Throws InputError at `where` if none matches.
+// O(globs * modules).
+[[nodiscard]] std::vector<std::string> MatchedTargets(const Model& model,
+                                                      const std::vector<std::string>& globs,
+                                                      const std::string& where);
 
 // Marks the frozen parameters. Adapters follow PEFT (arXiv 2106.09685): each targeted linear module
 // gets lora_A.weight [rank, in] and lora_B.weight [out, rank], and behind its op the ops lora_A,

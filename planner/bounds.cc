@@ -86,6 +86,20 @@ double Bounds::Shard(const OuterChoice& outer) const {
   return SizesOn(outer.shard_size).trainable / static_cast<double>(outer.shard_size);
 }
 
+double Bounds::FrozenWidth(double as_learned) const {
+  constexpr double kHalf = 0.5, kOne = 1.0;
+  switch (in_.job.frozen_format) {
+    case FrozenFormat::kMaster:
+      return as_learned;
+    case FrozenFormat::kParam:
+      return std::min(as_learned, param_);
+    case FrozenFormat::kInt8:
+      return kOne;
+    default:
+      return kHalf;
+  }
+}
+
 // Bytes of parameters and optimizer states on the device.
 double Bounds::States(const OuterChoice& outer) const {
   if (outer.offload.parameters) {
@@ -96,13 +110,18 @@ double Bounds::States(const OuterChoice& outer) const {
   double bytes = facts_.whole_parameters      ? all * std::min(param_, master_)
                  : facts_.shards_are_gathered ? part * param_
                                               : part * master_;
+  if (in_.job.frozen_format != FrozenFormat::kMaster) {
+    const double learns = whole_.trainable;
+    bytes = (learns * master_ + std::max(0.0, whole_.all - learns) * FrozenWidth(master_)) /
+            static_cast<double>(outer.shard_size);
+  }
   if (is_train_ && !outer.offload.optimizer) {
     // Muon and SOAP keep others, Muon's shared out among the ranks: nothing is counted.
     const bool has_states =
         !outer.offload.moments && in_.job.optimizer.matrices == MatrixRule::kNone;
     const int kept = (facts_.shards_are_gathered ? 1 : 0) +  // masters beside the weights
                      (has_states ? StateCount(in_.job.optimizer.kind) : 0);
-    bytes += kept * Shard(outer) * master_;
+    bytes += kept * Shard(outer) * (IsPacked() ? 0 : master_);
   }
   return bytes;
 }
@@ -168,10 +187,11 @@ Occupancy::RowWeights Bounds::BytesOf(const OuterChoice& outer) const {
   const Sizes sizes = SizesOn(outer.shard_size);
   const double reduced = sizes.trainable * sent_;
   if (outer.shard_size > 1) {
-    bytes[Occupancy::kGather] = sizes.read * param_;
+    bytes[Occupancy::kGather] = sizes.read * FrozenWidth(param_);
     bytes[Occupancy::kReduce] = reduced;
     const bool may_stay = is_train_ || facts_.keeps_unlearned;
-    bytes[Occupancy::kPartial] = may_stay ? std::max(0.0, whole_.read - whole_.tail) * param_ : 0;
+    bytes[Occupancy::kPartial] =
+        may_stay ? std::max(0.0, whole_.read - whole_.tail) * FrozenWidth(param_) : 0;
   }
   if (outer.replicate_size > 1) {
     bytes[Occupancy::kReplicate] = reduced / static_cast<double>(outer.shard_size);
@@ -209,7 +229,7 @@ StreamingWork Bounds::Update(const OuterChoice& outer) const {
     return update;
   }
   update.seconds = in_.profile.host.step.value.value;  // as if in one launch
-  if (in_.job.optimizer.matrices != MatrixRule::kNone) {
+  if (in_.job.optimizer.matrices != MatrixRule::kNone || IsPacked()) {
     return update;
   }
   OptimizerSpec spec =
@@ -270,7 +290,7 @@ void Bounds::AddTraffic(const OuterChoice& outer, const Occupancy& occupancy, Te
   terms.seconds[Occupancy::kReplicate] =
       seconds(Occupancy::kReplicate, times.replicate * bytes[Occupancy::kReplicate]);
   terms.reduce_copies = Copies(reduced / sent_ * std::min(param_, sent_), reduced);
-  const double backward = terms.measured->backward_elements * param_;
+  const double backward = terms.measured->backward_elements * FrozenWidth(param_);
   const bool may_stay = bytes[Occupancy::kPartial] > 0;
   // Parts where there is no backward serve the next micro-batch; where there is none at all, what
   // stays serves the next step, too.
@@ -280,8 +300,8 @@ void Bounds::AddTraffic(const OuterChoice& outer, const Occupancy& occupancy, Te
   terms.seconds[Occupancy::kGather] = seconds(Occupancy::kGather, gathered);
   terms.gather_copies = Copies(gathered, gathered);
   if (may_stay) {
-    const double kept =
-        is_train_ ? std::max(0.0, backward - whole_.tail * param_) : bytes[Occupancy::kPartial];
+    const double kept = is_train_ ? std::max(0.0, backward - whole_.tail * FrozenWidth(param_))
+                                  : bytes[Occupancy::kPartial];
     const double again = terms.passes * kept;
     const StreamingWork copies = Copies(again, again);
     terms.after_forward = {{kept, 0, Occupancy::kRegather, {}},
@@ -332,7 +352,7 @@ void Bounds::AddEnds(const OuterChoice& outer, Terms& terms) const {
   const GroupShape group = {outer.shard_size, 1};
   const GroupShape replicas = {outer.replicate_size, outer.shard_size};
   const double last = m.last_elements * sent_;
-  terms.head = times.gather * MessageSeconds(OpCode::kAllGather, group, m.first_elements * param_);
+  terms.head = times.gather * MessageSeconds(OpCode::kAllGather, group, m.first_elements * FrozenWidth(param_));
   terms.tail = times.reduce * MessageSeconds(OpCode::kReduceScatter, group, last) +
                times.replicate * MessageSeconds(OpCode::kAllReduce, replicas, last / shard);
   if (on_host) {  // the gradient leaves before the update, the parameter comes back behind it

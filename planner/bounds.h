@@ -57,6 +57,10 @@ class Bounds {
   [[nodiscard]] bool EndsEachPass() const { return facts_.pass_end == PassEnd::kReductions; }
   [[nodiscard]] bool IsOrdered(const OuterChoice& outer) const;
   // Do updates with moments from the host run on the compute stream, as others do behind the norm?
+  // Bytes of an element that does not learn, at least: where it is stored, and while gathered.
+  [[nodiscard]] double FrozenWidth(double as_learned) const;
+  // Optimizer states in 8 or 4 bits, or in paged memory: nothing is counted of them.
+  [[nodiscard]] bool IsPacked() const { return in_.job.optimizer.states != StateFormat::kMaster; }
   [[nodiscard]] bool StagesOnCompute() const { return in_.job.precision.param == DType::kFp16; }
   struct Times {
     double gather = 1, reduce = 1, replicate = 1;

@@ -57,11 +57,12 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
   }
   const Offload& can = FactsOf(options.base).offload;
   const bool is_train = input.job.mode == JobMode::kTrain;
+  const bool is_packed = input.job.optimizer.states != StateFormat::kMaster;
   std::vector<Offload> choices = {{}};
-  if (can.optimizer && is_train) {
+  if (can.optimizer && is_train && !is_packed) {
     choices.push_back({.optimizer = true});
   }
-  if (can.moments && is_train) {
+  if (can.moments && is_train && !is_packed) {
     // What all is in flight at once is not offloaded.
     const std::int64_t moments = StateCount(input.job.optimizer.kind) *
                                  CountParameters(input.model, true) / shard_size *
@@ -70,7 +71,7 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
       choices.push_back({.moments = true});
     }
   }
-  if (can.parameters) {
+  if (can.parameters && !(is_packed && is_train)) {
     choices.push_back({.parameters = true});
   }
   if (is_train && can.activations) {

@@ -43,13 +43,34 @@ enum class MatrixRule : std::uint8_t {
   kSoap,
 };
 
+// How the states are stored; schedule/lower/optimizer.cc has the sizes. Paged ones are on the host.
+enum class StateFormat : std::uint8_t {
+  kMaster,  // in the masters' dtype
+  kBnb8,    // bitsandbytes: 8 bits in blocks of 256 elements
+  kBnb8Paged,
+  kBnb32Paged,
+  kAo8,  // torchao: 8 bits in blocks of 256
+  kAo4,  // 4 bits in blocks of 128
+};
+
 struct OptimizerSpec {
   OptimizerKind kind = OptimizerKind::kAdamW;
   OptimizerImpl impl = OptimizerImpl::kForeach;
   bool weight_decay = true;
   MatrixRule matrices = MatrixRule::kNone;  // ddp only
+  StateFormat states = StateFormat::kMaster;
 
   bool operator==(const OptimizerSpec&) const = default;
+};
+
+// How parameters that do not learn are stored. Of the last three only the weights of linear layers
+// other than the head are so; the rest is as with kParam.
+enum class FrozenFormat : std::uint8_t {
+  kMaster,     // as those that learn
+  kParam,      // in the dtype of compute
+  kInt8,       // bitsandbytes' LLM.int8: a byte per weight and a scale per row
+  kNf4,        // 4 bits, and a scale in fp32 per 64 weights
+  kNf4Double,  // the scales in 8 bits (double quantisation)
 };
 
 inline constexpr double kMaxLoraAlpha = 1e6;
@@ -85,7 +106,9 @@ struct Job {
   std::int64_t lora_rank = 0;             // 0: no LoRA
   double lora_alpha = 0.0;                // adapters are scaled by alpha / rank; 0: alpha = rank
   std::vector<std::string> lora_targets;  // FQN globs of linear modules that get adapters
-  double memory_margin = 0.0;             // fraction of device memory that plans leave free
+  double lora_dropout = 0.0;              // of what the adapters read
+  FrozenFormat frozen_format = FrozenFormat::kMaster;
+  double memory_margin = 0.0;  // fraction of device memory that plans leave free
   AllocatorSettings allocator;
 
   bool operator==(const Job&) const = default;

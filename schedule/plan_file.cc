@@ -50,7 +50,8 @@ TrainableSpec TrainableOf(const Job& job) {
   return {.frozen = job.frozen,
           .lora_rank = job.lora_rank,
           .lora_alpha = job.lora_alpha,
-          .lora_targets = job.lora_targets};
+          .lora_targets = job.lora_targets,
+          .lora_dropout = job.lora_dropout};
 }
 
 void ReadModel(const JsonValue& json, const nlohmann::ordered_json& document, const Path& job_path,

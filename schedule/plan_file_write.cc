@@ -157,6 +157,9 @@ Json JobPart(const Job& job) {
   if (job.optimizer.matrices != MatrixRule::kNone) {
     json["optimizer"]["matrices"] = NameIn(kMatrixRuleNames, job.optimizer.matrices);
   }
+  if (job.optimizer.states != StateFormat::kMaster) {
+    json["optimizer"]["states"] = NameIn(kStateFormatNames, job.optimizer.states);
+  }
   json["clip_gradients"] = job.clip_gradients;
   json["frozen"] = job.frozen;
   json["lora_rank"] = job.lora_rank;
@@ -164,6 +167,12 @@ Json JobPart(const Job& job) {
     json["lora_alpha"] = job.lora_alpha;
   }
   json["lora_targets"] = job.lora_targets;
+  if (job.lora_dropout > 0.0) {
+    json["lora_dropout"] = job.lora_dropout;
+  }
+  if (job.frozen_format != FrozenFormat::kMaster) {
+    json["frozen_format"] = NameIn(kFrozenFormatNames, job.frozen_format);
+  }
   json["memory_margin"] = job.memory_margin;
   if (const AllocatorSettings& allocator = job.allocator; allocator != AllocatorSettings()) {
     json["allocator"] = {{"expandable_segments", allocator.expandable_segments},

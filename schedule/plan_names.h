@@ -19,6 +19,10 @@ inline constexpr std::array<std::string_view, 3> kOptimizerImplNames = {"foreach
                                                                         "for_loop"};
 inline constexpr std::array<std::string_view, 4> kMatrixRuleNames = {"none", "muon",
                                                                      "muon_distributed", "soap"};
+inline constexpr std::array<std::string_view, 6> kStateFormatNames = {
+    "master", "bnb_8bit", "bnb_8bit_paged", "bnb_32bit_paged", "ao_8bit", "ao_4bit"};
+inline constexpr std::array<std::string_view, 5> kFrozenFormatNames = {"master", "param", "int8",
+                                                                       "nf4", "nf4_double"};
 inline constexpr std::array<std::string_view, 8> kDialectNames = {
     "native", "fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3", "fairscale"};
 inline constexpr std::array<std::string_view, 3> kTorchNames = {"2.13", "2.8", "2.6"};

@@ -138,9 +138,52 @@ void CheckJob(const Job& job, const std::string& where) {
   CheckJobRange(job.sequence_length, 1, kMaxSequence, where, "sequence_length");
   CheckJobRange(job.global_batch, 0, kMaxSamples * kMaxAccumulation, where, "global_batch");
   CheckJobRange(job.lora_rank, 0, kMaxSequence, where, "lora_rank");
+  if (!(job.lora_dropout >= 0.0 && job.lora_dropout < 1.0)) {
+    throw InputError(where, "a job with lora_dropout " + std::to_string(job.lora_dropout),
+                     "a fraction in [0, 1)");
+  }
   if (!(job.memory_margin >= 0.0 && job.memory_margin < 1.0)) {
     throw InputError(where, "a job with memory_margin " + std::to_string(job.memory_margin),
                      "a fraction in [0, 1)");
+  }
+}
+
+// Which dialects have parameters, and states, of several formats in a unit.
+void CheckFormats(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
+  const auto refuse = [&](const char* field, std::string_view name, const std::string& expected,
+                          const std::string& hint) {
+    throw InputError(where, "a job with " + std::string(field) + " " + Quoted(name), expected,
+                     hint);
+  };
+  const bool is_ddp = plan.dialect == Dialect::kDdp;
+  const std::string_view frozen = NameIn(kFrozenFormatNames, job.frozen_format);
+  if (job.frozen_format != FrozenFormat::kMaster && !is_ddp && plan.dialect != Dialect::kFsdp2) {
+    refuse("frozen_format", frozen, "dialect ddp or fsdp2",
+           "dialect " + std::string(NameOf(plan.dialect)) + " keeps a unit in one dtype");
+  }
+  if (job.frozen_format == FrozenFormat::kInt8 && !is_ddp) {
+    refuse("frozen_format", frozen, "dialect ddp", "bitsandbytes cuts no int8 weights into shards");
+  }
+  const bool learns_all = std::all_of(model.params.begin(), model.params.end(),
+                                      [](const Parameter& param) { return param.trainable; });
+  if (job.frozen_format != FrozenFormat::kMaster && learns_all) {
+    refuse("frozen_format", frozen, "frozen parameters, or lora_rank", "every parameter learns");
+  }
+  if (job.optimizer.states == StateFormat::kMaster) {
+    return;
+  }
+  const std::string_view states = NameIn(kStateFormatNames, job.optimizer.states);
+  if (!IsTorch(plan.dialect)) {
+    refuse("optimizer.states", states, "dialect ddp, fsdp1 or fsdp2",
+           "dialect " + std::string(NameOf(plan.dialect)) + " keeps states as masters");
+  }
+  if (job.optimizer.kind != OptimizerKind::kAdam && job.optimizer.kind != OptimizerKind::kAdamW) {
+    refuse("optimizer.states", states, "optimizer adam or adamw", "no other one is known so");
+  }
+  if (plan.offload.parameters || plan.offload.optimizer ||
+      job.optimizer.matrices != MatrixRule::kNone) {
+    refuse("optimizer.states", states, "updates on the device, without matrices of their own",
+           "packed states are updated where they are");
   }
 }
 
@@ -599,6 +642,7 @@ void CheckMatrices(const Job& job, const Plan& plan, const std::string& where) {
 void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
   CheckJob(job, where);
   CheckAllocator(job.allocator, where);
+  CheckFormats(model, job, plan, where);
   CheckSizes(model, job, plan, where);
   CheckDialect(plan, where);
   CheckUnits(plan, where);

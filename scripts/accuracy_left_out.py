@@ -167,7 +167,8 @@ def picture(found):
 
 
 KINDS = {"known": "the source alone", "stack": "the source and its stack", "chip": "the chip's steps", "both": "the chip's steps and the stack",
-         "generic": "the chip", "offload": "any of these, offload", "fp8": "any of these, fp8 and fp4", "other maker": "any of these, MI300X"}
+         "generic": "the chip", "offload": "any of these, offload", "fp8": "any of these, fp8 and fp4", "half rate": "any of these, cards that add at half rate",
+         "other maker": "any of these, MI300X"}
 
 
 def kinds_table():

@@ -50,7 +50,7 @@ def judge(program, folder, path, cluster):
     if code and not FEATURE.search(said) and MODEL.search(said):
         column = "read, another model"
         code, said = ask(program, folder, path, *flags, "--model", "llama-3-8b", "--seq", "2048")
-        if code and "a class of" in said:  # the layers of the model that is not here
+        if code and ("a class of" in said or "linear modules of" in said):  # the layers of the model that is not here
             return column, said
         if code and "--seq" in said:
             code, said = ask(program, folder, path, *flags, "--model", "llama-3-8b")

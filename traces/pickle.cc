@@ -35,7 +35,7 @@ class PickleReader {
         rule_(rule),
         source_(file),
         memory_(file, "bytes of values", kMostMemory),
-        piece_(1 << 18) {}
+        piece_(1 << 16) {}
 
   Pickle Run() {
     while (Step(Byte())) {

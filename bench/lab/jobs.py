@@ -35,6 +35,7 @@ class Job:
         # What no flag says: parameters are held between a unit's modules, lists of tensors, one communicator.
         self.holds_table = self.has_tensor_lists = self.has_one_communicator = False
         self.is_known = True  # the framework
+        self.has_static_memory = False
         self.answer = None
 
     def has_changes(self):
@@ -201,6 +202,15 @@ def zero_flags(run, stack):
         if run.hidden * run.ffn_hidden > 1e9:
             flags["--max-reuse-distance"] = 0
     return flags
+
+
+def liger_chunks(run):
+    """Liger's fused linear cross-entropy works on as many rows at a time as make its chunk of logits no larger than the hidden states: of
+    131,072 tokens with 896 features and 151,936 words 1,024, in 128 chunks (fused_linear_cross_entropy.py)."""
+    rows = run.micro_batch * run.sequence_length
+    ratio = -(-run.vocabulary // run.hidden)
+    chunk = 1 << (-(-rows // ratio) - 1).bit_length()
+    return -(-rows // chunk)
 
 
 def attention_of(run, stack, kernel_sets, notes):
@@ -461,12 +471,15 @@ def fill(job, names, profile):
         flags["--wrap"] = stack["wrap"]
         if "SHARD_GRAD_OP" in run.sharding or "never" in run.sharding:
             flags["--reshard"] = "never"
+    if stack["kernel_set"] == "hf-liger-full" and run.vocabulary and run.micro_batch:
+        flags["--loss-chunks"] = liger_chunks(run)
     if stack.get("expandable_segments"):
         flags["--allocator"] = "expandable_segments:True"
     flags["--recompute"] = recompute_of(run, stack, notes)
     job.flags = {flag: str(value) for flag, value in flags.items() if value not in ("", None)}
     job.holds_table = bool(stack.get("holds_table"))
     job.has_tensor_lists = bool(stack.get("waits_for_gathers"))
+    job.has_static_memory = bool(stack.get("static_memory"))
     job.has_one_communicator = bool(stack.get("one_communicator"))
 
 

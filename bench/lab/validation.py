@@ -32,6 +32,8 @@ class Row:
             return
         run = self.run
         self.profile, self.predicted_s, self.out_of_memory = answer["profile"], answer["step_time_s"], answer["out_of_memory"]
+        if self.job.has_static_memory:
+            self.out_of_memory = answer["allocated"] + answer["outside"] > answer["usable"]
         self.margin_gib = (answer["usable"] - answer["outside"] - answer["allocated"]) / GIB
         if run.parameters > 0 and abs(answer["parameters"] / run.parameters - 1) > 0.02:
             # The row's own count tells whether the columns describe the whole model.

@@ -376,8 +376,8 @@ Ticket CudaDevice::Submit(const Work& work) {
     try {
       SubmitCall(work, queue, pending);
     } catch (const std::exception& error) {
-      world_.faults.Report("rank " + std::to_string(rank_.value) + ", op " + *work.name + ": " +
-                           error.what());
+      world_.faults.Report("rank " + std::to_string(rank_.value) + ", op " + *work.name + ": ",
+                           error);
       world_.faults.ThrowIfFailed();
     }
     gpu_.EndRange();

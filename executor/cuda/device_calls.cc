@@ -253,8 +253,8 @@ void CudaDevice::RunOnHost(const Work& work) {
       Execute(*work.call, *work.step, world_.context);
     }
   } catch (const std::exception& error) {
-    world_.faults.Report("rank " + std::to_string(rank_.value) + ", op " + *work.name + ": " +
-                         error.what());
+    world_.faults.Report("rank " + std::to_string(rank_.value) + ", op " + *work.name + ": ",
+                         error);
     world_.faults.ThrowIfFailed();
   }
   span.end = Now();

@@ -95,7 +95,8 @@ void CudaDevice::LaunchStretch(Stretch& stretch, Queue& queue, const Work& first
     gpu_.LaunchGraph(stretch.graph, queue.stream);
   } catch (const std::exception& error) {
     world_.faults.Report("rank " + std::to_string(rank_.value) + ", op " + *first.name +
-                         " and what is launched with it: " + error.what());
+                             " and what is launched with it: ",
+                         error);
     world_.faults.ThrowIfFailed();
   }
   gpu_.EndRange();

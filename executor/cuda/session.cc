@@ -17,6 +17,7 @@ void CheckCudaPlan(const SessionInput& in) {
                      "make the plan with --kernel-set shardwright-cuda-plain");
   }
   CheckUpdates(in.job.optimizer);
+  CheckFrozen(in.job.frozen_format);
   for (std::size_t i = 0; i < in.model.ops.size(); ++i) {
     const std::string problem =
         CudaKernelProblem(in.model.SpecOf(in.model.ops[i]), in.job.precision.param, in.kernels);

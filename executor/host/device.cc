@@ -213,8 +213,8 @@ void HostDevice::RunOnHost(const Work& work) {
     RunItem(item, span.ready, span);
     TellEnd(work, span);
   } catch (const std::exception& error) {
-    world_.faults.Report("rank " + std::to_string(rank_.value) + ", op " + *work.name + ": " +
-                         error.what());
+    world_.faults.Report("rank " + std::to_string(rank_.value) + ", op " + *work.name + ": ",
+                         error);
     world_.faults.ThrowIfFailed();
   }
 }
@@ -222,7 +222,6 @@ void HostDevice::RunOnHost(const Work& work) {
 void HostDevice::ServeStream(Stream stream) {
   std::unique_lock lock(mutex_);
   Queue& queue = queues_[static_cast<std::size_t>(stream)];
-  std::string cause;
   try {
     while (true) {
       Await(lock, [&] { return !queue.items.empty() || stopping_; });
@@ -232,17 +231,15 @@ void HostDevice::ServeStream(Stream stream) {
       RunFront(queue, lock);
     }
   } catch (const std::exception& error) {
-    cause = error.what();
     if (!lock.owns_lock()) {
       lock.lock();
     }
     const std::string* name = queue.items.empty() ? nullptr : queue.items.front().work.name;
-    if (name != nullptr) {
-      cause = "rank " + std::to_string(rank_.value) + ", op " + *name + ": " + cause;
-    }
+    const std::string where =
+        name == nullptr ? "" : "rank " + std::to_string(rank_.value) + ", op " + *name + ": ";
+    lock.unlock();
+    world_.faults.Report(where, error);
   }
-  lock.unlock();
-  world_.faults.Report(cause);
 }
 
 void HostDevice::RunFront(Queue& queue, std::unique_lock<std::mutex>& lock) {
@@ -297,7 +294,8 @@ void HostDevice::ClipOnHost(UpdateCall& update, const Item& item) {
   Execute(clip, *item.work.step, world_.context, &team_);
 }
 
-void HostDevice::RunItem(const Item& item, SimTime arrival, Span& span) {
+void HostDevice::RunItem(const Item& item, SimTime arrival, Span& span) try {
+  ThrowIfStopped();
   const Work& work = item.work;
   span.arrival = span.start = arrival;
   const bool is_traced = work.span != nullptr;
@@ -331,6 +329,8 @@ void HostDevice::RunItem(const Item& item, SimTime arrival, Span& span) {
     std::this_thread::sleep_until(world_.clock.At(arrival + work.least_duration));
   }
   span.end = Now();
+} catch (const Interrupted&) {  // would end the program here: it is no std::exception
+  throw RunError("interrupted");
 }
 
 }  // namespace shardwright

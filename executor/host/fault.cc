@@ -1,5 +1,7 @@
 #include "executor/host/fault.h"
 
+#include <new>
+
 #include "core/error.h"
 #include "core/text.h"
 
@@ -34,7 +36,12 @@ void FaultBoard::OnReport(std::function<void(const std::string& cause)> watcher)
   }
 }
 
-void FaultBoard::Report(const std::string& cause) {
+void FaultBoard::Report(const std::string& where, const std::exception& error) {
+  Report(where + error.what(), dynamic_cast<const EnvironmentError*>(&error) != nullptr ||
+                                   dynamic_cast<const std::bad_alloc*>(&error) != nullptr);
+}
+
+void FaultBoard::Report(const std::string& cause, bool is_environment) {
   std::function<void(const std::string&)> watcher;
   {
     const std::lock_guard lock(mutex_);
@@ -42,6 +49,7 @@ void FaultBoard::Report(const std::string& cause) {
       return;
     }
     failed_ = true;
+    is_environment_ = is_environment;
     cause_ = cause;
     watcher = watcher_;
   }
@@ -61,8 +69,16 @@ bool FaultBoard::failed() const {
   return failed_;
 }
 
+bool FaultBoard::is_environment() const {
+  const std::lock_guard lock(mutex_);
+  return is_environment_;
+}
+
 void FaultBoard::ThrowIfFailed() const {
   const std::lock_guard lock(mutex_);
+  if (is_environment_) {
+    throw EnvironmentError(cause_);
+  }
   if (failed_) {
     throw RunError(cause_);
   }

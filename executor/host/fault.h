@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <set>
@@ -30,15 +31,20 @@ class FaultBoard {
   void Withdraw(const std::mutex& mutex);
   // `watcher` is called with the first cause, at once if there is one.
   void OnReport(std::function<void(const std::string& cause)> watcher);
-  // The first cause is kept. Must not be called with a registered mutex held.
-  void Report(const std::string& cause);
+  // The first cause is kept. `is_environment`: the machine's failure, not the run's. Must not be
+  // called with a registered mutex held.
+  void Report(const std::string& cause, bool is_environment = false);
+  // Likewise `error`, thrown at `where`, such as "rank 0, op head.fwd: ".
+  void Report(const std::string& where, const std::exception& error);
   [[nodiscard]] bool failed() const;
-  // Throws RunError with the cause if there is one.
+  [[nodiscard]] bool is_environment() const;
+  // Throws RunError or EnvironmentError with the cause if there is one.
   void ThrowIfFailed() const;
 
  private:
   mutable std::mutex mutex_;
-  bool failed_ = false;  // guarded by mutex_, like cause_
+  bool failed_ = false;  // guarded by mutex_, like is_environment_ and cause_
+  bool is_environment_ = false;
   std::string cause_;
   std::function<void(const std::string&)> watcher_;  // guarded by mutex_
   std::mutex waiters_mutex_;  // guards waiters_; taken before the mutex of a waiter

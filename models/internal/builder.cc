@@ -108,19 +108,6 @@ std::size_t OutputCount(const OpSpec& spec) {
   }
 }
 
-OpSpec SelfAttention(std::int64_t tokens, std::int64_t heads, std::int64_t head_dim,
-                     double dropout) {
-  return {.kind = OpKind::kAttention,
-          .rows = tokens,
-          .heads = heads,
-          .kv_heads = heads,
-          .head_dim = head_dim,
-          .value_dim = head_dim,
-          .seq_q = tokens,
-          .seq_k = tokens,
-          .dropout_p = dropout};
-}
-
 std::size_t ModelBuilder::SpecHash::operator()(const OpSpec& spec) const noexcept {
   // Mixes the fields that tell the ops of one model apart; equality decides.
   std::uint64_t h =
@@ -209,66 +196,6 @@ void ModelBuilder::AddBuffer(ModuleId module, std::int64_t elements) {
   model_.modules[module.value].buffer_elements += elements;
 }
 
-Layer ModelBuilder::AddLinear(ModuleId parent, std::string_view name, std::int64_t in,
-                              std::int64_t out, bool bias, std::string_view class_name) {
-  Layer layer{.module = AddModule(parent, name, class_name),
-              .weight = {},
-              .bias = {},
-              .in = in,
-              .out = out};
-  layer.weight = AddParam(layer.module, "weight", {out, in});
-  if (bias) {
-    layer.bias = AddParam(layer.module, "bias", {out});
-  }
-  return layer;
-}
-
-Layer ModelBuilder::AddConv1D(ModuleId parent, std::string_view name, std::int64_t in,
-                              std::int64_t out) {
-  Layer layer{.module = AddModule(parent, name, "Conv1D"),
-              .weight = {},
-              .bias = {},
-              .in = in,
-              .out = out,
-              .is_transposed = true};
-  layer.weight = AddParam(layer.module, "weight", {in, out});
-  layer.bias = AddParam(layer.module, "bias", {out});
-  return layer;
-}
-
-Layer ModelBuilder::AddEmbedding(ModuleId parent, std::string_view name, std::int64_t rows,
-                                 std::int64_t out, std::string_view class_name) {
-  Layer layer{.module = AddModule(parent, name, class_name),
-              .weight = {},
-              .bias = {},
-              .in = rows,
-              .out = out};
-  layer.weight = AddParam(layer.module, "weight", {rows, out});
-  return layer;
-}
-
-Layer ModelBuilder::AddNorm(ModuleId parent, std::string_view name, std::int64_t features,
-                            bool bias, std::string_view class_name) {
-  Layer layer{.module = AddModule(parent, name, class_name),
-              .weight = {},
-              .bias = {},
-              .in = features,
-              .out = features};
-  layer.weight = AddParam(layer.module, "weight", {features});
-  if (bias) {
-    layer.bias = AddParam(layer.module, "bias", {features});
-  }
-  return layer;
-}
-
-Layer ModelBuilder::AddTiedLinear(ModuleId parent, std::string_view name, std::int64_t in,
-                                  std::int64_t out, ParamId target) {
-  Layer layer{
-      .module = AddModule(parent, name, "Linear"), .weight = {}, .bias = {}, .in = in, .out = out};
-  layer.weight = AddTied(layer.module, "weight", target);
-  return layer;
-}
-
 TensorId ModelBuilder::AddInput(TensorRole role, std::int64_t elements, InputKind kind,
                                 bool per_sample) {
   const TensorId id(model_.tensors.size());
@@ -289,8 +216,8 @@ std::uint32_t ModelBuilder::Intern(const OpSpec& spec) {
   return it->second;
 }
 
-ModelOpId ModelBuilder::AddOpWith(ModuleId module, std::string_view name, const OpSpec& spec,
-                                  std::vector<TensorId> inputs, std::vector<ParamId> params) {
+ModelOpId ModelBuilder::AddOp(ModuleId module, std::string_view name, const OpSpec& spec,
+                              std::vector<TensorId> inputs, std::vector<ParamId> params) {
   const ModelOpId id(model_.ops.size());
   const std::size_t output_count = OutputCount(spec);
   ModelOp op;
@@ -316,114 +243,6 @@ ModelOpId ModelBuilder::AddOpWith(ModuleId module, std::string_view name, const 
   op.params = std::move(params);
   model_.ops.push_back(std::move(op));
   return id;
-}
-
-TensorId ModelBuilder::AddOp(ModuleId module, std::string_view name, const OpSpec& spec,
-                             std::initializer_list<TensorId> inputs,
-                             std::span<const ParamId> params) {
-  const ModelOpId id = AddOpWith(module, name, spec, std::vector<TensorId>(inputs),
-                                 std::vector<ParamId>(params.begin(), params.end()));
-  return model_.ops[id.value].outputs[0];
-}
-
-std::pair<TensorId, TensorId> ModelBuilder::AddRope(ModuleId module, const OpSpec& spec,
-                                                    std::initializer_list<TensorId> inputs) {
-  const ModelOpId id = AddOpWith(module, "rope", spec, std::vector<TensorId>(inputs), {});
-  const std::vector<TensorId>& outputs = model_.ops[id.value].outputs;
-  return {outputs[0], outputs[1]};
-}
-
-TensorId ModelBuilder::Linear(const Layer& layer, std::int64_t rows, TensorId x) {
-  const ParamId params[] = {layer.weight, layer.bias};
-  const std::size_t count = layer.bias.valid() ? 2 : 1;
-  const std::string name = model_.modules[layer.module.value].name;
-  return AddOp(layer.module, name,
-               {.kind = OpKind::kLinear,
-                .rows = rows,
-                .in = layer.in,
-                .out = layer.out,
-                .has_bias = layer.bias.valid(),
-                .transposed = layer.is_transposed},
-               {x}, std::span(params, count));
-}
-
-TensorId ModelBuilder::Embedding(const Layer& layer, std::int64_t rows, TensorId ids,
-                                 std::int64_t index_offset) {
-  const ParamId params[] = {layer.weight};
-  const std::string name = model_.modules[layer.module.value].name;
-  return AddOp(layer.module, name,
-               {.kind = OpKind::kEmbedding,
-                .rows = rows,
-                .out = layer.out,
-                .vocab = layer.in,
-                .index_offset = index_offset,
-                .padding_row = layer.padding_row},
-               {ids}, params);
-}
-
-void ModelBuilder::SetNormConstants(double epsilon, double weight_offset, bool scales_input) {
-  norm_epsilon_ = epsilon;
-  norm_weight_offset_ = weight_offset;
-  norm_scales_input_ = scales_input;
-}
-
-TensorId ModelBuilder::LayerNorm(const Layer& layer, std::int64_t rows, TensorId x) {
-  const ParamId params[] = {layer.weight, layer.bias};
-  const std::size_t count = layer.bias.valid() ? 2 : 1;
-  const std::string name = model_.modules[layer.module.value].name;
-  return AddOp(layer.module, name,
-               {.kind = OpKind::kLayerNorm,
-                .rows = rows,
-                .in = layer.in,
-                .has_bias = layer.bias.valid(),
-                .epsilon = norm_epsilon_},
-               {x}, std::span(params, count));
-}
-
-TensorId ModelBuilder::RmsNorm(const Layer& layer, std::int64_t rows, TensorId x) {
-  const ParamId params[] = {layer.weight};
-  const std::string name = model_.modules[layer.module.value].name;
-  return AddOp(layer.module, name,
-               {.kind = OpKind::kRmsNorm,
-                .rows = rows,
-                .in = layer.in,
-                .epsilon = norm_epsilon_,
-                .weight_offset = norm_weight_offset_,
-                .scales_input = norm_scales_input_},
-               {x}, params);
-}
-
-TensorId ModelBuilder::Add(ModuleId module, std::string_view name, std::int64_t rows,
-                           std::int64_t features, TensorId a, TensorId b) {
-  return AddOp(module, name, {.kind = OpKind::kAdd, .rows = rows, .in = features}, {a, b});
-}
-
-TensorId ModelBuilder::Scale(ModuleId module, std::string_view name, const ScaleSize& size,
-                             double factor, TensorId x) {
-  return AddOp(module, name,
-               {.kind = OpKind::kScale, .rows = size.rows, .in = size.features, .factor = factor},
-               {x});
-}
-
-TensorId ModelBuilder::Activate(ModuleId module, std::string_view name, std::int64_t rows,
-                                std::int64_t features, const WrittenActivation& activation,
-                                TensorId x) {
-  return AddOp(module, name,
-               {.kind = OpKind::kActivation,
-                .rows = rows,
-                .in = features,
-                .activation = activation.function,
-                .gelu_code = activation.gelu_code},
-               {x});
-}
-
-TensorId ModelBuilder::Dropout(ModuleId module, std::string_view name, std::int64_t rows,
-                               std::int64_t features, double p, TensorId x) {
-  if (p == 0.0) {
-    return x;
-  }
-  return AddOp(module, name,
-               {.kind = OpKind::kDropout, .rows = rows, .in = features, .dropout_p = p}, {x});
 }
 
 bool ModelBuilder::MakeTokens(TensorId image) {

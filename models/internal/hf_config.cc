@@ -161,11 +161,6 @@ std::int64_t HfConfig::Int(std::string_view key, std::int64_t min, std::int64_t 
   return *value;
 }
 
-bool HfConfig::Flag(std::string_view key) const {
-  const std::optional<JsonValue> value = Find(key);
-  return value && value->AsBool();
-}
-
 double HfConfig::Probability(std::string_view key) const {
   const std::optional<JsonValue> value = Find(key);
   return value ? value->AsProbability() : 0.0;
@@ -206,23 +201,6 @@ WrittenActivation HfConfig::ActivationOf(std::string_view key) const {
 std::string HfConfig::Text(std::string_view key) const {
   const std::optional<JsonValue> value = Find(key);
   return value ? value->AsString() : std::string();
-}
-
-CommonSizes ReadCommonSizes(const HfConfig& config) {
-  return {.layers = config.Int("num_hidden_layers", 1, ModelLimits::kLayers),
-          .hidden = config.Int("hidden_size", 1, ModelLimits::kFeatures),
-          .heads = config.Int("num_attention_heads", 1, ModelLimits::kHeads),
-          .vocabulary = config.Int("vocab_size", 1, ModelLimits::kVocabulary)};
-}
-
-std::int64_t DivideEvenly(const HfConfig& config, std::string_view total_key, std::int64_t total,
-                          std::string_view parts_key, std::int64_t parts) {
-  if (total % parts != 0) {
-    throw InputError(
-        config.Where(total_key), std::to_string(total),
-        "a multiple of " + std::string(parts_key) + " (" + std::to_string(parts) + ")");
-  }
-  return total / parts;
 }
 
 std::int64_t ChooseSequenceLength(const BuildInput& input, std::int64_t longest,
@@ -276,21 +254,6 @@ std::int64_t CountLabels(const HfConfig& config) {
                : kDefault;
 }
 
-std::int64_t ReadRotaryDim(const HfConfig& config, std::string_view key, double fallback,
-                           std::int64_t head_dim) {
-  const std::optional<JsonValue> rope = config.Find("rope_parameters");
-  if (rope && rope->Find(key)) {
-    return ReadRotaryDim(HfConfig(*rope, *rope), key, fallback, head_dim);
-  }
-  const double share = config.Positive(key, fallback);
-  const auto dim = static_cast<std::int64_t>(static_cast<double>(head_dim) * share);
-  if (dim < 2 || dim > head_dim || dim % 2 != 0) {
-    throw InputError(config.Where(key), std::to_string(dim) + " rotated features of a head",
-                     "an even number from 2 to " + std::to_string(head_dim));
-  }
-  return dim;
-}
-
 RopeAngles ReadRopeAngles(const HfConfig& config, std::string_view theta_key, std::int64_t dim) {
   constexpr double kTheta = 10'000.0;  // the default of every configuration class
   RopeAngles angles{.dim = dim, .theta = config.Positive(theta_key, kTheta)};
@@ -322,31 +285,6 @@ RopeAngles ReadRopeAngles(const HfConfig& config, std::string_view theta_key, st
     angles.scaling = RopeScaling::kOther;
   }
   return angles;
-}
-
-TensorId AddTokenInput(ModelBuilder& builder, std::int64_t tokens, InputKind kind) {
-  return builder.AddInput(TensorRole::kIndex, tokens, kind);
-}
-
-TensorId AddPositionInput(ModelBuilder& builder, std::int64_t tokens) {
-  return builder.AddInput(TensorRole::kIndex, tokens, InputKind::kPositions, /*per_sample=*/false);
-}
-
-void AddCrossEntropy(ModelBuilder& builder, std::int64_t rows, std::int64_t classes,
-                     TensorId logits) {
-  const TensorId labels = builder.AddInput(TensorRole::kIndex, rows, InputKind::kLabels);
-  builder.AddOp(ModelBuilder::Root(), "loss",
-                {.kind = OpKind::kCrossEntropy, .rows = rows, .in = classes}, {logits, labels});
-}
-
-void AddUncastCrossEntropy(ModelBuilder& builder, std::int64_t rows, std::int64_t classes,
-                           TensorId logits) {
-  const TensorId labels = builder.AddInput(TensorRole::kIndex, rows, InputKind::kLabels);
-  const TensorId logs =
-      builder.AddOp(ModelBuilder::Root(), "log_softmax",
-                    {.kind = OpKind::kLogSoftmax, .rows = rows, .in = classes}, {logits});
-  builder.AddOp(ModelBuilder::Root(), "loss",
-                {.kind = OpKind::kNllLoss, .rows = rows, .in = classes}, {logs, labels});
 }
 
 }  // namespace shardwright

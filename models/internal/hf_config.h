@@ -1,6 +1,6 @@
 #pragma once
 
-// One Hugging Face config.json with the defaults of its configuration class, and what every builder
+// One Hugging Face config.json with the defaults of its configuration class, and what the template
 // of a model type receives.
 
 #include <cstdint>
@@ -31,8 +31,6 @@ class HfConfig {
   [[nodiscard]] std::int64_t Int(std::string_view key, std::int64_t min, std::int64_t max) const;
   [[nodiscard]] std::optional<std::int64_t> OptionalInt(std::string_view key, std::int64_t min,
                                                         std::int64_t max) const;
-  // False when there is no value.
-  [[nodiscard]] bool Flag(std::string_view key) const;
   // A probability in [0, 1); 0 when there is no value.
   [[nodiscard]] double Probability(std::string_view key) const;
   // A positive number; `fallback` when there is no value.
@@ -57,7 +55,7 @@ class HfConfig {
   mutable std::set<std::string, std::less<>> asked_;
 };
 
-// What a builder gets: the config, the row of its model type, the caller's options.
+// What a template is filled in for: the config, the row of its model type, the caller's options.
 struct BuildInput {
   const HfConfig& config;
   const JsonValue& row;
@@ -65,20 +63,6 @@ struct BuildInput {
   std::string name;
   std::string type;
 };
-
-// Sizes that nearly every transformer config has, checked for range.
-struct CommonSizes {
-  std::int64_t layers = 0;
-  std::int64_t hidden = 0;
-  std::int64_t heads = 0;
-  std::int64_t vocabulary = 0;
-};
-[[nodiscard]] CommonSizes ReadCommonSizes(const HfConfig& config);
-
-// `total` / `parts`, or an InputError at `total_key` when it does not divide.
-[[nodiscard]] std::int64_t DivideEvenly(const HfConfig& config, std::string_view total_key,
-                                        std::int64_t total, std::string_view parts_key,
-                                        std::int64_t parts);
 
 enum class Positions { kRelative, kLearned };
 
@@ -98,38 +82,13 @@ enum class Positions { kRelative, kLearned };
 // num_labels, or the size of id2label, or 2 as in Transformers.
 [[nodiscard]] std::int64_t CountLabels(const HfConfig& config);
 
-// The features of a head of `head_dim` that a rotary embedding turns, an even number: the share
-// that the key says, there or inside rope_parameters.
-[[nodiscard]] std::int64_t ReadRotaryDim(const HfConfig& config, std::string_view key,
-                                         double fallback, std::int64_t head_dim);
-
 // The angles of a rotary embedding over `dim` features of a head: theta from `theta_key` (or inside
 // rope_parameters, where newer files have it), scaling from rope_scaling or rope_parameters.
 [[nodiscard]] RopeAngles ReadRopeAngles(const HfConfig& config, std::string_view theta_key,
                                         std::int64_t dim);
 
-// Token ids of one sample.
-[[nodiscard]] TensorId AddTokenInput(ModelBuilder& builder, std::int64_t tokens,
-                                     InputKind kind = InputKind::kTokens);
-// 0, 1, 2, ...: the same for every sample.
-[[nodiscard]] TensorId AddPositionInput(ModelBuilder& builder, std::int64_t tokens);
-
-// Loss over (rows, classes) with one label per row, run by the root module. Ends the model.
-void AddCrossEntropy(ModelBuilder& builder, std::int64_t rows, std::int64_t classes,
-                     TensorId logits);
-// The same for models whose forward calls CrossEntropyLoss itself: none of them casts the logits.
-void AddUncastCrossEntropy(ModelBuilder& builder, std::int64_t rows, std::int64_t classes,
-                           TensorId logits);
-
-// The builders. Each throws InputError for configs it cannot build.
-[[nodiscard]] Model BuildDecoder(const BuildInput& input);
-[[nodiscard]] Model BuildGpt2(const BuildInput& input);
-[[nodiscard]] Model BuildGptNeox(const BuildInput& input);
-[[nodiscard]] Model BuildOpt(const BuildInput& input);
-[[nodiscard]] Model BuildMpt(const BuildInput& input);
-[[nodiscard]] Model BuildT5(const BuildInput& input);
-[[nodiscard]] Model BuildBert(const BuildInput& input);
-[[nodiscard]] Model BuildVit(const BuildInput& input);
+// The model of a row: its template (models/templates), filled in for the config. Throws InputError
+// for configs it cannot build.
 [[nodiscard]] Model BuildTemplate(const BuildInput& input);
 
 }  // namespace shardwright

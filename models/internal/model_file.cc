@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <set>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -18,14 +18,15 @@ namespace shardwright {
 namespace {
 
 constexpr std::int64_t kVersion = 1;
-// Modules, ops and iterations when repeats are written out.
+// Modules, ops and iterations when repeats are written out: of a user's file, and of a template,
+// whose 10,000 layers may have 60 each.
 constexpr std::size_t kLargestExpansion = 200'000;
+constexpr std::size_t kLargestOfTemplate = 600'000;
 constexpr std::size_t kDeepestRepeat = 8;
 // Bytes of names and shapes when repeats are written out: each may be as long as the file.
 constexpr std::int64_t kMostNames = std::int64_t{64} << 20;
 // What ops of the kind "other" list, when repeats are written out: about 150 bytes each.
 constexpr std::int64_t kMostLaunches = 1'000'000;
-constexpr std::size_t kMostDimensions = 8;
 
 // An op entry for one iteration of the repeats around it.
 struct ExpandedOp {
@@ -37,18 +38,21 @@ struct ExpandedOp {
 
 class FileReader {
  public:
-  FileReader(const JsonValue& file, const std::string& name, const LoadOptions& options)
+  FileReader(const JsonValue& file, const std::string& name, const LoadOptions& options,
+             const TemplateSource* source)
       : file_(file),
         options_(options),
+        source_(source),
         names_budget_(file.path().str(), "bytes of names when repeats are written out", kMostNames),
         launches_budget_(file.path().str(),
                          "launches and kept tensors when repeats are written out", kMostLaunches),
-        builder_(file.path().str(), name, "custom", TextOr(file, "class", "Module")) {}
+        builder_(source != nullptr ? source->config : file.path().str(), name, "custom",
+                 TextOr(file, "class", "Module")) {}
 
   Model Read() {
     file_.AllowOnly({"format", "version", "_source", "class", "block_class", "sequence_length",
-                     "image_size", "fixed_length", "inputs", "params", "buffers", "modules",
-                     "ops"});
+                     "image_size", "fixed_length", "tokens_per_sample", "inputs", "params",
+                     "buffers", "modules", "ops"});
     (void)file_.At("format").AsChoice({"shardwright-model"});
     if (file_.At("version").AsInt() != kVersion) {
       throw file_.At("version").Error("version 1, the only one that this program knows");
@@ -69,7 +73,9 @@ class FileReader {
     Model model = builder_.Finish();
     model.block_classes = BlockClasses();
     model.sequence_length = sizes_.sequence_length;
-    model.tokens_per_sample = std::max<std::int64_t>(sizes_.sequence_length, 1);
+    const std::optional<JsonValue> tokens = file_.Find("tokens_per_sample");
+    model.tokens_per_sample = tokens ? Dimension(*tokens, 2 * ModelLimits::kTokens)
+                                     : std::max<std::int64_t>(sizes_.sequence_length, 1);
     ValidateModel(model, file_.path().str());
     return model;
   }
@@ -173,9 +179,10 @@ class FileReader {
   }
 
   void CountExpansion(const JsonValue& entry) {
-    if (++expanded_ > kLargestExpansion) {
+    const std::size_t most = source_ == nullptr ? kLargestExpansion : kLargestOfTemplate;
+    if (++expanded_ > most) {
       throw InputError(entry.path().str(),
-                       "more than " + std::to_string(kLargestExpansion) +
+                       "more than " + std::to_string(most) +
                            " modules, ops and iterations when repeats are written out",
                        "fewer");
     }
@@ -215,42 +222,79 @@ class FileReader {
   }
 
   // What the module holds itself; also of the root.
-  void ReadOwn(const JsonValue& entry, ModuleId module, const LoopValues& loops) {
+  void ReadOwn(const JsonValue& entry, ModuleId module, LoopValues& loops) {
     if (const std::optional<JsonValue> buffers = entry.Find("buffers")) {
       builder_.AddBuffer(module, buffers->AsInt());
     }
     if (const std::optional<JsonValue> params = entry.Find("params")) {
       for (std::size_t i = 0; i < params->size(); ++i) {
-        ReadParam((*params)[i], module, Flag(entry, "full_precision"), loops);
+        const JsonValue param = (*params)[i];
+        ReadParam(param, module, Flag(entry, "full_precision"), loops);
       }
     }
   }
 
-  void ReadParam(const JsonValue& entry, ModuleId module, bool full_precision,
-                 const LoopValues& loops) {
-    entry.AllowOnly({"name", "shape", "frozen", "unused", "tied_to"});
-    const std::string name = Text(entry.At("name"), loops);
-    ParamId id;
-    if (const std::optional<JsonValue> target = entry.Find("tied_to")) {
-      id = ReadTied(entry, *target, module, name, loops);
-    } else {
-      const JsonValue shape = entry.At("shape");
-      std::vector<std::int64_t> sizes;
-      names_budget_.Take(static_cast<std::int64_t>(shape.size() * sizeof(sizes[0])));
-      for (std::size_t i = 0; i < shape.size(); ++i) {
-        sizes.push_back(shape[i].AsInt(1, ModelLimits::kVocabulary));
+  // A parameter of the file, read once for all repeats around it.
+  struct FileParam {
+    JsonValue json, name;
+    std::optional<JsonValue> tied_to;
+    std::vector<std::int64_t> shape;
+    bool is_frozen = false;
+    bool is_unused = false;  // it never gets a gradient, which not every framework bears
+  };
+
+  void ReadParam(const JsonValue& entry, ModuleId module, bool full_precision, LoopValues& loops) {
+    std::vector<FileParam> params;
+    const std::optional<JsonValue> group = entry.Find("params");
+    if (group) {
+      entry.AllowOnly({"repeat", "index", "from", "params"});
+      (void)entry.At("repeat");
+    }
+    for (std::size_t i = 0; i < (group ? group->size() : 1); ++i) {
+      params.push_back(ParseParam(group ? (*group)[i] : entry));
+    }
+    Repeat(entry, loops, [&] {
+      for (const FileParam& param : params) {
+        AddParam(param, module, full_precision, loops);
       }
-      id = builder_.AddParam(module, name, std::move(sizes));
-      builder_.model().params[id.value].trainable = !Flag(entry, "frozen");
-      if (Flag(entry, "unused")) {  // it never gets a gradient, which not every framework bears
-        used_.insert(id);
+    });
+  }
+
+  static FileParam ParseParam(const JsonValue& entry) {
+    entry.AllowOnly({"name", "shape", "frozen", "unused", "tied_to"});
+    FileParam param{.json = entry,
+                    .name = entry.At("name"),
+                    .tied_to = entry.Find("tied_to"),
+                    .shape = {},
+                    .is_frozen = Flag(entry, "frozen"),
+                    .is_unused = Flag(entry, "unused")};
+    if (!param.tied_to) {
+      const JsonValue shape = entry.At("shape");
+      for (std::size_t i = 0; i < shape.size(); ++i) {
+        param.shape.push_back(shape[i].AsInt(1, ModelLimits::kVocabulary));
       }
     }
+    return param;
+  }
+
+  void AddParam(const FileParam& read, ModuleId module, bool full_precision,
+                const LoopValues& loops) {
+    const std::string name = Text(read.name, loops);
+    names_budget_.Take(static_cast<std::int64_t>(read.shape.size() * sizeof(std::int64_t)));
+    const ParamId id = read.tied_to ? ReadTied(read.json, *read.tied_to, module, name, loops)
+                                    : builder_.AddParam(module, name, read.shape);
     Parameter& param = builder_.model().params[id.value];
     param.full_precision = full_precision;
+    if (!read.tied_to) {
+      param.trainable = !read.is_frozen;
+    }
+    if (read.is_unused && !read.tied_to) {
+      MarkUsed(id);
+    }
     CountName(param.fqn);
     if (!params_.emplace(param.fqn, id).second) {
-      throw InputError(entry.path().str(), '"' + param.fqn + "\" a second time", "unique names");
+      throw InputError(read.json.path().str(), '"' + param.fqn + "\" a second time",
+                       "unique names");
     }
   }
 
@@ -277,51 +321,16 @@ class FileReader {
     for (const auto& [name, id] : params_) {
       names.push_back(name);
     }
+    std::sort(names.begin(), names.end());
     return names;
   }
 
   void ReadInputs(const JsonValue& inputs) {
     for (const std::string& name : inputs.Keys()) {
       const JsonValue entry = inputs.At(name);
-      entry.AllowOnly({"shape", "ids", "positions"});
-      FileTensor tensor;
-      const std::optional<JsonValue> ids = entry.Find("ids");
-      const std::optional<JsonValue> positions = entry.Find("positions");
-      if (ids || positions) {
-        tensor.is_index = true;
-        tensor.dims = {Dimension(ids ? *ids : *positions, ModelLimits::kTokens)};
-        // A loss that reads ids makes them labels, see AddLoss.
-        tensor.id =
-            builder_.AddInput(TensorRole::kIndex, tensor.dims[0],
-                              ids ? InputKind::kTokens : InputKind::kPositions, ids.has_value());
-      } else {
-        tensor.dims = ReadShape(entry.At("shape"));
-        std::int64_t elements = 1;
-        for (const std::int64_t size : tensor.dims) {
-          elements *= size;
-        }
-        tensor.id = builder_.AddInput(TensorRole::kActivation, elements, InputKind::kFeatures);
-      }
-      tensors_[name] = std::move(tensor);
+      entry.AllowOnly({"shape", "ids", "positions", "kind"});
+      tensors_[name] = AddFileInput(builder_, entry, sizes_);
     }
-  }
-
-  [[nodiscard]] std::vector<std::int64_t> ReadShape(const JsonValue& shape) {
-    std::vector<std::int64_t> dims;
-    for (std::size_t i = 0; i < shape.size(); ++i) {
-      // (channels, height, width) or (rows, features).
-      const bool is_image = shape.size() == 3;
-      dims.push_back(
-          Dimension(shape[i], is_image && i > 0 ? ModelLimits::kPixels : ModelLimits::kFeatures));
-    }
-    if (dims.size() == 1) {
-      dims.insert(dims.begin(), 1);
-    }
-    if (dims.empty() || dims.size() > kMostDimensions) {
-      throw shape.Error("[features], [rows, features], [channels, height, width] or up to " +
-                        std::to_string(kMostDimensions) + " dimensions");
-    }
-    return dims;
   }
 
   void ExpandOps(const JsonValue& list, LoopValues& loops) {
@@ -347,15 +356,15 @@ class FileReader {
     ExpandedOp op{.json = entry, .loops = loops, .inputs = {}, .outputs = {}};
     if (const std::optional<JsonValue> inputs = entry.Find("inputs")) {
       for (std::size_t i = 0; i < inputs->size(); ++i) {
-        op.inputs.push_back(Text((*inputs)[i], loops));
+        op.inputs.push_back(CurrentName(Text((*inputs)[i], loops)));
       }
     }
     if (const std::optional<JsonValue> outputs = entry.Find("outputs")) {
       for (std::size_t i = 0; i < outputs->size(); ++i) {
-        op.outputs.push_back(Text((*outputs)[i], loops));
+        op.outputs.push_back(NewName(Text((*outputs)[i], loops)));
       }
     } else {
-      op.outputs.push_back(Text(entry.At("output"), loops));
+      op.outputs.push_back(NewName(Text(entry.At("output"), loops)));
     }
     const std::size_t expected = kind.AsString() == "rope" ? 2 : 1;
     if (op.outputs.size() != expected && kind.AsString() != "other") {
@@ -371,11 +380,24 @@ class FileReader {
     ops_.push_back(std::move(op));
   }
 
+  // A tensor that is written again is "x#1", then "x#2".
+  [[nodiscard]] std::string CurrentName(const std::string& name) const {
+    const auto found = rewritten_.find(name);
+    return found == rewritten_.end() ? name : name + '#' + std::to_string(found->second);
+  }
+
+  std::string NewName(const std::string& name) {
+    if (source_ != nullptr && (writers_.contains(name) || tensors_.contains(name))) {
+      ++rewritten_[name];
+    }
+    return CurrentName(name);
+  }
+
   // Names every tensor that nothing defines, then a cycle or disorder.
   void CheckOrder() const {
     Model skeleton;
     skeleton.modules.emplace_back();
-    std::map<std::string, TensorId> ids;
+    std::unordered_map<std::string, TensorId> ids;
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       ModelOp op;
       op.module = ModelBuilder::Root();
@@ -416,6 +438,7 @@ class FileReader {
     for (const auto& [name, writer] : writers_) {
       names.push_back(name);
     }
+    std::sort(names.begin(), names.end());
     return names;
   }
 
@@ -432,6 +455,7 @@ class FileReader {
       for (const auto& [name, id] : modules_) {
         names.push_back(name);
       }
+      std::sort(names.begin(), names.end());
       throw InputError(value.path().str(), '"' + fqn + '"', "the name of a module",
                        DidYouMean(fqn, names));
     }
@@ -489,12 +513,15 @@ class FileReader {
               .inputs = {},
               .params = FindParams(expanded, module),
               .output_count = expanded.outputs.size(),
-              .sizes = &sizes_};
+              .sizes = &sizes_,
+              .angles = source_ == nullptr ? nullptr : &source_->angles};
     op.name = UniqueName(expanded, module, !op.params.empty());
     for (const std::string& input : expanded.inputs) {
       op.inputs.push_back(tensors_.at(input));
     }
-    used_.insert(op.params.begin(), op.params.end());
+    for (const ParamId id : op.params) {
+      MarkUsed(id);
+    }
     const std::size_t before = builder_.model().ops.size();
     const std::vector<FileTensor> outputs = AddFileOp(builder_, op);
     MarkCall(expanded, before);
@@ -532,17 +559,21 @@ class FileReader {
   }
 
   // A tied parameter is read when its storage is, under whatever name.
+  [[nodiscard]] std::size_t StorageOf(ParamId id) const {
+    const ParamId tied_to = builder_.model().params[id.value].tied_to;
+    return tied_to.valid() ? tied_to.value : id.value;
+  }
+
+  void MarkUsed(ParamId id) {
+    used_.resize(std::max(used_.size(), builder_.model().params.size()));
+    used_[StorageOf(id)] = true;
+  }
+
   void CheckParamsAreUsed() {
     const std::vector<Parameter>& params = builder_.model().params;
-    const auto storage = [&](ParamId id) {
-      return params[id.value].tied_to.valid() ? params[id.value].tied_to : id;
-    };
-    std::set<ParamId> read;
-    for (const ParamId id : used_) {
-      read.insert(storage(id));
-    }
+    used_.resize(params.size());
     for (std::size_t i = 0; i < params.size(); ++i) {
-      if (!read.contains(storage(ParamId(i)))) {
+      if (!used_[StorageOf(ParamId(i))]) {
         throw InputError(file_.path().Field("ops").str(),
                          "no op that reads parameter \"" + params[i].fqn + '"', "at least one");
       }
@@ -551,24 +582,27 @@ class FileReader {
 
   const JsonValue& file_;
   const LoadOptions& options_;
+  const TemplateSource* source_;  // null: a user's file
   Budget names_budget_;
   Budget launches_budget_;
   ModelBuilder builder_;
   FileSizes sizes_;
   std::size_t expanded_ = 0;
   std::vector<ExpandedOp> ops_;
-  std::map<std::string, ModuleId> modules_;
-  std::map<std::string, ParamId> params_;
-  std::map<std::string, FileTensor> tensors_;
-  std::map<std::string, std::size_t> writers_;
+  std::unordered_map<std::string, ModuleId> modules_;
+  std::unordered_map<std::string, ParamId> params_;
+  std::unordered_map<std::string, FileTensor> tensors_;
+  std::unordered_map<std::string, std::size_t> writers_;
+  std::unordered_map<std::string, int> rewritten_;
   std::map<std::pair<std::uint32_t, std::string>, int> names_;
-  std::set<ParamId> used_;
+  std::vector<bool> used_;  // per parameter, those of ties at the one whose storage they are
 };
 
 }  // namespace
 
-Model ReadModelFile(const JsonValue& file, const std::string& name, const LoadOptions& options) {
-  return FileReader(file, name, options).Read();
+Model ReadModelFile(const JsonValue& file, const std::string& name, const LoadOptions& options,
+                    const TemplateSource* source) {
+  return FileReader(file, name, options, source).Read();
 }
 
 }  // namespace shardwright

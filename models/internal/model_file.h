@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 
 #include "core/json.h"
@@ -8,9 +10,18 @@
 
 namespace shardwright {
 
+// What a template has written the file for: a configuration, and its angles for ropes over so many
+// features.
+struct TemplateSource {
+  std::string config;
+  std::function<RopeAngles(std::int64_t)> angles;
+};
+
 // Builds a model from our own model.json (docs/model_json.md). Strict: unknown keys, names that
-// nothing defines and shapes that do not fit throw InputError with the field path.
+// nothing defines and shapes that do not fit throw InputError with the field path. With a
+// `source` ops may write a tensor again, and limits on sizes name the configuration.
 [[nodiscard]] Model ReadModelFile(const JsonValue& file, const std::string& name,
-                                  const LoadOptions& options);
+                                  const LoadOptions& options,
+                                  const TemplateSource* source = nullptr);
 
 }  // namespace shardwright

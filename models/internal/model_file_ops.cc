@@ -1,20 +1,45 @@
 #include "models/internal/model_file_ops.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <optional>
 
 #include "core/error.h"
-#include "models/internal/decoder_sizes.h"
 #include "models/internal/op_reader.h"
 #include "models/internal/other_op.h"
 
 namespace shardwright {
 namespace {
 
+constexpr std::int64_t kLargestHeadDim = std::int64_t{1} << 16;
 constexpr std::size_t kMany = 1 << 16;
 constexpr std::size_t kManyBits = 32;  // inputs, of which OpKernels has a bit each
 
 using Result = std::vector<FileTensor>;
+
+std::vector<std::int64_t> ReadInputShape(const JsonValue& shape, FileSizes& sizes) {
+  constexpr std::size_t kMostDimensions = 8;
+  std::vector<std::int64_t> dims;
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    // (channels, height, width) or (rows, features).
+    const bool is_image = shape.size() == 3;
+    dims.push_back(EvaluateSize(shape[i], sizes, 1,
+                                is_image && i > 0 ? ModelLimits::kPixels : ModelLimits::kFeatures));
+  }
+  if (dims.size() == 1) {
+    dims.insert(dims.begin(), 1);
+  }
+  if (dims.empty() || dims.size() > kMostDimensions) {
+    throw shape.Error("[features], [rows, features], [channels, height, width] or up to " +
+                      std::to_string(kMostDimensions) + " dimensions");
+  }
+  return dims;
+}
+
+Result AddInput(OpReader& r) {
+  return {AddFileInput(r.builder(), r.op().json, r.sizes())};
+}
 
 Result AddLinear(OpReader& r) {
   const auto [rows, features] = r.Matrix(0);
@@ -47,6 +72,7 @@ Result AddEmbedding(OpReader& r) {
                  .rows = rows,
                  .out = out,
                  .vocab = vocab,
+                 .index_offset = r.Int("index_offset", 0, 0, vocab - 1),
                  .padding_row = r.Int("padding_row", -1, 0, vocab - 1)},
                 {rows, out});
 }
@@ -56,19 +82,21 @@ Result AddNorm(OpReader& r, OpKind kind) {
   r.RequireRank(0, 1);
   // A norm narrower than the features is one per head.
   const std::int64_t width = r.ShapeOf(0)[0];
-  if (features % width != 0) {
+  const bool is_of_first = r.Flag("first_features") && width <= features;
+  if (!is_of_first && features % width != 0) {
     r.Fail(0, "features that " + std::to_string(width) + " divides, the size of the norm");
   }
   if (r.HasBias()) {
     r.RequireShape(1, {width});
   }
   return r.Emit({.kind = kind,
-                 .rows = rows * (features / width),
+                 .rows = is_of_first ? rows : rows * (features / width),
                  .in = width,
                  .has_bias = r.HasBias(),
                  .epsilon = r.Positive("epsilon", kind == OpKind::kRmsNorm ? 1e-6 : 1e-5),
-                 .weight_offset = r.Positive("weight_offset", 0.0)},
-                r.In(0).dims);
+                 .weight_offset = r.Positive("weight_offset", 0.0),
+                 .scales_input = r.Flag("scales_input")},
+                is_of_first ? std::vector<std::int64_t>{rows, width} : r.In(0).dims);
 }
 
 // Gate and up side by side in each row of one input.
@@ -133,7 +161,7 @@ OpSpec ReadHeads(const OpReader& r, OpKind kind) {
   return spec;
 }
 
-// q and k, or one packed tensor.
+// q and k; one packed tensor; or q and the two parts of k, each beside other features (DeepSeek).
 void CheckRopeInputs(const OpReader& r, const OpSpec& spec) {
   const std::int64_t query = spec.heads * spec.head_dim;
   const std::int64_t key = spec.kv_heads * spec.head_dim;
@@ -143,8 +171,10 @@ void CheckRopeInputs(const OpReader& r, const OpSpec& spec) {
   }
   if (r.op().inputs.size() == 1) {
     r.RequireDims(0, {spec.rows, query + 2 * key});
-  } else {
-    r.RequireDims(0, {spec.rows, query});
+    return;
+  }
+  r.RequireDims(0, {spec.rows, query});
+  if (r.op().inputs.size() == 2) {
     r.RequireDims(1, {spec.rows, key});
   }
 }
@@ -156,6 +186,12 @@ Result AddRope(OpReader& r) {
   spec.rope = {.dim = r.Int("rotary_dim", spec.head_dim, 2, spec.head_dim),
                .theta = r.Positive("theta", 10'000.0),
                .interleaved = r.Flag("interleaved")};
+  if (r.op().angles != nullptr && !r.Flag("unscaled")) {
+    const RopeAngles own = spec.rope;
+    spec.rope = (*r.op().angles)(own.dim);
+    spec.rope.theta = own.theta;
+    spec.rope.interleaved = own.interleaved;
+  }
   CheckRopeInputs(r, spec);
   Result outputs = r.Emit(spec, {spec.rows, spec.heads * spec.head_dim});
   outputs[1].dims = {spec.rows, spec.kv_heads * spec.head_dim};
@@ -190,7 +226,9 @@ Result AddAttention(OpReader& r) {
     r.RequireDims(0, {spec.rows, query});
     spec.seq_k = r.Matrix(1).first;
     r.RequireDims(1, {spec.seq_k, key});
-    r.RequireDims(2, {spec.seq_k, value});
+    if (!r.Flag("values_beside") || r.Matrix(2).second < value) {
+      r.RequireDims(2, {spec.seq_k, value});
+    }
     spec.has_bias = r.op().inputs.size() == 4;
   }
   return r.Emit(spec, {spec.rows, spec.heads * spec.value_dim});
@@ -252,6 +290,10 @@ Result AddConv2d(OpReader& r) {
     r.RequireShape(1, {spec.out});
   }
   SetOutputSize(r, spec);
+  spec.tokens_out = r.Flag("tokens_out");
+  if (spec.tokens_out) {
+    return r.Emit(spec, {spec.height_out * spec.width_out, spec.out});
+  }
   return r.Emit(spec, {spec.out, spec.height_out, spec.width_out});
 }
 
@@ -317,10 +359,13 @@ Result AddRouter(OpReader& r) {
   return r.Emit({.kind = OpKind::kRouter,
                  .rows = rows,
                  .in = features,
+                 .groups = r.Int("groups", 1, 1, experts),
                  .experts = experts,
                  .experts_per_token = r.Int("experts_per_token", 1, experts),
-                 .factor = r.Positive("factor", 1.0),
-                 .normalizes_top_k = !r.Flag("unnormalized")},
+                 .factor = r.Flag("unscaled") ? 0.0 : r.Positive("factor", 1.0),
+                 .normalizes_top_k = !r.Flag("unnormalized"),
+                 .scores_by_sigmoid = r.Flag("sigmoid"),
+                 .groups_per_token = r.Int("groups_per_token", 0, 0, experts)},
                 {rows, experts});
 }
 
@@ -354,9 +399,9 @@ std::int64_t IntermediateOfSeparate(const OpReader& r, std::int64_t experts, std
   }
   r.RequireRank(0, 2);
   const std::int64_t intermediate = r.ShapeOf(0)[0];
+  const std::vector<std::int64_t> in_shape = {intermediate, features};
+  const std::vector<std::int64_t> out_shape = {features, intermediate};
   for (std::size_t i = 0; i < r.op().params.size(); ++i) {
-    const std::vector<std::int64_t> in_shape = {intermediate, features};
-    const std::vector<std::int64_t> out_shape = {features, intermediate};
     if (r.ShapeOf(i) != in_shape) {
       r.RequireShape(i, out_shape);
     }
@@ -382,7 +427,8 @@ Result AddExperts(OpReader& r) {
                  .activation = activation.function,
                  .gelu_code = activation.gelu_code,
                  .experts = experts,
-                 .experts_per_token = r.Int("experts_per_token", 1, experts)},
+                 .experts_per_token = r.Int("experts_per_token", 1, experts),
+                 .up_last = r.Flag("up_last")},
                 {rows, features});
 }
 
@@ -438,17 +484,25 @@ const std::vector<Kind>& Kinds() {
   const auto pool = [](K kind) { return [kind](OpReader& r) { return AddPool(r, kind); }; };
   const auto loss = [](K kind) { return [kind](OpReader& r) { return AddLoss(r, kind); }; };
   static const std::vector<Kind> kinds = {
-      {"embedding", AddEmbedding, 1, 1, 1, 1, {"padding_row"}},
+      {"input", AddInput, 0, 0, 0, 0, {"shape", "ids", "positions", "kind"}},
+      {"embedding", AddEmbedding, 1, 1, 1, 1, {"padding_row", "index_offset"}},
       {"linear", AddLinear, 1, 1, 1, 2, {"transposed"}},
       {"layer_norm", norm(K::kLayerNorm), 1, 1, 1, 2, {"epsilon"}},
-      {"rms_norm", norm(K::kRmsNorm), 1, 1, 1, 1, {"epsilon", "weight_offset"}},
+      {"rms_norm",
+       norm(K::kRmsNorm),
+       1,
+       1,
+       1,
+       1,
+       {"epsilon", "weight_offset", "scales_input", "first_features"}},
       {"rope",
        AddRope,
        1,
-       2,
+       3,
        0,
        0,
-       {"heads", "kv_heads", "head_dim", "rotary_dim", "theta", "interleaved", "packed_by_head"}},
+       {"heads", "kv_heads", "head_dim", "rotary_dim", "theta", "interleaved", "packed_by_head",
+        "unscaled"}},
       {"attention",
        AddAttention,
        1,
@@ -456,7 +510,8 @@ const std::vector<Kind>& Kinds() {
        0,
        0,
        {"heads", "kv_heads", "head_dim", "value_dim", "causal", "window", "p", "factor", "soft_cap",
-        "alibi_max", "packed_by_head", "materialized", "native_groups", "heads_first"}},
+        "alibi_max", "packed_by_head", "materialized", "native_groups", "heads_first",
+        "values_beside"}},
       {"activation", element(K::kActivation), 1, 1, 0, 0, {"function"}},
       {"gated_activation", element(K::kGatedActivation), 1, 2, 0, 0, {"function"}},
       {"add", element(K::kAdd), 1, 2, 0, 1, {}},
@@ -464,14 +519,27 @@ const std::vector<Kind>& Kinds() {
       {"scale", element(K::kScale), 1, 1, 0, 0, {"factor"}},
       {"dropout", element(K::kDropout), 1, 1, 0, 0, {"p"}},
       {"position_bias", AddPositionBias, 0, 0, 1, 1, {"causal", "max_distance"}},
-      {"conv2d", AddConv2d, 1, 1, 1, 2, {"stride", "padding", "groups"}},
+      {"conv2d", AddConv2d, 1, 1, 1, 2, {"stride", "padding", "groups", "tokens_out"}},
       {"batch_norm", AddBatchNorm, 1, 1, 2, 2, {"epsilon", "synchronized"}},
       {"max_pool", pool(K::kMaxPool), 1, 1, 0, 0, {"kernel", "stride", "padding"}},
       {"avg_pool", pool(K::kAvgPool), 1, 1, 0, 0, {"kernel", "stride", "padding", "global"}},
       {"concat", AddConcat, 1, kManyBits, 0, kMany, {}},
       {"select", AddSelect, 1, 1, 0, 0, {"rows"}},
-      {"router", AddRouter, 1, 1, 1, 1, {"experts_per_token", "factor", "unnormalized"}},
-      {"experts", AddExperts, 2, 2, 2, kMany, {"function", "gated", "experts_per_token"}},
+      {"router",
+       AddRouter,
+       1,
+       1,
+       1,
+       1,
+       {"experts_per_token", "factor", "unnormalized", "unscaled", "sigmoid", "groups",
+        "groups_per_token"}},
+      {"experts",
+       AddExperts,
+       2,
+       2,
+       2,
+       kMany,
+       {"function", "gated", "experts_per_token", "up_last"}},
       {"log_softmax", element(K::kLogSoftmax), 1, 1, 0, 0, {}},
       {"nll_loss", loss(K::kNllLoss), 2, 2, 0, 0, {}},
       {"cross_entropy", loss(K::kCrossEntropy), 2, 2, 0, 0, {}},
@@ -528,6 +596,29 @@ std::vector<std::string> KnownOps() {
 bool TakesParams(std::string_view kind) {
   const Kind* found = FindKind(kind);
   return found != nullptr && found->min_params > 0;
+}
+
+FileTensor AddFileInput(ModelBuilder& builder, const JsonValue& entry, FileSizes& sizes) {
+  FileTensor tensor;
+  const std::optional<JsonValue> ids = entry.Find("ids");
+  const std::optional<JsonValue> positions = entry.Find("positions");
+  if (ids || positions) {
+    tensor.is_index = true;
+    tensor.dims = {EvaluateSize(ids ? *ids : *positions, sizes, 1, ModelLimits::kTokens)};
+    // A loss that reads ids makes them labels, see AddLoss.
+    constexpr std::array<InputKind, 3> kKinds = {InputKind::kTokens, InputKind::kTokenTypes,
+                                                 InputKind::kDecoderTokens};
+    const std::optional<JsonValue> kind = entry.Find("kind");
+    const InputKind of_ids =
+        kKinds[kind ? kind->AsChoice({"tokens", "token_types", "decoder_tokens"}) : 0];
+    tensor.id = builder.AddInput(TensorRole::kIndex, tensor.dims[0],
+                                 ids ? of_ids : InputKind::kPositions, ids.has_value());
+  } else {
+    tensor.dims = ReadInputShape(entry.At("shape"), sizes);
+    tensor.id =
+        builder.AddInput(TensorRole::kActivation, ElementsOf(tensor.dims), InputKind::kFeatures);
+  }
+  return tensor;
 }
 
 std::vector<FileTensor> AddFileOp(ModelBuilder& builder, const FileOp& op) {

@@ -3,6 +3,7 @@
 // The op kinds of our own model.json: how each follows from its keys, inputs and parameters.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,7 +31,8 @@ struct FileOp {
   std::vector<FileTensor> inputs;
   std::vector<ParamId> params;
   std::size_t output_count = 1;
-  FileSizes* sizes = nullptr;  // never null where ops are read
+  FileSizes* sizes = nullptr;                                       // never null where ops are read
+  const std::function<RopeAngles(std::int64_t)>* angles = nullptr;  // TemplateSource's, if any
 };
 
 // The kinds that only rename a tensor (flatten, tokens, view) make no op.
@@ -38,6 +40,11 @@ struct FileOp {
 [[nodiscard]] std::vector<std::string> KnownOps();
 // Does the op read parameters, so that its module's own are meant when the entry names none?
 [[nodiscard]] bool TakesParams(std::string_view kind);
+
+// Appends an input of the model: an entry of "inputs", or an op "input" where another is to come
+// first.
+[[nodiscard]] FileTensor AddFileInput(ModelBuilder& builder, const JsonValue& entry,
+                                      FileSizes& sizes);
 
 // Checks the keys, counts and shapes of the entry and appends it to the builder. Returns its
 // outputs.

@@ -155,8 +155,7 @@ std::vector<FileTensor> OpReader::Emit(const OpSpec& spec, const std::vector<std
   for (const FileTensor& tensor : op_.inputs) {
     inputs.push_back(tensor.id);
   }
-  const ModelOpId id =
-      builder_.AddOpWith(op_.module, op_.name, spec, std::move(inputs), op_.params);
+  const ModelOpId id = builder_.AddOp(op_.module, op_.name, spec, std::move(inputs), op_.params);
   std::vector<FileTensor> outputs;
   for (const TensorId output : builder_.model().ops[id.value].outputs) {
     outputs.push_back({.id = output, .dims = dims, .is_index = false});

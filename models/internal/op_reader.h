@@ -24,6 +24,7 @@ class OpReader {
   OpReader(ModelBuilder& builder, const FileOp& op) : builder_(builder), op_(op) {}
 
   [[nodiscard]] const FileOp& op() const { return op_; }
+  [[nodiscard]] ModelBuilder& builder() { return builder_; }
   [[nodiscard]] const FileTensor& In(std::size_t i) const { return op_.inputs[i]; }
   [[nodiscard]] const std::vector<std::int64_t>& ShapeOf(std::size_t param) const;
   // The sizes of the file, for expressions.

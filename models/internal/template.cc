@@ -22,13 +22,13 @@ struct Scope {
 };
 
 // A layer of a mixture has some 50. Each takes 14 us, and twenty times that under sanitizers.
-constexpr std::int64_t kMostEntries = 20'000;
+constexpr std::int64_t kMostTemplateEntries = 20'000;
 constexpr int kDeepestPiece = 16;
 
 class Expander {
  public:
   Expander(const TemplateParts& parts, const ExpressionContext& at)
-      : pieces_(parts.pieces), words_(parts.source.value("words", Value::object())), at_(at) {
+      : parts_(parts), words_(parts.source.value("words", Value::object())), at_(at) {
     for (const auto& [name, value] : parts.words.items()) {
       if (!words_.contains(name)) {
         throw InputError(at.where, "a word \"" + name + "\" in the row of the model type",
@@ -40,6 +40,7 @@ class Expander {
 
   Value Document(const Value& source) {
     Scope scope;
+    Check(source, scope);
     for (const Value& entry : source.value("let", Value::array())) {
       for (const auto& [name, value] : entry.items()) {
         scope.values[name] = Expand(value, scope);
@@ -48,7 +49,7 @@ class Expander {
     Refuse(source, scope);
     Value document = {{"format", "shardwright-model"}, {"version", 1}};
     for (const auto& [key, value] : source.items()) {
-      if (key == "let" || key == "words" || key == "refuse") {
+      if (key == "let" || key == "words" || key == "check" || key == "refuse" || key == "pieces") {
         continue;
       }
       Value expanded = Expand(value, scope);
@@ -56,11 +57,22 @@ class Expander {
         document[key] = std::move(expanded);
       }
     }
-    NumberTensors(document);
     return document;
   }
 
  private:
+  // What the values of keys must satisfy together.
+  void Check(const Value& source, const Scope& scope) {
+    for (const Value& entry : source.value("check", Value::array())) {
+      if (!IsTrue(Evaluate(entry.at("unless").get<std::string>(), scope))) {
+        const auto text = [&](const char* key) {
+          return TextOf(Expand(entry.value(key, Value("")), scope));
+        };
+        throw InputError(parts_.place(text("key")), text("found"), text("expected"), text("hint"));
+      }
+    }
+  }
+
   // What the config asks for and the template does not build.
   void Refuse(const Value& source, const Scope& scope) {
     for (const Value& entry : source.value("refuse", Value::array())) {
@@ -115,13 +127,12 @@ class Expander {
     }
     Value object = Value::object();
     for (const auto& [key, value] : node.items()) {
-      const bool is_word = key == "if" || key == "each" || key == "use";
-      if (is_word || !IsWanted(value, scope)) {
+      if (IsKeyword(key) || !IsWanted(value, scope)) {
         continue;
       }
       Value expanded = Expand(value, scope);
-      if (key == "name" && expanded.is_number()) {  // of a layer in a list
-        expanded = expanded.dump();
+      if (key == "name" && !expanded.is_null()) {  // a number is that of a layer in a list
+        expanded = TextOf(expanded);
       }
       if (!expanded.is_null()) {
         object[key] = std::move(expanded);
@@ -144,23 +155,70 @@ class Expander {
       }
       return;
     }
-    const auto each = entry.find("each");
-    if (each == entry.end()) {
+    if (const auto each = entry.find("each"); each != entry.end()) {
+      const std::int64_t count = CountOf(*each, scope);
+      Scope inner{.values = {}, .outer = &scope};
+      for (std::int64_t i = 0; i < count; ++i) {
+        inner.values[each->begin().key()] = i;
+        ExpandOne(list, entry, inner);
+      }
+    } else if (entry.contains("repeat")) {
+      ExpandRepeat(list, entry, scope);
+    } else {
       ExpandOne(list, entry, scope);
-      return;
     }
-    const std::string variable = each->begin().key();
-    const Value count = Evaluate(each->begin().value().get<std::string>(), scope);
+  }
+
+  std::int64_t CountOf(const Value& loop, const Scope& scope) {
+    const Value count = Evaluate(loop.begin().value().get<std::string>(), scope);
     if (!count.is_number_integer() || count.get<std::int64_t>() < 0 ||
         count.get<std::int64_t>() > ModelLimits::kLayers) {
-      throw InputError(at_.where, count.dump() + " for " + each->begin().value().dump(),
+      throw InputError(at_.where, count.dump() + " for " + loop.begin().value().dump(),
                        "a count from 0 to " + std::to_string(ModelLimits::kLayers));
     }
-    Scope inner{.values = {}, .outer = &scope};
-    for (std::int64_t i = 0; i < count.get<std::int64_t>(); ++i) {
-      inner.values[variable] = i;
-      ExpandOne(list, entry, inner);
+    return count.get<std::int64_t>();
+  }
+
+  // Leaves the repeat to the reader of the model.json, so that 100 layers cost what one does. The
+  // number of the layer stands in names only, as "{i}"; values that depend on it are in "alike".
+  // {"repeat": {"i": "6"}, "alike": {"wide": "{i >= 4}"}} gives a repeat of 4 and one of 2.
+  void ExpandRepeat(Value& list, const Value& entry, const Scope& scope) {
+    const Value& loop = entry.at("repeat");
+    const std::string& variable = loop.begin().key();
+    const std::int64_t count = CountOf(loop, scope);
+    const Value differing = entry.value("alike", Value::object());
+    Scope numbered{.values = {}, .outer = &scope};
+    std::map<Value, Value> bodies;  // per values of "alike"
+    Value before;
+    for (std::int64_t i = 0; i < count && IsWanted(entry, scope); ++i) {
+      numbered.values[variable] = i;
+      Value values = Expand(differing, numbered);
+      if (values == before) {
+        Value& times = list.back()["repeat"];
+        times = times.get<std::int64_t>() + 1;
+        continue;
+      }
+      const auto [body, is_new] = bodies.try_emplace(values);
+      if (is_new) {
+        Scope named{.values = values, .outer = &scope};
+        named.values[variable] = NameOnly(variable);
+        body->second = BodyOf(entry, named);
+      }
+      entries_.Take();
+      list.push_back(body->second);
+      list.back().update({{"repeat", 1}, {"from", i}, {"index", variable}});
+      before = std::move(values);
     }
+  }
+
+  // A module itself; ops and parameters as a group.
+  Value BodyOf(const Value& entry, const Scope& scope) {
+    Value body = Value::array();
+    ExpandOne(body, entry, scope);
+    if (body.size() == 1 && body[0].contains("class")) {
+      return body[0];
+    }
+    return {{body.empty() || body[0].contains("op") ? "ops" : "params", std::move(body)}};
   }
 
   void ExpandOne(Value& list, const Value& entry, const Scope& scope) {
@@ -173,8 +231,8 @@ class Expander {
       list.push_back(Expand(entry, scope));
       return;
     }
-    const auto piece = pieces_.find(use->get<std::string>());
-    if (piece == pieces_.end() || depth_ > kDeepestPiece) {
+    const Value* piece = parts_.piece(use->get<std::string>());
+    if (piece == nullptr || depth_ > kDeepestPiece) {
       throw InputError(at_.where, use->dump(), "a piece of the templates");
     }
     Scope inner{.values = {}, .outer = &scope};
@@ -183,7 +241,7 @@ class Expander {
       inner.values[name] = Expand(value, scope);
     }
     for (const auto& [name, value] : entry.items()) {
-      if (name != "use" && name != "if" && name != "each") {
+      if (!IsKeyword(name)) {
         inner.values[name] = Expand(value, scope);
       }
     }
@@ -200,44 +258,14 @@ class Expander {
     --depth_;
   }
 
-  // Templates write a tensor again under the same name; a model.json has one producer per tensor.
-  static void NumberTensors(Value& document) {
-    std::map<std::string, int> versions;
-    const auto current = [&](const std::string& name) {
-      const auto found = versions.find(name);
-      return found == versions.end() || found->second == 0
-                 ? name
-                 : name + '#' + std::to_string(found->second);
-    };
-    for (const auto& input : document["inputs"].items()) {
-      versions[input.key()] = 0;
-    }
-    const auto write = [&](Value& output) {
-      const std::string name = output.get<std::string>();
-      const auto [found, is_new] = versions.emplace(name, 0);
-      found->second += is_new ? 0 : 1;
-      output = current(name);
-    };
-    for (Value& op : document["ops"]) {
-      if (const auto inputs = op.find("inputs"); inputs != op.end()) {
-        for (Value& input : *inputs) {
-          input = current(input.get<std::string>());
-        }
-      }
-      if (const auto outputs = op.find("outputs"); outputs != op.end()) {
-        for (Value& output : *outputs) {
-          write(output);
-        }
-      } else {
-        write(op["output"]);
-      }
-    }
+  static bool IsKeyword(const std::string& key) {
+    return key == "if" || key == "each" || key == "use" || key == "repeat" || key == "alike";
   }
 
-  const Value& pieces_;
+  const TemplateParts& parts_;
   Value words_;
   const ExpressionContext& at_;
-  Budget entries_{at_.where, "modules and ops", kMostEntries};
+  Budget entries_{at_.where, "modules and ops", kMostTemplateEntries};
   int depth_ = 0;
 };
 

@@ -194,7 +194,11 @@ class ExpressionParser {
     if (Accept("(")) {
       return Call(word);
     }
-    return is_dead_ ? Value() : at_.lookup(word);
+    Value value = is_dead_ ? Value() : at_.lookup(word);
+    if (value.is_binary() && word.size() != text_.size()) {
+      Fail(word, "no number of a repeat, which stands in names only");
+    }
+    return value;
   }
 
   Value Call(const std::string& name) {
@@ -216,7 +220,9 @@ class ExpressionParser {
       return std::sqrt(Number(Argument(arguments, 0)));
     }
     if (name == "int") {
-      return static_cast<std::int64_t>(Number(Argument(arguments, 0)));
+      const double number = Number(Argument(arguments, 0));
+      Require(std::abs(number) < 9e18, "a number below 9e18");
+      return static_cast<std::int64_t>(number);
     }
     Require(name == "min" || name == "max", "has, int, len, max, min or sqrt");
     const bool is_first_less = Number(Argument(arguments, 0)) < Number(Argument(arguments, 1));
@@ -359,6 +365,17 @@ bool IsTrue(const nlohmann::json& value) {
   }
 }
 
+nlohmann::json NameOnly(const std::string& variable) {
+  return nlohmann::json::binary({variable.begin(), variable.end()});
+}
+
+std::string TextOf(const nlohmann::json& value) {
+  if (value.is_binary()) {
+    return '{' + std::string(value.get_binary().begin(), value.get_binary().end()) + '}';
+  }
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
 nlohmann::json Interpolate(const std::string& text, const ExpressionContext& at) {
   if (text.size() > 2 && text.front() == '{' && text.find('}') == text.size() - 1) {
     return EvaluateExpression(std::string_view(text).substr(1, text.size() - 2), at);
@@ -376,7 +393,7 @@ nlohmann::json Interpolate(const std::string& text, const ExpressionContext& at)
     result += text.substr(next, open - next);
     const nlohmann::json value =
         EvaluateExpression(std::string_view(text).substr(open + 1, close - open - 1), at);
-    result += value.is_string() ? value.get<std::string>() : value.dump();
+    result += TextOf(value);
     next = close + 1;
   }
   return result;

@@ -29,6 +29,12 @@ struct ExpressionContext {
 // Null, false, 0, "" and [] are false.
 [[nodiscard]] bool IsTrue(const nlohmann::json& value);
 
+// The variable of a loop that is not written out: a part of names, where it stands as "{i}".
+[[nodiscard]] nlohmann::json NameOnly(const std::string& variable);
+
+// Texts as they are, numbers in digits.
+[[nodiscard]] std::string TextOf(const nlohmann::json& value);
+
 // `text` with every "{expression}" replaced. A text that is one expression and nothing else becomes
 // its value, of whatever type.
 [[nodiscard]] nlohmann::json Interpolate(const std::string& text, const ExpressionContext& at);

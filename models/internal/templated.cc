@@ -15,6 +15,7 @@
 
 #include "core/embedded.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "models/internal/hf_config.h"
 #include "models/internal/model_file.h"
 #include "models/internal/template.h"
@@ -25,13 +26,30 @@ namespace {
 
 using Value = nlohmann::json;
 
-Value ParseEmbedded(std::string_view name) {
+// A file of models/templates, parsed once.
+const Value& Embedded(const std::string& name) {
+  thread_local std::map<std::string, Value> parsed;
+  if (const auto found = parsed.find(name); found != parsed.end()) {
+    return found->second;
+  }
   for (const EmbeddedFile& file : EmbeddedModelTemplates()) {
     if (file.name == name) {
-      return Value::parse(file.text);
+      return parsed.emplace(name, Value::parse(file.text)).first->second;
     }
   }
-  throw InputError("template", '"' + std::string(name) + '"', "a file of models/templates");
+  throw InputError("template", Quoted(name), "a file of models/templates");
+}
+
+// The piece of a template: its own, or one that all share.
+const Value* FindPiece(const Value& source, const std::string& name) {
+  const auto in = [&](const Value& pieces) {
+    const auto found = pieces.find(name);
+    return found == pieces.end() ? nullptr : &*found;
+  };
+  const auto own = source.find("pieces");
+  const Value* piece = own == source.end() ? nullptr : in(*own);
+  piece = piece == nullptr ? in(Embedded("basics")) : piece;
+  return piece == nullptr ? in(Embedded("pieces")) : piece;
 }
 
 // A value of a config or a row for expressions. Numbers that no config has are refused.
@@ -81,14 +99,63 @@ void CheckKind(const HfConfig& config, std::string_view key, const JsonValue& va
     (void)value.AsBool();
   } else if (preset->IsNumber()) {
     const bool is_integer = preset->Shown().find_first_of(".eE") == std::string::npos;
-    if (is_integer && key != "pad_token_id") {
-      (void)config.OptionalInt(key, 0, ModelLimits::kVocabulary);
+    if (is_integer) {
+      constexpr std::int64_t kMost = ModelLimits::kVocabulary;
+      const std::int64_t least = std::min<std::int64_t>(0, preset->AsInt(-kMost, kMost));
+      (void)config.OptionalInt(key, least, kMost);
     } else {
       (void)value.AsDouble();
     }
   } else if (preset->IsArray() && !value.IsArray()) {
     throw value.Error("a list");
   }
+}
+
+// A list of texts "among" some, or of "integers_below" the value of a key.
+Value ReadKnownList(const HfConfig& config, const std::string& key, const Value& rule) {
+  const std::optional<JsonValue> list = config.Find(key);
+  if (!list) {
+    return nullptr;
+  }
+  const auto choices = rule.value("among", std::vector<std::string>());
+  const std::vector<std::string_view> among(choices.begin(), choices.end());
+  for (std::size_t i = 0; i < list->size(); ++i) {
+    if (among.empty()) {
+      const std::string bound = rule.at("integers_below").get<std::string>();
+      (void)(*list)[i].AsInt(0, config.Int(bound, 1, ModelLimits::kVocabulary) - 1);
+    } else {
+      (void)(*list)[i].AsChoice(among);
+    }
+  }
+  return ToValue(*list);
+}
+
+// The value of a key that templates/keys.json knows: "probability", "positive", a list, or the
+// smallest and the largest integer (perhaps that of another key), which may be left out if it is
+// "optional" or has no default.
+Value ReadKnown(const HfConfig& config, const std::string& key, const Value& rule,
+                bool has_default) {
+  if (rule == "probability") {
+    return config.Probability(key);
+  }
+  if (rule == "positive") {
+    return config.Find(key) ? Value(config.Positive(key, 1.0)) : Value();
+  }
+  if (rule.is_object()) {
+    return ReadKnownList(config, key, rule);
+  }
+  const auto bound = [&](std::size_t i) -> std::int64_t {
+    if (!rule[i].is_string()) {
+      return rule[i].get<std::int64_t>();
+    }
+    const std::string other = rule[i].get<std::string>();
+    const Value most = ReadKnown(config, other, Embedded("keys").at(other), /*has_default=*/false);
+    return most.is_null() ? ModelLimits::kVocabulary : most.get<std::int64_t>();
+  };
+  if ((rule.size() > 2 || !has_default) && !config.Find(key)) {
+    return nullptr;
+  }
+  return config.Int(key, bound(0), bound(1));
 }
 
 class ConfigNames {
@@ -100,6 +167,37 @@ class ConfigNames {
   const Value& operator()(const std::string& name) {
     const auto found = known_.find(name);
     return found != known_.end() ? found->second : known_.emplace(name, Read(name)).first->second;
+  }
+
+  // Reads every key of the row, so that a bad value or a misspelling of any of them is told.
+  void ReadAll() {
+    for (const std::string& key : input_.row.At("defaults").Keys()) {
+      if (const auto preset = input_.row.At("defaults").Find(key); preset && preset->IsObject()) {
+        (void)input_.config.Find(key);
+      } else {
+        (void)(*this)(key);
+      }
+    }
+  }
+
+  // The place of a key in the file.
+  std::string Place(const std::string& name) {
+    if (const std::size_t dot = name.find('.'); dot != std::string::npos) {
+      return Nested(name.substr(0, dot)).Where(name.substr(dot + 1));
+    }
+    const std::optional<JsonValue> rope = input_.config.Find("rope_parameters");
+    return rope && rope->IsObject() && rope->Find(name) ? HfConfig(*rope, *rope).Where(name)
+                                                        : input_.config.Where(name);
+  }
+
+  // Of a rope over `dim` features of a head.
+  RopeAngles Angles(std::int64_t dim) {
+    const std::optional<JsonValue> key = input_.row.Find("theta_key");
+    const std::string name = key ? key->AsString() : "rope_theta";
+    const std::size_t dot = name.find('.');
+    return dot == std::string::npos
+               ? ReadRopeAngles(input_.config, name, dim)
+               : ReadRopeAngles(Nested(name.substr(0, dot)), name.substr(dot + 1), dim);
   }
 
   // Misspelt keys of nested configs.
@@ -120,15 +218,23 @@ class ConfigNames {
     if (name == "architecture") {
       return architecture_;
     }
+    if (name == "rope_theta") {
+      return Angles(2).theta;
+    }
     if (name == "num_labels") {
       return CountLabels(input_.config);
+    }
+    if (name == "asked_sequence_length") {
+      return input_.options.sequence_length;
     }
     if (name == "asked_image_size") {
       return input_.options.image_size;
     }
     const std::size_t dot = name.find('.');
     return dot == std::string::npos ? FromConfig(input_.config, input_.row.At("defaults"), name)
-                                    : FromNested(name.substr(0, dot), name.substr(dot + 1));
+                                    : FromConfig(Nested(name.substr(0, dot)),
+                                                 input_.row.At("defaults").At(name.substr(0, dot)),
+                                                 name.substr(dot + 1));
   }
 
   std::int64_t SequenceLength() {
@@ -191,9 +297,13 @@ class ConfigNames {
       throw InputError(input_.type, "a template that reads \"" + name + '"',
                        "a key of the row's defaults");
     }
+    const Value& rules = Embedded("keys");
+    if (const auto rule = rules.find(name); rule != rules.end()) {
+      return ReadKnown(config, name, *rule, defaults.Find(name).has_value());
+    }
     std::optional<JsonValue> value = config.Find(name);
     if (const std::optional<JsonValue> rope = config.Find("rope_parameters");
-        rope && rope->IsObject() && rope->Find(name)) {
+        rope && rope->Find(name)) {
       value = rope->Find(name);
     }
     if (!value) {
@@ -203,7 +313,7 @@ class ConfigNames {
     return ToValue(*value);
   }
 
-  Value FromNested(const std::string& part, const std::string& name) {
+  const HfConfig& Nested(const std::string& part) {
     auto found = nested_.find(part);
     if (found == nested_.end()) {
       const JsonValue defaults = input_.row.At("defaults").At(part);
@@ -217,7 +327,7 @@ class ConfigNames {
               .first;
       (void)input_.config.Find(part);
     }
-    return FromConfig(*found->second, input_.row.At("defaults").At(part), name);
+    return *found->second;
   }
 
   const BuildInput& input_;
@@ -226,8 +336,12 @@ class ConfigNames {
   std::map<std::string, Value> known_;
 };
 
-// Which of the row's classes the file asks for; the first where it names none of them.
+// Which of the row's classes the file asks for; the first where it names none of them. Empty where
+// the row builds one class whatever the file says.
 std::string ChooseArchitecture(const BuildInput& input, std::vector<std::string>& warnings) {
+  if (!input.row.Find("architectures")) {
+    return "";
+  }
   const JsonValue classes = input.row.At("architectures");
   const std::string asked = ReadArchitecture(input.config);
   for (std::size_t i = 0; i < classes.size(); ++i) {
@@ -243,44 +357,32 @@ std::string ChooseArchitecture(const BuildInput& input, std::vector<std::string>
   return first;
 }
 
-// Angles that the config stretches; a template's rope ops have theta and size only.
-void ScaleRopes(const HfConfig& config, Model& model) {
-  for (OpSpec& spec : model.specs) {
-    if (spec.kind == OpKind::kRope) {
-      const RopeAngles read = ReadRopeAngles(config, "rope_theta", spec.rope.dim);
-      const RopeAngles own = spec.rope;
-      spec.rope = read;
-      spec.rope.theta = own.theta;
-      spec.rope.interleaved = own.interleaved;
-    }
-  }
-}
-
 }  // namespace
 
 Model BuildTemplate(const BuildInput& input) {
-  input.row.AllowOnly({"builder", "template", "architectures", "defaults", "with", "length_key",
-                       "learned_positions"});
+  input.row.AllowOnly({"template", "architectures", "defaults", "with", "length_key",
+                       "learned_positions", "theta_key"});
   std::vector<std::string> warnings;
   ConfigNames names(input, ChooseArchitecture(input, warnings));
+  names.ReadAll();
   const NameLookup lookup = [&names](const std::string& name) { return names(name); };
   const std::string where = input.config.file();
+  const Value& source = Embedded(input.row.At("template").AsString());
   const std::optional<JsonValue> words = input.row.Find("with");
-  const Value document =
-      ExpandTemplate({.source = ParseEmbedded(input.row.At("template").AsString()),
-                      .pieces = ParseEmbedded("pieces"),
-                      .words = words ? ToValue(*words) : Value::object()},
-                     {.lookup = lookup, .where = where});
+  const Value document = ExpandTemplate(
+      {.source = source,
+       .words = words ? ToValue(*words) : Value::object(),
+       .piece = [&source](const std::string& name) { return FindPiece(source, name); },
+       .place = [&names](const std::string& name) { return names.Place(name); }},
+      {.lookup = lookup, .where = where});
   const JsonValue file =
       JsonValue::Parse(document.dump(), where + ", written out as " + input.type);
   LoadOptions options;
   options.sequence_length = document.value("sequence_length", std::int64_t{0});
-  Model model = ReadModelFile(file, input.name, options);
+  const TemplateSource written{.config = where,
+                               .angles = [&names](std::int64_t dim) { return names.Angles(dim); }};
+  Model model = ReadModelFile(file, input.name, options, &written);
   model.type = input.type;
-  ScaleRopes(input.config, model);
-  for (const std::string& key : input.row.At("defaults").Keys()) {
-    (void)input.config.Find(key);  // so that a misspelling of any of them is told
-  }
   model.warnings = std::move(warnings);
   for (std::string& warning : names.Warnings()) {
     model.warnings.push_back(std::move(warning));

@@ -104,6 +104,7 @@ class Differences {
     if (ImplOf(planned_) != ImplOf(emitted_)) {
       CompareNames("job.optimizer.impl", kOptimizerImplNames, a.optimizer.impl, b.optimizer.impl);
     }
+    CompareNames("job.optimizer.states", kStateFormatNames, a.optimizer.states, b.optimizer.states);
     Compare("job.optimizer.weight_decay", a.optimizer.weight_decay, b.optimizer.weight_decay);
     Compare("job.clip_gradients", a.clip_gradients, b.clip_gradients);
     if (a.allocator != b.allocator) {
@@ -285,12 +286,22 @@ class Differences {
 
 }  // namespace
 
-void CheckEmittable(const PlanFile& file, const std::string& where) {
+void CheckEmittable(const PlanFile& file, const std::string& where, std::string_view target) {
   const MatrixRule rule = file.job.optimizer.matrices;
   if (rule != MatrixRule::kNone) {
     throw InputError(where + ": job.optimizer.matrices",
                      '"' + std::string(NameIn(kMatrixRuleNames, rule)) + '"',
                      "none, since no target's settings name such an optimizer");
+  }
+  if (file.job.frozen_format != FrozenFormat::kMaster) {
+    throw InputError(where + ": job.frozen_format",
+                     '"' + std::string(NameIn(kFrozenFormatNames, file.job.frozen_format)) + '"',
+                     "master, since no target's settings say how frozen parameters are stored");
+  }
+  const std::string_view states = NameIn(kStateFormatNames, file.job.optimizer.states);
+  if (file.job.optimizer.states != StateFormat::kMaster && target != "trainer") {
+    throw InputError(where + ": job.optimizer.states", '"' + std::string(states) + '"',
+                     "master, or --target trainer, whose optim names such an optimizer");
   }
 }
 

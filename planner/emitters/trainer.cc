@@ -6,6 +6,7 @@
 #include "core/text.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
+#include "schedule/lower/optimizer.h"
 
 namespace shardwright {
 namespace {
@@ -74,6 +75,9 @@ constexpr std::array<LossReason, 19> kReasons = {{
 std::string OptimName(const OptimizerSpec& optimizer) {
   if (optimizer.kind == OptimizerKind::kSgd || optimizer.kind == OptimizerKind::kMomentum) {
     return "sgd";
+  }
+  if (const std::string_view word = WordOf(optimizer); !word.empty() && word != "adamw_hf") {
+    return std::string(word);
   }
   return optimizer.impl == OptimizerImpl::kFused ? "adamw_torch_fused" : "adamw_torch";
 }
@@ -202,10 +206,10 @@ HfFsdp FromTrainer(const TrainerSettings& settings, const std::string& where) {
 
 void ApplyTrainerOptimizer(const TrainerSettings& settings, Job& job) {
   const std::string optim = settings.optim.value_or("adamw_torch_fused");
-  job.optimizer.kind = optim == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdamW;
-  job.optimizer.impl = optim.ends_with("_fused") ? OptimizerImpl::kFused
-                       : optim == "adamw_hf"     ? OptimizerImpl::kForLoop
-                                                 : OptimizerImpl::kForeach;
+  const OptimizerSpec named = OptimizerNamed(optim).value_or(OptimizerSpec());
+  job.optimizer.kind = named.kind;
+  job.optimizer.impl = named.impl;
+  job.optimizer.states = named.states;
   job.optimizer.weight_decay = settings.weight_decay.value_or(0.0) > 0.0;
 }
 

@@ -204,6 +204,31 @@ void ApplyFsdp(const HfFsdp& fsdp, const std::string& where, const char* key, Pl
   ApplyHfFsdp(fsdp, file);
 }
 
+// What becomes of the base below adapters: FSDP2 under Accelerate upcasts all that is not
+// quantized, DeepSpeed keeps it beside masters of what learns.
+void ApplyAdapters(const RunSettings& run, PlanFile& file) {
+  const Adapters& adapters = run.script.adapters;
+  if (adapters.rank == 0) {
+    return;
+  }
+  const bool is_quantized = adapters.base > FrozenFormat::kParam;
+  const auto refuse = [&](const std::string& what) {
+    throw InputError(run.trainer_file + ": adapters", what,
+                     "FSDP2 or no FSDP, since " + what + " cannot be predicted");
+  };
+  if (file.plan.dialect == Dialect::kFsdp1) {
+    refuse("adapters under FSDP1");  // PEFT's policy makes a unit of each
+  }
+  if (run.deepspeed && is_quantized) {
+    refuse("quantized weights under DeepSpeed");
+  }
+  if (file.plan.dialect == Dialect::kFsdp2 && adapters.base == FrozenFormat::kInt8) {
+    refuse("weights in 8 bits under FSDP");
+  }
+  const bool is_ddp = file.plan.dialect == Dialect::kDdp;
+  file.job.frozen_format = is_ddp || is_quantized ? adapters.base : FrozenFormat::kMaster;
+}
+
 void ApplyHf(const RunSettings& run, PlanFile& file) {
   const std::string& where = run.files.front();
   if (run.deepspeed) {
@@ -226,10 +251,13 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
                               : "no",
              file);
     // FSDP under Accelerate and DeepSpeed make fp32 of the weights; nobody does here.
-    if (run.script.has_bf16_weights && file.job.precision.param == DType::kBf16) {
+    const bool loads_bf16 =
+        run.script.adapters.rank > 0 ? run.script.has_bf16_adapters : run.script.has_bf16_weights;
+    if (loads_bf16 && file.job.precision.param == DType::kBf16) {
       file.job.precision = {.master = DType::kBf16, .param = DType::kBf16, .reduce = DType::kBf16};
     }
   }
+  ApplyAdapters(run, file);
   if (!run.trainer) {
     return;
   }
@@ -240,6 +268,12 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
     RecomputeBlocks(file);
   }
   file.plan.offload.activations |= run.script.offloads_activations;
+  const bool is_whole = file.job.optimizer.states == StateFormat::kMaster;
+  if (!is_whole && (run.deepspeed || file.plan.offload.parameters)) {
+    throw InputError(run.trainer_file + ": optim", run.trainer->optim.value_or(""),
+                     "adamw_torch, since states in 8 or 4 bits under DeepSpeed or with offloaded "
+                     "parameters cannot be predicted");
+  }
 }
 
 void CheckCounts(const RunSettings& run, const PlanFile& file) {

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "core/error.h"
+#include "planner/importers/read_adapters.h"
 #include "planner/importers/setting_keys.h"
+#include "schedule/lower/optimizer.h"
 
 namespace shardwright {
 namespace {
@@ -78,12 +80,13 @@ void ReadFsdp(const JsonValue& root, TrainerSettings& s) {
 
 // "adamw_hf" is the loop over parameters that Transformers had until version 4.
 void CheckOptimizer(const JsonValue& root, std::string_view key, const TrainerSettings& s) {
-  constexpr std::array<std::string_view, 5> kKnown = {"adamw_torch", "adamw_torch_fused",
-                                                      "adamw_apex_fused", "adamw_hf", "sgd"};
-  if (s.optim && std::find(kKnown.begin(), kKnown.end(), *s.optim) == kKnown.end()) {
-    throw root.At(key).Error(
-        "adamw_torch, adamw_torch_fused, adamw_apex_fused, adamw_hf or sgd, since the optimizer " +
-        *s.optim + " cannot be predicted");
+  if (s.optim && !OptimizerNamed(*s.optim)) {
+    std::string words;
+    for (const std::string_view word : OptimizerWords()) {
+      words += (words.empty() ? "" : ", ") + std::string(word);
+    }
+    throw root.At(key).Error("one of " + words + ", since the optimizer " + *s.optim +
+                             " cannot be predicted");
   }
 }
 
@@ -129,16 +132,20 @@ void TakeDefault(std::optional<bool>& slot, bool value, const char* key, Trainer
 
 constexpr std::string_view kLlamaFactoryRecompute = "disable_gradient_checkpointing";
 
-// How scripts wrap adapters is not read; what the flags of `plan` make of them is.
-constexpr std::string_view kNoAdapter =
-    "training of all weights, since a run with adapters is not read: plan --lora-rank N makes such "
-    "a plan";
+// Scripts that nobody here knows have adapters of their own.
 void RefuseAdapters(const JsonValue& root) {
   for (const char* key : {"use_peft", "lora_enable", "use_lora"}) {
     if (IsOn(root, key)) {
-      throw root.At(key).Error(kNoAdapter);
+      throw root.At(key).Error(
+          "false, since adapters of this script are not read: plan --lora-rank N makes such a "
+          "plan");
     }
   }
+}
+
+// Weights as they were loaded, where something says their dtype; others are in fp32.
+FrozenFormat LoadedBase(const TrainerFile& file) {
+  return file.script.has_bf16_weights ? FrozenFormat::kParam : FrozenFormat::kMaster;
 }
 
 void Demand(const JsonValue& value, Keys values, std::string_view expected) {
@@ -165,13 +172,15 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
   }
   const auto type = root.Find("finetuning_type");
   if (!type) {
-    throw InputError(root.path().str() + ": finetuning_type", "no value, which means lora",
-                     kNoAdapter);
+    file.script.assumed.push_back({"finetuning_type", "lora"});
+  } else {
+    Demand(*type, {"full", "lora"}, "full or lora");
   }
-  if (type->AsString() == "lora" || type->AsString() == "oft") {
-    throw type->Error(kNoAdapter);
+  if (!type || type->AsString() == "lora") {
+    file.script.adapters = ReadAdapters(root, LlamaFactoryAdapters(), FrozenFormat::kParam);
+  } else {
+    RefuseQuantized(root);
   }
-  Demand(*type, {"full"}, "full");
   if (const auto stage = root.Find("stage")) {
     Demand(*stage, {"pt", "sft"}, "pt or sft");
   }
@@ -212,6 +221,13 @@ void ReadTrlLoss(const JsonValue& root, TrainerFile& file) {
 void ReadTrl(const JsonValue& root, TrainerFile& file) {
   TrainerSettings& s = file.result.settings;
   ReadTrlLoss(root, file);
+  if (IsOn(root, "use_peft")) {
+    file.script.adapters = ReadAdapters(root, TrlAdapters(), LoadedBase(file));
+    // SFTTrainer makes bf16 of the adapters above quantized weights.
+    file.script.has_bf16_adapters = file.script.adapters.base > FrozenFormat::kParam;
+  } else {
+    RefuseQuantized(root);
+  }
   TakeDefault(s.gradient_checkpointing, true, "gradient_checkpointing", file);
   if (!s.fp16.value_or(false)) {
     TakeDefault(s.bf16, true, "bf16", file);
@@ -257,7 +273,6 @@ void ReadScript(const JsonValue& root, TrainerFile& file) {
   file.script.attention = AttentionOf(root, {"attn_implementation", "flash_attn"});
   file.script.sequence_length = LengthOf(
       root, {"max_length", "max_seq_length", "cutoff_len", "block_size", "model_max_length"});
-  RefuseAdapters(root);
   file.script.offloads_activations = IsOn(root, "activation_offloading");
   const auto dtype = FindOne(root, {"torch_dtype", "dtype"});
   file.script.has_bf16_weights = dtype && dtype->AsString() == "bfloat16";
@@ -277,8 +292,10 @@ void ReadScript(const JsonValue& root, TrainerFile& file) {
     if (!says_trl) {
       file.script.assumed.push_back({"script", "TRL's sft"});
     }
-    ReadTrl(root, file);
+    return ReadTrl(root, file);
   }
+  RefuseAdapters(root);
+  RefuseQuantized(root);
 }
 
 void CheckTrainer(const JsonValue& root, ReadResult<TrainerSettings>& result) {
@@ -299,6 +316,9 @@ void CheckTrainer(const JsonValue& root, ReadResult<TrainerSettings>& result) {
 
 // "auto" is bf16 on every GPU that has it.
 bool HasBf16(const JsonValue& root) {
+  if (IsOn(root, "bfloat16")) {
+    return true;
+  }
   const auto bf16 = root.Find("bf16");
   if (!bf16 || bf16->IsBool()) {
     return bf16 && bf16->AsBool();
@@ -387,7 +407,16 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
     s.fsdp = !config->Keys().empty();
   }
   if (const auto adapter = root.Find("adapter"); adapter && !adapter->AsString().empty()) {
-    throw adapter->Error(kNoAdapter);
+    Demand(*adapter, {"lora", "qlora"}, "lora or qlora");
+    file.script.adapters = ReadAdapters(root, AxolotlAdapters(), FrozenFormat::kParam);
+    for (const char* key :
+         {"lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"}) {
+      if (IsOn(root, key)) {
+        file.script.assumed.push_back({key, "as PEFT's own operations"});
+      }
+    }
+  } else {
+    RefuseQuantized(root);
   }
   s.bf16 = HasBf16(root);
   ReadPlugins(root, file);
@@ -395,6 +424,12 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
   if (!s.per_device_train_batch_size) {
     s.per_device_train_batch_size = 1;
     file.script.assumed.push_back({"micro_batch_size", "1"});
+  }
+  // Of one GPU, in place of gradient_accumulation_steps (utils/config, normalize_config).
+  if (const auto batch = root.Find("batch_size"); batch && !s.gradient_accumulation_steps) {
+    const std::int64_t micro = std::max<std::int64_t>(1, *s.per_device_train_batch_size);
+    constexpr std::int64_t kMost = std::int64_t{1} << 20;
+    s.gradient_accumulation_steps = std::max<std::int64_t>(1, batch->AsInt(1, kMost) / micro);
   }
   file.script.model = root.At("base_model").AsString();
   file.script.sequence_length = LengthOf(root, {"sequence_len"});

@@ -17,8 +17,9 @@ struct TrainerFile {
   ScriptFacts script;
 };
 
-// Throws InputError for what the Trainer refuses, and for what cannot be predicted: adapters,
-// quantized weights, training against a second model, optimizers other than AdamW and SGD.
+// Throws InputError for what the Trainer refuses, and for what cannot be predicted: DoRA,
+// modules trained beside adapters, training against a second model, optimizers other than AdamW and
+// SGD.
 // `fsdp_config`: the table of that name, from the file that the key names instead.
 [[nodiscard]] TrainerFile ReadTrainer(const JsonValue& root,
                                       const std::optional<JsonValue>& fsdp_config);

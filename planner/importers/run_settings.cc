@@ -369,6 +369,7 @@ RunFacts FactsOf(const RunSettings& run) {
   facts.model = run.script.model;
   facts.sequence_length = run.script.sequence_length;
   facts.attention = run.script.attention;
+  facts.adapters = run.script.adapters;
   facts.loss_chunks = run.script.loss_chunks;
   if (run.script.loss_rows > 0) {
     const std::int64_t micro = run.trainer->per_device_train_batch_size.value_or(8);

@@ -23,6 +23,19 @@ struct Assumption {
   std::string value;
 };
 
+// LoRA as the file of a script says it. Rank 0: none.
+struct Adapters {
+  std::int64_t rank = 0;
+  double alpha = 0.0;
+  double dropout = 0.0;
+  // As --lora-targets has them, also globs that match nothing ("all-linear" among them); empty: as
+  // PEFT chooses for the model.
+  std::vector<std::string> targets;
+  FrozenFormat base = FrozenFormat::kParam;
+
+  bool operator==(const Adapters&) const = default;
+};
+
 // What the file of a script around the Trainer says beside the Trainer's arguments; 0 and empty:
 // not said.
 struct ScriptFacts {
@@ -39,6 +52,8 @@ struct ScriptFacts {
   std::string accelerate_file;  // that `accelerate launch` is told to read
   std::int64_t nodes = 0;
   std::int64_t gpus_per_node = 0;
+  Adapters adapters;
+  bool has_bf16_adapters = false;   // otherwise fp32 (PEFT's autocast_adapter_dtype)
   std::vector<Assumption> assumed;  // the script's own defaults
 };
 
@@ -68,7 +83,8 @@ struct RunFacts {
   std::string kernel_set;        // the stack that the framework runs on
   std::string attention;         // as --attention
   std::int64_t loss_chunks = 0;  // as --loss-chunks
-  bool has_micro_batch = false;  // otherwise the user's script decides
+  Adapters adapters;
+  bool has_micro_batch = false;   // otherwise the user's script decides
   bool has_accumulation = false;  // the same
   bool has_optimizer = false;     // the same
   bool has_recompute = false;     // the same

@@ -121,12 +121,13 @@ Precision ReadPrecision(const JsonValue& json) {
 }
 
 OptimizerSpec ReadOptimizer(const JsonValue& json) {
-  json.AllowOnly({"kind", "impl", "weight_decay", "matrices"});
+  json.AllowOnly({"kind", "impl", "weight_decay", "matrices", "states"});
   OptimizerSpec optimizer;
   SetChoice(json, "kind", kOptimizerNames, optimizer.kind);
   SetChoice(json, "impl", kOptimizerImplNames, optimizer.impl);
   SetBool(json, "weight_decay", optimizer.weight_decay);
   SetChoice(json, "matrices", kMatrixRuleNames, optimizer.matrices);
+  SetChoice(json, "states", kStateFormatNames, optimizer.states);
   return optimizer;
 }
 
@@ -193,7 +194,7 @@ AllocatorSettings ReadAllocator(const JsonValue& json) {
 Job ReadJob(const JsonValue& json) {
   json.AllowOnly({"mode", "sequence_length", "global_batch", "precision", "optimizer",
                   "clip_gradients", "frozen", "lora_rank", "lora_alpha", "lora_targets",
-                  "memory_margin", "allocator"});
+                  "lora_dropout", "frozen_format", "memory_margin", "allocator"});
   Job job;
   SetChoice(json, "mode", kJobModeNames, job.mode);
   job.sequence_length = json.At("sequence_length").AsInt(1, std::int64_t{1} << 30);
@@ -214,6 +215,13 @@ Job ReadJob(const JsonValue& json) {
     }
   }
   SetStrings(json, "lora_targets", job.lora_targets);
+  if (const std::optional<JsonValue> dropout = json.Find("lora_dropout")) {
+    job.lora_dropout = dropout->AsDouble();
+    if (!(job.lora_dropout >= 0.0 && job.lora_dropout < 1.0)) {
+      throw dropout->Error("a fraction in [0, 1)");
+    }
+  }
+  SetChoice(json, "frozen_format", kFrozenFormatNames, job.frozen_format);
   if (const std::optional<JsonValue> margin = json.Find("memory_margin")) {
     job.memory_margin = margin->AsDouble();
     if (!(job.memory_margin >= 0.0 && job.memory_margin < 1.0)) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "models/trainable.h"
 #include "schedule/lower/fusion.h"
 #include "schedule/lower/regions.h"
 #include "schedule/wrap.h"
@@ -37,6 +38,17 @@ void FindParamGrads(const LowerInput& in, bool train, const std::string& where, 
     a.param_grad.push_back(train && param.trainable);
   }
   ShareGradients(in, where, a);
+}
+
+void FindQuantized(const LowerInput& in, ModelAnalysis& a) {
+  a.quantized.assign(in.model.params.size(), false);
+  if (in.job.frozen_format <= FrozenFormat::kParam) {
+    return;
+  }
+  a.quantized = ConvertibleWeights(in.model);
+  for (std::size_t p = 0; p < a.quantized.size(); ++p) {
+    a.quantized[p] = a.quantized[p] && !in.model.params[p].trainable;
+  }
 }
 
 void FindGradients(const Model& model, ModelAnalysis& a) {
@@ -265,6 +277,7 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   a.ops.resize(in.model.ops.size());
   const bool train = in.job.mode == JobMode::kTrain;
   FindParamGrads(in, train, where, a);
+  FindQuantized(in, a);
   LowerSpecs(in, a);
   FindGradients(in.model, a);
   FindGradGroups(in.model, a);

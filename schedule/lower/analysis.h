@@ -76,7 +76,10 @@ struct ModelAnalysis {
   // Per parameter: autograd makes a gradient of it. It is trainable, or a view of a flat parameter
   // that others make trainable (FSDP1 with use_orig_params).
   std::vector<bool> param_grad;
-  std::vector<bool> tensor_grad;    // per tensor: needs a gradient
+  std::vector<bool> tensor_grad;  // per tensor: needs a gradient
+  // Per parameter: stored in 8 or 4 bits (Job::frozen_format), and made whole for the op that reads
+  // it.
+  std::vector<bool> quantized;
   std::vector<Bytes> tensor_bytes;  // per tensor: its size, and that of its gradient
   std::vector<Region> regions;      // in forward order, disjoint but for those with an outer one
   // Per model op with weight gradients: a storage that stands for those of all ops with which it

@@ -200,8 +200,10 @@ class DdpRules : public StepRules {
   }
   // Autocast does not touch what batch norms read.
   [[nodiscard]] bool CastsWeights(std::uint32_t i) const {
-    return job_.precision.param != job_.precision.master &&
-           !e_.in.model.params[e_.in.model.ops[i].params.front().value].full_precision;
+    const Parameter& first = e_.in.model.params[e_.in.model.ops[i].params.front().value];
+    const bool is_cast =
+        !first.trainable && job_.frozen_format != FrozenFormat::kMaster;  // as it is stored
+    return job_.precision.param != job_.precision.master && !first.full_precision && !is_cast;
   }
   [[nodiscard]] std::int64_t ParamElements(std::uint32_t i, bool trainable_only) const {
     std::int64_t n = 0;

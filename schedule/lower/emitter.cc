@@ -5,18 +5,6 @@
 #include "core/error.h"
 
 namespace shardwright {
-namespace {
-
-// ZeRO-3 fetches and releases the parameters of every module in Python hooks around it, on one GPU,
-// too.
-OpShape WithHooks(OpShape shape, Phase phase, Dialect dialect) {
-  if (dialect == Dialect::kZero3 && shape.code == OpCode::kCompute && phase != Phase::kOptimizer) {
-    shape.issue = Issue::kHook;
-  }
-  return shape;
-}
-
-}  // namespace
 
 void Emitter::Begin(Body& target) {
   current_ = &target;
@@ -48,7 +36,7 @@ std::uint16_t Emitter::NextOccurrence(OpCode code, Phase phase, std::uint32_t su
 OpId Emitter::Add(const OpShape& shape, std::span<const Kernel> kernels, Phase phase,
                   std::uint32_t subject, std::initializer_list<Touch> touches) {
   BodyBuilder::OpArgs args;
-  args.shape = shapes_.Intern(WithHooks(shape, phase, in.plan.dialect), kernels);
+  args.shape = shapes_.Intern(shape, kernels);
   args.phase = phase;
   args.subject = subject;
   args.micro_batch = micro_batch;

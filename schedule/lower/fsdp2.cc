@@ -304,7 +304,7 @@ std::vector<std::int64_t> Fsdp2Rules::GradElementsOf(std::uint32_t model_op) con
 
 void Fsdp2Rules::InitUnit(UnitId u) {
   StepRules::InitUnit(u);
-  At(u).unsharded_pieces = Pieces(PerParameter(u, false, false), PrecisionOf(u).param);
+  At(u).unsharded_pieces = e_.InternPieces(StoredBytes(u, PrecisionOf(u).param, false));
 }
 
 std::vector<std::int64_t> Fsdp2Rules::ShardTensors(UnitId u) const {

@@ -55,14 +55,15 @@ void Fsdp2Rules::CopyIn(UnitId u, BufferId source, Phase phase) {
   BufferId cast;
   const bool from_clone = c.clone.valid();
   const Bytes slice = from_clone ? Unsharded(u) / PlanOf(u).reshard.group : GatherShard(u);
-  if (CastsGather(u) && !from_clone) {
-    cast = e_.Alloc(GatherShard(u), Category::kAllGather, Stream::kCopyIn);
+  if (CastsGather(u) && !from_clone && CastShard(u, job_.precision.master) > Bytes(0)) {
+    cast = e_.Alloc(CastShard(u, PrecisionOf(u).param), Category::kAllGather, Stream::kCopyIn);
   }
   c.gather_out = AllocGatherOut(u, phase);
   std::array<Kernel, 2> kernels;
   kernels[0].kind = kernels[1].kind = KernelClass::kCopy;
-  kernels[0].read = MasterShard(u);
-  kernels[0].written = kernels[1].read = kernels[1].written = slice;
+  kernels[0].read = CastShard(u, job_.precision.master);
+  kernels[0].written = CastShard(u, PrecisionOf(u).param);
+  kernels[1].read = kernels[1].written = slice;
   OpShape shape;
   shape.code = OpCode::kGatherCopyIn;
   shape.stream = Stream::kCopyIn;

@@ -184,6 +184,26 @@ std::vector<std::int64_t> FullestFlatShard(const Model& model, const UnitInfo& u
   return tensors;
 }
 
+// bitsandbytes 0.50: functional.py (quantize_4bit: a table of 16 values per weight; double
+// quantisation keeps an offset, too, and shares its own table), nn/modules.py (Int8Params: SCB, one
+// scale per row).
+QuantizedSize SizeOfQuantized(FrozenFormat format, std::int64_t elements,
+                              std::int64_t row_elements) {
+  constexpr std::int64_t kBlock = 64, kScaleBlock = 256, kFp32 = 4, kTable = 16;
+  const std::int64_t blocks = CeilDiv(elements, kBlock);
+  switch (format) {
+    case FrozenFormat::kInt8:
+      return {Bytes(elements), Bytes(elements / row_elements * kFp32)};
+    case FrozenFormat::kNf4:
+      return {Bytes(CeilDiv(elements, 2)), Bytes((blocks + kTable) * kFp32)};
+    case FrozenFormat::kNf4Double:
+      return {Bytes(CeilDiv(elements, 2)),
+              Bytes(blocks + (CeilDiv(blocks, kScaleBlock) + 1 + kTable) * kFp32)};
+    default:
+      return {};
+  }
+}
+
 std::int64_t TrainablePaddedElements(const Model& model, const UnitInfo& unit) {
   std::int64_t sum = 0;
   for (const ParamSlot& s : unit.params) {

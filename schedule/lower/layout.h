@@ -71,6 +71,15 @@ struct ParamStacks {
 // several are); parameters without any left out. O(params * log params).
 [[nodiscard]] std::vector<std::int64_t> FullestFlatShard(const Model& model, const UnitInfo& unit);
 
+// A quantized weight of `elements` elements in rows of `row_elements`: what is gathered, and the
+// scales, which every rank keeps.
+struct QuantizedSize {
+  Bytes packed{0};
+  Bytes scales{0};
+};
+[[nodiscard]] QuantizedSize SizeOfQuantized(FrozenFormat format, std::int64_t elements,
+                                            std::int64_t row_elements);
+
 // Sum of the trainable parameters' padded elements.
 [[nodiscard]] std::int64_t TrainablePaddedElements(const Model& model, const UnitInfo& unit);
 

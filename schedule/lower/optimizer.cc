@@ -1,6 +1,7 @@
 #include "schedule/lower/optimizer.h"
 
 #include <algorithm>
+#include <array>
 
 #include "schedule/dialect_facts.h"
 
@@ -87,7 +88,96 @@ Recipe RecipeOf(const OptimizerSpec& spec) {
   return r;
 }
 
+// bitsandbytes 0.50, optim/optimizer.py (init_state; get_state_buffer pages from 1e5 elements on);
+// torchao 0.18, optim/adam.py (_new_buffer) and subclass_{8,4}bit.py. Scales are fp32.
+struct FormatRow {
+  std::int64_t bits = 0;           // per element; 0: as `otherwise`
+  std::int64_t block = 1;          // elements per scale
+  std::int64_t least = 0;          // smaller tensors are not packed
+  bool whole_blocks = false;       // nor those that are no multiple of the block
+  bool keeps_embeddings = false;   // nor embeddings
+  bool is_fp32_otherwise = false;  // else the parameter's dtype
+  bool is_paged = false;
+};
+constexpr std::array<FormatRow, 6> kFormats = {{
+    {},
+    {8, 256, 4096, false, true, true, false},
+    {8, 256, 4096, false, true, true, true},
+    {0, 1, 0, false, false, true, true},
+    {8, 256, 4096, true, false, false, false},
+    {4, 128, 4096, true, false, false, false},
+}};
+
+const FormatRow& RowOf(StateFormat format) {
+  return kFormats[static_cast<std::size_t>(format)];
+}
+
+struct WordRow {
+  std::string_view word;
+  OptimizerSpec spec;
+};
+
+// Transformers 5.23, training_args.py (OptimizerNames); the first of equal rows is the way back.
+constexpr OptimizerSpec Packed(StateFormat states) {
+  return {OptimizerKind::kAdamW, OptimizerImpl::kFused, true, MatrixRule::kNone, states};
+}
+constexpr OptimizerSpec Whole(OptimizerKind kind, OptimizerImpl impl) {
+  return {kind, impl, true, MatrixRule::kNone, StateFormat::kMaster};
+}
+constexpr std::array<WordRow, 12> kWords = {{
+    {"adamw_torch", Whole(OptimizerKind::kAdamW, OptimizerImpl::kForeach)},
+    {"adamw_torch_fused", Whole(OptimizerKind::kAdamW, OptimizerImpl::kFused)},
+    {"adamw_apex_fused", Whole(OptimizerKind::kAdamW, OptimizerImpl::kFused)},
+    {"adamw_hf", Whole(OptimizerKind::kAdamW, OptimizerImpl::kForLoop)},
+    {"sgd", Whole(OptimizerKind::kSgd, OptimizerImpl::kForeach)},
+    {"adamw_bnb_8bit", Packed(StateFormat::kBnb8)},
+    {"adamw_8bit", Packed(StateFormat::kBnb8)},
+    {"paged_adamw_8bit", Packed(StateFormat::kBnb8Paged)},
+    {"paged_adamw_32bit", Packed(StateFormat::kBnb32Paged)},
+    {"paged_adamw", Packed(StateFormat::kBnb32Paged)},
+    {"adamw_torch_8bit", Packed(StateFormat::kAo8)},
+    {"adamw_torch_4bit", Packed(StateFormat::kAo4)},
+}};
+
 }  // namespace
+
+bool IsPaged(StateFormat format) {
+  return RowOf(format).is_paged;
+}
+
+StateSize SizeOfState(StateFormat format, std::int64_t elements, bool is_embedding, DType dtype) {
+  const FormatRow& row = RowOf(format);
+  const bool is_packed = row.bits > 0 && elements >= row.least &&
+                         !(row.whole_blocks && elements % row.block != 0) &&
+                         !(row.keeps_embeddings && is_embedding);
+  if (!is_packed) {
+    return {Bytes(elements * SizeOf(row.is_fp32_otherwise ? DType::kFp32 : dtype)), Bytes(0)};
+  }
+  return {Bytes(CeilDiv(elements * row.bits, 8)),
+          Bytes(CeilDiv(elements, row.block) * SizeOf(DType::kFp32))};
+}
+
+std::optional<OptimizerSpec> OptimizerNamed(std::string_view word) {
+  const auto row = std::find_if(kWords.begin(), kWords.end(),
+                                [&](const WordRow& known) { return known.word == word; });
+  return row == kWords.end() ? std::nullopt : std::optional(row->spec);
+}
+
+std::vector<std::string_view> OptimizerWords() {
+  std::vector<std::string_view> words;
+  for (const WordRow& row : kWords) {
+    words.push_back(row.word);
+  }
+  return words;
+}
+
+std::string_view WordOf(const OptimizerSpec& spec) {
+  OptimizerSpec sought = spec;
+  sought.weight_decay = true;
+  const auto row = std::find_if(kWords.begin(), kWords.end(),
+                                [&](const WordRow& known) { return known.spec == sought; });
+  return row == kWords.end() ? "" : row->word;
+}
 
 int StateCount(OptimizerKind kind) {
   return RecipeOf({kind, OptimizerImpl::kFused, true}).states;
@@ -114,6 +204,20 @@ std::vector<Kernel> MultiTensorKernels(std::int64_t elements, std::int64_t tenso
   kernel.read = read / launches;
   kernel.written = written / launches;
   return std::vector<Kernel>(static_cast<std::size_t>(launches), kernel);
+}
+
+OptimizerStep LowerPackedUpdate(std::int64_t elements, std::int64_t tensors, Bytes states,
+                                DType dtype) {
+  const std::int64_t launches = std::max<std::int64_t>(tensors, 1);
+  const Bytes whole(elements * SizeOf(dtype));
+  Kernel kernel;
+  kernel.kind = KernelClass::kOptimizer;
+  kernel.dtype = dtype;
+  kernel.read = (2 * whole + states) / launches;  // parameter, gradient
+  kernel.written = (whole + states) / launches;
+  OptimizerStep step;
+  step.kernels.assign(static_cast<std::size_t>(launches), kernel);
+  return step;
 }
 
 OptimizerStep LowerOptimizer(const OptimizerSpec& spec, std::int64_t elements, std::int64_t tensors,

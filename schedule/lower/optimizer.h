@@ -3,6 +3,8 @@
 // Kernels and temporaries of one optimizer step, as PyTorch's implementations run it.
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "core/units.h"
@@ -14,6 +16,24 @@ namespace shardwright {
 // Persistent state tensors per parameter: momentum 1, Adam and Adadelta 2.
 [[nodiscard]] int StateCount(OptimizerKind kind);
 
+// Bytes of one state of a tensor of `elements` elements whose parameter has `dtype`. Small tensors,
+// and those of embeddings under bitsandbytes (the Trainer says so), keep whole numbers; sources are
+// beside the table. One state is codes and scales, which are two tensors.
+struct StateSize {
+  Bytes codes{0};
+  Bytes scales{0};
+};
+[[nodiscard]] StateSize SizeOfState(StateFormat format, std::int64_t elements, bool is_embedding,
+                                    DType dtype);
+[[nodiscard]] bool IsPaged(StateFormat format);
+
+// An optimizer that people name by a word: "adamw_8bit", "paged_adamw_32bit", "adamw_torch_fused",
+// as Transformers' `optim` has them. Null for other words. The last function is the way back; empty
+// where no word says the optimizer.
+[[nodiscard]] std::optional<OptimizerSpec> OptimizerNamed(std::string_view word);
+[[nodiscard]] std::vector<std::string_view> OptimizerWords();
+[[nodiscard]] std::string_view WordOf(const OptimizerSpec& spec);
+
 struct OptimizerStep {
   std::vector<Kernel> kernels;
   Bytes temporaries{0};
@@ -24,6 +44,10 @@ struct OptimizerStep {
 // foreach, fused and single-tensor paths of torch/optim.
 [[nodiscard]] OptimizerStep LowerOptimizer(const OptimizerSpec& spec, std::int64_t elements,
                                            std::int64_t tensors, std::int64_t largest, DType dtype);
+
+// The update with packed states of `states` bytes in all: a kernel per tensor, without temporaries.
+[[nodiscard]] OptimizerStep LowerPackedUpdate(std::int64_t elements, std::int64_t tensors,
+                                              Bytes states, DType dtype);
 
 // The optimizer as it updates offloaded states on the host: our own executor and DeepSpeed do so in
 // one pass, PyTorch as the job says.

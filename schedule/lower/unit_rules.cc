@@ -31,6 +31,12 @@ StepRules::StepRules(Emitter& emitter, const UnitSpans& spans,
 }
 
 void StepRules::Init(const std::vector<ResolvedUnit>& units) {
+  is_embedding_.assign(e_.in.model.params.size(), false);
+  for (const ModelOp& op : e_.in.model.ops) {
+    if (e_.in.model.SpecOf(op).kind == OpKind::kEmbedding && !op.params.empty()) {
+      is_embedding_[op.params[0].value] = true;
+    }
+  }
   for (const ResolvedUnit& unit : units) {
     e_.program.units.push_back(Layout(unit));
     e_.program.units.back().full_precision = unit.full_precision;
@@ -43,8 +49,8 @@ void StepRules::Init(const std::vector<ResolvedUnit>& units) {
   for (std::uint32_t u = 0; u < units_.size(); ++u) {
     InitUnit(UnitId(u));
   }
-  if (buffer_elements > 0) {
-    const Bytes size(buffer_elements * SizeOf(DType::kFp32));
+  const Bytes size = Bytes(buffer_elements * SizeOf(DType::kFp32)) + ScaleBytes();
+  if (size > Bytes(0)) {
     const BufferId buffers = e_.Alloc(size, Category::kModelBuffer, Stream::kCompute);
     e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, kNoSubject}, Bytes(0), size,
                {{buffers, AccessMode::kWrite, Role::kOutput}});
@@ -58,10 +64,12 @@ void StepRules::InitUnit(UnitId u) {
     return;
   }
   const DType o = job_.precision.master;
-  At(u).state_pieces = Pieces(StateTensors(u), o);
+  At(u).state_pieces = e_.InternPieces(StatePieces(u));
+  const std::vector<Bytes> tensors =
+      ShardTensors(u).empty() ? std::vector<Bytes>() : StoredBytes(u, o, true);
   At(u).shard = MastersOnHost() ? e_.AllocOnHost(size, Category::kParameterShard,
                                                  HostBlocks(u, Category::kParameterShard))
-                                : e_.AllocPieces(size, Pieces(ShardTensors(u), o),
+                                : e_.AllocPieces(size, e_.InternPieces(tensors),
                                                  Category::kParameterShard, Stream::kCompute);
   Hold(At(u).shard, u, Holds::kShard, o);
   e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, u.value}, Bytes(0), size,
@@ -71,16 +79,94 @@ void StepRules::InitUnit(UnitId u) {
 std::vector<Bytes> StepRules::HostBlocks(UnitId u, Category category) const {
   const Bytes size = category == Category::kParameterShard ? MasterShard(u) : GradShard(u);
   std::vector<Bytes> blocks;
-  std::vector<std::int64_t> tensors = ShardTensors(u);
-  if (tensors.empty()) {  // a flat parameter is one
+  if (ShardTensors(u).empty()) {  // a flat parameter is one
     blocks.push_back(e_.Pinned(size));
-  } else if (size < MasterShard(u)) {
-    tensors = StateTensors(u);  // of the trainable parameters
-  }
-  for (const std::int64_t n : tensors) {
-    blocks.push_back(e_.Pinned(Bytes(n * SizeOf(job_.precision.master))));
+  } else if (size < MasterShard(u)) {  // of the trainable parameters
+    for (const std::int64_t n : StateTensors(u)) {
+      blocks.push_back(e_.Pinned(Bytes(n * SizeOf(job_.precision.master))));
+    }
+  } else {
+    for (const Bytes bytes : StoredBytes(u, job_.precision.master, true)) {
+      blocks.push_back(e_.Pinned(bytes));
+    }
   }
   return blocks;
+}
+
+std::vector<Bytes> StepRules::StoredBytes(UnitId u, DType learned, bool per_rank) const {
+  std::vector<Bytes> sizes;
+  for (const ParamSlot& slot : Info(u).params) {
+    const std::int64_t n = slot.padded_elements / (per_rank ? e_.program.shard_size : 1);
+    const bool as_learned = e_.in.model.params[slot.param.value].trainable ||
+                            job_.frozen_format == FrozenFormat::kMaster;
+    sizes.push_back(as_learned ? Bytes(n * SizeOf(learned))
+                    : e_.a.quantized[slot.param.value]
+                        ? SizeOfQuantized(job_.frozen_format, n, n).packed
+                        : Bytes(n * SizeOf(PrecisionOf(u).param)));
+  }
+  return sizes;
+}
+
+Bytes StepRules::StoredSum(UnitId u, std::int64_t elements, DType learned, bool per_rank) const {
+  if (job_.frozen_format == FrozenFormat::kMaster) {
+    return Bytes(elements * SizeOf(learned));
+  }
+  const std::vector<Bytes> sizes = StoredBytes(u, learned, per_rank);
+  return std::accumulate(sizes.begin(), sizes.end(), Bytes(0));
+}
+
+Bytes StepRules::ScaleBytes() const {
+  Bytes sum{0};
+  for (std::size_t p = 0; p < e_.a.quantized.size(); ++p) {
+    const Parameter& param = e_.in.model.params[p];
+    if (e_.a.quantized[p] && !param.tied_to.valid()) {
+      sum += SizeOfQuantized(job_.frozen_format, param.Elements(), param.shape.back()).scales;
+    }
+  }
+  return sum;
+}
+
+Bytes StepRules::CastShard(UnitId u, DType dtype) const {
+  return job_.frozen_format == FrozenFormat::kMaster
+             ? Bytes(Info(u).shard_elements * SizeOf(dtype))
+             : Bytes(TrainablePaddedElements(e_.in.model, Info(u)) / e_.program.shard_size *
+                     SizeOf(dtype));
+}
+
+std::vector<Bytes> StepRules::StatePieces(UnitId u) const {
+  const DType o = job_.precision.master;
+  const StateFormat format = job_.optimizer.states;
+  std::vector<std::int64_t> tensors = StateTensors(u);
+  std::vector<Bytes> sizes;
+  if (tensors.empty() && format != StateFormat::kMaster) {
+    tensors.push_back(StateElements(Info(u)));
+  }
+  std::vector<bool> embeds;
+  for (const ParamSlot& slot : Info(u).params) {
+    if (e_.in.model.params[slot.param.value].trainable) {
+      embeds.push_back(is_embedding_[slot.param.value]);
+    }
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const bool is_embedding = embeds.size() == tensors.size() && embeds[i];
+    const StateSize size = SizeOfState(format, tensors[i], is_embedding, o);
+    sizes.push_back(size.codes);
+    if (size.scales > Bytes(0)) {
+      sizes.push_back(size.scales);
+    }
+  }
+  return sizes;
+}
+
+// bitsandbytes leaves tensors below 1e5 elements where they are (get_state_buffer).
+bool StepRules::HasPagedStates(UnitId u) const {
+  constexpr std::int64_t kLeast = 100'000;
+  std::int64_t paged = 0, all = 0;
+  for (const std::int64_t n : StateTensors(u)) {
+    paged += n >= kLeast ? n : 0;
+    all += n;
+  }
+  return IsPaged(job_.optimizer.states) && 2 * paged > all;
 }
 
 std::vector<std::int64_t> StepRules::PerParameter(UnitId u, bool per_rank,
@@ -164,13 +250,13 @@ UnitId StepRules::UnitNamed(const std::string& name) const {
 }
 
 Bytes StepRules::Unsharded(UnitId u) const {
-  return Bytes(Info(u).padded_elements * SizeOf(PrecisionOf(u).param));
+  return StoredSum(u, Info(u).padded_elements, PrecisionOf(u).param, false);
 }
 Bytes StepRules::GatherShard(UnitId u) const {
-  return Bytes(Info(u).shard_elements * SizeOf(PrecisionOf(u).param));
+  return StoredSum(u, Info(u).shard_elements, PrecisionOf(u).param, true);
 }
 Bytes StepRules::MasterShard(UnitId u) const {
-  return Bytes(Info(u).shard_elements * SizeOf(job_.precision.master));
+  return StoredSum(u, Info(u).shard_elements, job_.precision.master, true);
 }
 Bytes StepRules::ReduceFull(UnitId u) const {
   return Bytes(train_elements_[u.value] * SizeOf(PrecisionOf(u).reduce));
@@ -183,7 +269,11 @@ Bytes StepRules::GradShard(UnitId u) const {
 }
 
 Bytes StepRules::StateShard(UnitId u) const {
-  return Bytes(StateElements(Info(u)) * SizeOf(job_.precision.master));
+  if (job_.optimizer.states == StateFormat::kMaster) {
+    return Bytes(StateElements(Info(u)) * SizeOf(job_.precision.master));
+  }
+  const std::vector<Bytes> pieces = StatePieces(u);
+  return std::accumulate(pieces.begin(), pieces.end(), Bytes(0));
 }
 
 StepRules::GradTarget StepRules::WeightGradTarget(std::uint32_t model_op, UnitId unit) {

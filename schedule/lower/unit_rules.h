@@ -115,6 +115,19 @@ class StepRules : public DialectRules {
 
   // Sizes in bytes. p: gather dtype, o: master dtype, r: reduce dtype; a "train" size counts
   // trainable parameters only.
+  // The bytes of each parameter of the unit, on one rank or on all: of those that learn in
+  // `learned`, of the others as the job stores them (Job::frozen_format).
+  [[nodiscard]] std::vector<Bytes> StoredBytes(UnitId u, DType learned, bool per_rank) const;
+  [[nodiscard]] Bytes StoredSum(UnitId u, std::int64_t elements, DType learned,
+                                bool per_rank) const;
+  // The scales of quantized weights, which every rank has.
+  [[nodiscard]] Bytes ScaleBytes() const;
+  // What of the shard is cast before it is gathered.
+  [[nodiscard]] Bytes CastShard(UnitId u, DType dtype) const;
+  // Codes and scales of one optimizer state, as they are allocated.
+  [[nodiscard]] std::vector<Bytes> StatePieces(UnitId u) const;
+  // Are most elements of the unit's states in paged memory?
+  [[nodiscard]] bool HasPagedStates(UnitId u) const;
   [[nodiscard]] Bytes Unsharded(UnitId u) const;    // N p
   [[nodiscard]] Bytes GatherShard(UnitId u) const;  // N/W p
   [[nodiscard]] Bytes MasterShard(UnitId u) const;  // N/W o
@@ -242,6 +255,7 @@ class StepRules : public DialectRules {
   bool in_forward_ = false;  // the outermost unit of this pass was entered
   std::vector<OpId> to_host_;
   std::vector<std::int64_t> train_elements_;  // GradElements per unit
+  std::vector<bool> is_embedding_;            // per parameter
 };
 
 // Carry slot that holds the op after which the next step may touch the parameters.

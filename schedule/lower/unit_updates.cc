@@ -227,6 +227,13 @@ OptimizerStep StepRules::UpdateOf(const OptimizerSpec& optimizer,
       largest = std::max(largest, slot.padded_elements / e_.program.shard_size);
     }
   }
+  if (optimizer.states != StateFormat::kMaster) {
+    Bytes states{0};
+    for (const UnitId u : units) {
+      states += StateCount(optimizer.kind) * StateShard(u);
+    }
+    return LowerPackedUpdate(elements, tensors, states, job_.precision.master);
+  }
   return LowerOptimizer(optimizer, elements, tensors, largest, job_.precision.master);
 }
 
@@ -281,7 +288,9 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
   const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
   for (const UnitId u : units) {
     updated += GradShard(u);
-    AllocStates(u, stream, std::vector<Bytes>(states, StateShard(u)), At(u).state_pieces);
+    const bool paged = HasPagedStates(u);
+    AllocStates(u, paged ? Stream::kHost : stream, std::vector<Bytes>(states, StateShard(u)),
+                paged ? PieceRange() : At(u).state_pieces);
   }
   const OptimizerStep step = UpdateOf(job_.optimizer, units);
   BufferId temporary;

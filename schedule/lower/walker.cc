@@ -97,11 +97,18 @@ UnitId Walker::UnitOf(const ModelOp& op) const {
   return op.params.empty() ? UnitId() : spans_.unit_of_param[op.params.front().value];
 }
 
+// ZeRO-3 fetches and releases the parameters of every module in Python hooks around it, on one GPU,
+// too.
+static Issue IssueOf(Dialect dialect) {
+  return dialect == Dialect::kZero3 ? Issue::kHook : Issue::kLoop;
+}
+
 ShapeId Walker::ForwardShape(std::uint32_t i) {
   ShapeId& cached = forward_shape_[e_.a.variant[i]];
   if (!cached.valid()) {
     OpShape shape;
     shape.dtype = e_.in.job.precision.param;
+    shape.issue = IssueOf(e_.in.plan.dialect);
     cached = e_.Intern(shape, e_.a.KernelsOf(i).forward);
   }
   return cached;
@@ -127,6 +134,7 @@ ShapeId Walker::BackwardShape(std::uint32_t i, bool adds) {
     }
     OpShape shape;
     shape.dtype = e_.in.job.precision.param;
+    shape.issue = IssueOf(e_.in.plan.dialect);
     cached = e_.Intern(shape, kernels);
   }
   return cached;
@@ -257,8 +265,32 @@ void Walker::UseParameters(std::uint32_t i) {
   const ModelOp& op = e_.in.model.ops[i];
   for (std::size_t k = 0; k < op.params.size(); ++k) {
     const UnitId unit = spans_.unit_of_param[op.params[k].value];
-    e_.body->Use(rules_.ParameterStorage(unit, i), AccessMode::kRead, Role::kParameter,
-                 static_cast<std::uint16_t>(k));
+    const BufferId storage = k == 0 && whole_.valid() ? whole_ : rules_.ParameterStorage(unit, i);
+    e_.body->Use(storage, AccessMode::kRead, Role::kParameter, static_cast<std::uint16_t>(k));
+  }
+}
+
+void Walker::MakeWhole(std::uint32_t i, Phase phase) {
+  const ModelOp& op = e_.in.model.ops[i];
+  if (op.params.empty() || !e_.a.quantized[op.params[0].value]) {
+    return;
+  }
+  const std::int64_t elements = e_.in.model.params[op.params[0].value].Elements();
+  const UnitId unit = spans_.unit_of_param[op.params[0].value];
+  const DType dtype = e_.in.job.precision.param;
+  const Bytes size(elements * SizeOf(dtype));
+  const QuantizedSize packed = SizeOfQuantized(e_.in.job.frozen_format, elements, 1);
+  whole_ =
+      e_.Hold(e_.Alloc(size, Category::kTemporary, Stream::kCompute), Holds::kTensors, i, dtype);
+  e_.AddCopy(OpCode::kCast, Stream::kCompute, {phase, unit.value}, packed.packed + packed.scales,
+             size,
+             {{rules_.ParameterStorage(unit, i), AccessMode::kRead, Role::kInput},
+              {whole_, AccessMode::kWrite, Role::kOutput}});
+}
+
+void Walker::DropWhole() {
+  if (whole_.valid()) {
+    e_.body->Free(std::exchange(whole_, BufferId()));
   }
 }
 
@@ -305,6 +337,7 @@ void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId
     FetchBeside(i);
   }
   rules_.BeforeForwardOp(i, phase);
+  MakeWhole(i, phase);
   BufferId exchanged;
   if (e_.a.KernelsOf(i).forward_exchange.bytes > Bytes(0)) {
     exchanged = AddForwardExchange(i, phase);
@@ -312,6 +345,7 @@ void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId
   AddCompute(i, phase, ForwardShape(i), exchanged.valid() ? 1 : 0);
   UseInputs(i, phase);
   UseParameters(i);
+  DropWhole();
   for (std::size_t j = 0; j < op.outputs.size(); ++j) {
     const std::uint32_t s = e_.a.storage_of[op.outputs[j].value];
     const bool own = e_.a.storages[s].producer == i;  // otherwise a view of an input

@@ -170,6 +170,10 @@ class Walker {
   [[nodiscard]] GroupId DataParallelGroup();
   void UseInputs(std::uint32_t i, Phase phase);
   void UseParameters(std::uint32_t i);
+  // Makes the op's quantized weight whole, in the dtype of compute; no buffer where it is none.
+  // UseParameters reads it; DropWhole frees it behind the op.
+  void MakeWhole(std::uint32_t i, Phase phase);
+  void DropWhole();
   [[nodiscard]] ShapeId ForwardShape(std::uint32_t i);
   [[nodiscard]] ShapeId BackwardShape(std::uint32_t i, bool adds);
   [[nodiscard]] bool ReadsRecomputed(std::uint32_t storage, std::uint32_t reader) const;
@@ -210,6 +214,7 @@ class Walker {
   std::optional<ActivationOffload> offload_;
   std::vector<bool> products_;  // beside which offloaded activations come back; or empty
   std::vector<Instance> forward_instance_, rerun_instance_;  // per storage
+  BufferId whole_;                                           // of MakeWhole
   std::vector<BufferId> results_;                            // kept for DropResults
   std::vector<Instance*> logits_;                            // held until backward ends
   std::vector<BufferId> extra_;                              // per op: private saved bytes

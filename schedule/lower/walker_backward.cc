@@ -205,8 +205,12 @@ void Walker::AddBackwardOp(std::uint32_t i) {
     exchanged = AddBackwardExchange(i, weight);
     weight = {};
   }
+  if (facts.input_grads != 0) {
+    MakeWhole(i, Phase::kBackward);
+  }
   AddCompute(i, Phase::kBackward, BackwardShape(i, adds), exchanged.valid() ? 1 : 0);
   UseForBackward(i);
+  DropWhole();
   if (adds) {
     e_.body->Use(grads_[grad_of_tensor_[op.inputs.front().value]].buffer, AccessMode::kReadWrite,
                  Role::kInputGrad);

@@ -28,8 +28,8 @@ class Stacks(unittest.TestCase):
             self.assertEqual((stack["kernel_set"], stack["is_known"]), (wanted, False), framework)
 
     def test_a_known_framework_is_not_unknown(self):
-        for framework, wanted in (("DeepSpeed", "deepspeed"), ("DeepSpeed 0.19 + HF transformers + Liger", "hf-liger"), ("llm.c", "shardwright-cuda"),
-                                  ("HF Trainer/SFTTrainer (LLaMA-Factory) + Liger", "hf-liger"), ("HF Trainer/SFTTrainer", "hf-trainer")):
+        for framework, wanted in (("DeepSpeed", "deepspeed"), ("DeepSpeed 0.19 + HF transformers + Liger", "hf-liger-full"), ("llm.c", "shardwright-cuda"),
+                                  ("HF Trainer/SFTTrainer (LLaMA-Factory) + Liger", "hf-liger-full"), ("HF Trainer/SFTTrainer", "hf-trainer")):
             stack = jobs.stack_of(run(framework=framework))
             self.assertEqual((stack["kernel_set"], stack["is_known"]), (wanted, True), framework)
         self.assertEqual(jobs.stack_of(run(framework="DeepSpeed", date="2021-04"))["kernel_set"], "megatron-2021")
@@ -56,6 +56,21 @@ class Stacks(unittest.TestCase):
         self.assertEqual(self.attention("eager"), ("materialized", 0))
         self.assertEqual(self.attention("ring of rings"), ("", 1))  # not known, and said
 
+    def test_chunks_of_ligers_loss(self):
+        # 151,936 words are 170 times 896 features: 131,072 rows / 170 is 772, so 1,024 rows at a time.
+        many = types.SimpleNamespace(micro_batch=128, sequence_length=1024, vocabulary=151936, hidden=896)
+        self.assertEqual(jobs.liger_chunks(many), 128)
+        # 128,256 / 4,096 is 32: 8,192 of 262,144 rows at a time.
+        long = types.SimpleNamespace(micro_batch=1, sequence_length=262144, vocabulary=128256, hidden=4096)
+        self.assertEqual(jobs.liger_chunks(long), 32)
+
+    def test_a_trainer_that_allocates_once_has_no_caching_allocator(self):
+        answer = {"profile": "p", "step_time_s": 1.0, "out_of_memory": True, "usable": 100, "outside": 10, "reserved": 0, "parameters": 1}
+        for allocated, wanted in ((90, False), (91, True)):
+            row = validation.Row(types.SimpleNamespace(run=run(), skipped="", notes=[], is_known=True, has_static_memory=True, count_note=0))
+            row.take({**answer, "allocated": allocated})
+            self.assertEqual(row.out_of_memory, wanted)
+
     def test_dtypes_of_masters_are_read(self):
         stack = {"reduce": "fp32"}
         self.assertEqual(jobs.precision_of(run(param_dtype="bf16 params, bf16 masters and grads"), stack, []), "bf16/bf16/bf16")
@@ -72,7 +87,7 @@ class Stacks(unittest.TestCase):
                   "parameters": 1, "band": 0.01, "band_kind": "known"}
         measured = run(step_time_s="1")
         for is_known, wanted in ((True, 0.01), (False, validation.BANDS["stack"]["half_width"])):
-            job = types.SimpleNamespace(run=measured, skipped="", notes=[], is_known=is_known, count_note=0)
+            job = types.SimpleNamespace(run=measured, skipped="", notes=[], is_known=is_known, has_static_memory=False, count_note=0)
             row = validation.Row(job)
             row.take(answer)
             self.assertEqual(row.band, wanted)

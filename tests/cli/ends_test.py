@@ -18,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import shardwright_test_case
 from shardwright_test_case import main
-from training_test_case import TrainingTestCase
+from training_test_case import Patience, TrainingTestCase
 
 DEEP = "SHARDWRIGHT_DEEP" in os.environ
 ENDS = 200 if DEEP else 12
@@ -39,6 +39,7 @@ class Run:
             env=dict(os.environ, OPENBLAS_NUM_THREADS="1", RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank),
                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))) for rank in range(RANKS)]
         self.out, self.err = [""] * RANKS, [[] for _ in range(RANKS)]
+        self.heard, self.silence = time.monotonic(), 0.0
         self.readers = [threading.Thread(target=self.read, args=(rank,)) for rank in range(RANKS)]
         for reader in self.readers:
             reader.start()
@@ -46,6 +47,9 @@ class Run:
     def read(self, rank):
         for line in self.ranks[rank].stderr:
             self.err[rank].append(line)
+            if rank == 0:
+                now = time.monotonic()
+                self.heard, self.silence = now, max(self.silence, now - self.heard)
         self.out[rank] = self.ranks[rank].stdout.read()
 
     def steps(self):
@@ -57,17 +61,17 @@ class Run:
         while len(self.steps()) < count and self.ranks[0].poll() is None:
             time.sleep(0.002)
 
-    def finish(self, victim=None):
+    def finish(self, patience, victim=None):
         """The exit codes. A victim that was stopped is killed when the others have ended."""
         for rank, process in enumerate(self.ranks):
             if rank != victim:
-                process.wait(120)
+                process.wait(60 + 10 * patience.seconds)
         if victim is not None:
             self.ranks[victim].kill()
         for reader in self.readers:
             reader.join()
         for process in self.ranks:
-            process.wait(10)
+            process.wait(60 + patience.seconds)
             process.stdout.close()
             process.stderr.close()
         return [process.returncode for process in self.ranks]
@@ -81,12 +85,34 @@ class Run:
         """What a rank says at its end."""
         return [line for line in self.err[rank] if line.startswith("error: ")][-1]
 
+    def is_too_slow(self, victim):
+        """Whether a rank has waited too long for one that nothing was done to."""
+        waited = [line for lines in self.err for line in lines if line.startswith("error: ") and "waited" in line]
+        return any(not re.search(rf"waited \d+ ms (at port \d+ )?for rank {victim}\n", line) for line in waited)
+
 
 class Ends(TrainingTestCase):
 
     def setUp(self):
         super().setUp()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ranks would inherit that nohup ignores it
         self.plan("p.json", RANKS, "--global-batch", "4", "--micro-batch", "1")
+        # Waits are measured, since the machine may be full: here, and at each end before it is brought about.
+        self.patience = Patience(5)
+        self.too_slow = 0
+        quiet = self.start("--steps", "5", "--checkpoint", "quiet", "--every", "1")
+        self.assertEqual(quiet.finish(self.patience), [0] * RANKS, quiet.err)
+        self.patience.learn(quiet.silence)
+
+    def forgive_slow(self, run, victim, most):
+        """True: the run met its time-out without need. So many may, each with twice the patience of the one before."""
+        if not run.is_too_slow(victim):
+            return False
+        self.too_slow += 1
+        print(f"too slow: {self.patience.flag} {run.err}", file=sys.stderr)
+        self.assertLessEqual(self.too_slow, most, run.err)
+        self.patience.learn(self.patience.seconds / 5)
+        return True
 
     def start(self, *flags):
         run = Run(self.folder, ("p.json", "--data", "random:100", *flags), shardwright_test_case.PROGRAM)
@@ -99,14 +125,15 @@ class Ends(TrainingTestCase):
 
     def end(self, run, kind, victim):
         """Brings the end about; the exit codes."""
+        self.patience.learn(run.silence)
         if kind == "stop":
             run.ranks[victim].send_signal(signal.SIGSTOP)
-            return run.finish(victim)
+            return run.finish(self.patience, victim)
         number = signal.SIGHUP if kind.startswith("hang up") else signal.SIGKILL
         for rank, process in enumerate(run.ranks):
             if kind.endswith("all") or rank == victim:
                 process.send_signal(number)
-        return run.finish()
+        return run.finish(self.patience)
 
     def check_words(self, run, kind, victim, codes, has_begun):
         """Ranks that are well end by themselves, and say who is not."""
@@ -136,7 +163,7 @@ class Ends(TrainingTestCase):
                 before, newest = {name for name in os.listdir(self.folder / "c") if name.startswith(".unfinished")}, self.newest()
             keep = rng.choice((1, 2, 3))
             run = self.start("--steps", str(STEPS), "--every", "1", "--keep", str(keep), "--checkpoint", "c", "--resume", "--json",
-                             "--timeout", "20 s")
+                             *self.patience.flag)
             # Before the ranks have met, or in any step, between or inside of what it writes.
             if rng.random() < 0.25:
                 time.sleep(rng.uniform(0, 0.3))
@@ -147,7 +174,8 @@ class Ends(TrainingTestCase):
             has_begun = bool(run.steps())
             codes = self.end(run, kind, victim)
             with self.subTest(number=done, kind=kind, victim=victim, codes=codes):
-                self.check_words(run, kind, victim, codes, has_begun)
+                if not self.forgive_slow(run, victim, 1 + ENDS // 20):
+                    self.check_words(run, kind, victim, codes, has_begun)
                 told = run.steps()
                 for step, loss in told.items():
                     self.assertEqual(loss, f"{losses[step - 1]:.4f}", step)
@@ -166,40 +194,53 @@ class Ends(TrainingTestCase):
             if set(codes) != {0}:
                 done += 1
                 counts[kind] = counts.get(kind, 0) + 1
+                if done % 10 == 0:
+                    print(f"{done} ends, {self.too_slow} too slow, time-out {self.patience.flag[1]}", file=sys.stderr, flush=True)
             elif self.newest() == f"step-{STEPS:08}":
                 whole += 1
                 shutil.rmtree(self.folder / "c")
-        print(f"{done} ends: {counts}; {whole} runs got to their end meanwhile", file=sys.stderr)
+        print(f"{done} ends: {counts}; {whole} runs got to their end meanwhile, {self.too_slow} met a time-out of {self.patience.flag}",
+              file=sys.stderr)
         # What the last one has left is resumed to the end, and nothing else is there.
-        run = self.start("--steps", str(STEPS), "--checkpoint", "c", "--resume", "--json", "--keep", "1", "--every", "1")
-        self.assertEqual(run.finish(), [0] * RANKS, run.err)
+        run = self.start("--steps", str(STEPS), "--checkpoint", "c", "--resume", "--json", "--keep", "1", "--every", "1",
+                         "--timeout", "600 s")
+        self.assertEqual(run.finish(self.patience), [0] * RANKS, run.err)
         for step in json.loads(run.out[0])["steps"]:
             self.assertEqual(step["loss"], losses[step["step"]])
         self.assertEqual(self.checkpoints("c"), [f"step-{STEPS:08}"])
 
     def test_each_rank_that_stands_still_is_named_by_all(self):
-        for victim in range(RANKS):
-            run = self.start("--steps", "100000000", "--timeout", "5 s")
+        victim = 0
+        while victim < RANKS:
+            run = self.start("--steps", "100000000", *self.patience.flag)
+            waited = round(self.patience.seconds) * 1000
             run.wait_for_steps(3)
             codes = self.end(run, "stop", victim)
+            if self.forgive_slow(run, victim, 2):
+                continue
             self.assertEqual([code for rank, code in enumerate(codes) if rank != victim], [5] * (RANKS - 1), run.err)
             for rank in range(RANKS):
                 if rank != victim:
-                    self.assertRegex(run.error(rank), rf"^error: rank \d, .+: waited 5000 ms for rank {victim}\n$")
+                    self.assertRegex(run.error(rank), rf"^error: rank \d, .+: waited {waited} ms for rank {victim}\n$")
+            victim += 1
 
     def test_a_terminal_that_closes(self):
         # Kernel and shell both tell all processes.
-        run = self.start("--steps", "100000000", "--checkpoint", "c", "--every", "1", "--keep", "1")
-        run.wait_for_steps(2)
-        for _ in range(2):
+        for pause in (0, 2.5):  # however late the second one comes, no rank ends without the others
+            run = self.start("--steps", "100000000", "--checkpoint", f"c{pause}", "--every", "1", "--keep", "1", "--timeout", "600 s")
+            run.wait_for_steps(2)
+            if pause:
+                run.ranks[1].send_signal(signal.SIGSTOP)  # the step does not end meanwhile
             for process in run.ranks:
                 process.send_signal(signal.SIGHUP)
-        codes = run.finish()
-        # On a full machine a rank may be gone before another one has seen the signal, which then misses it (5).
-        self.assertTrue(130 in codes and set(codes) <= {130, 5}, (codes, run.err))
-        (saved,) = self.checkpoints("c")
-        if codes == [130] * RANKS:
-            self.assertIn(f"saved in c/{saved}; --resume goes on from there\n", run.err[0][-1])
+            time.sleep(pause)
+            for process in run.ranks:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGHUP)
+            run.ranks[1].send_signal(signal.SIGCONT)
+            self.assertEqual(run.finish(self.patience), [130] * RANKS, run.err)
+            (saved,) = self.checkpoints(f"c{pause}")
+            self.assertIn(f"saved in c{pause}/{saved}; --resume goes on from there\n", run.err[0][-1])
 
 
 if __name__ == "__main__":

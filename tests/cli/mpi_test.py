@@ -13,6 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import shardwright_test_case
 from shardwright_test_case import ShardwrightTestCase, checkpoint_files, main
+from training_test_case import Patience
 
 TINY = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2,
         "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.0}
@@ -122,8 +123,15 @@ class Mpi(ShardwrightTestCase):
         self.assertIn("signal 9", self.wait_for_end(run, pids))
 
     def test_a_rank_that_stands_still_is_named(self):
-        for ranks, victim in ((2, 1), (4, 2), (4, 0)):
-            run, pids = self.start(ranks, "--timeout", "2 s", "--checkpoint", f"c{ranks}{victim}", "--every", "1")
+        patience, cases, too_slow = Patience(2), [(2, 1), (4, 2), (4, 0)], 0
+        begin = time.monotonic()
+        code, _, err = self.mpirun(4, self.plan(4), "--steps", "2", "--data", "random:100")
+        self.assertEqual(code, 0, err)
+        patience.learn((time.monotonic() - begin) / 10)  # as long as a whole run
+        while cases:
+            ranks, victim = cases.pop()
+            waited = round(patience.seconds) * 1000
+            run, pids = self.start(ranks, *patience.flag, "--checkpoint", f"c{len(cases)}{too_slow}", "--every", "1")
             os.kill(pids[victim], signal.SIGSTOP)
             try:
                 deadline = time.monotonic() + 120
@@ -132,7 +140,13 @@ class Mpi(ShardwrightTestCase):
             finally:
                 if is_alive(pids[victim]):
                     os.kill(pids[victim], signal.SIGCONT)
-            self.assertRegex(self.wait_for_end(run, pids), rf"error: rank \d, .+: (waited 2000 ms for rank {victim}|not over after 4000 ms, twice the time-out)\n")
+            said = self.wait_for_end(run, pids)
+            if "twice the time-out" in said and too_slow < 2:  # the machine is so full that ranks that are well do not answer in time
+                too_slow += 1
+                patience.learn(patience.seconds / 3)
+                cases.append((ranks, victim))
+                continue
+            self.assertRegex(said, rf"error: rank \d, .+: waited {waited} ms for rank {victim}\n")
 
     def test_ranks_that_were_given_different_things_do_not_start(self):
         plan = self.plan(3)

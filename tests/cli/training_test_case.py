@@ -14,6 +14,25 @@ TINY = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 16
         "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.0}
 
 
+class Patience:
+    """The time-out for runs on this machine at this load: ten times the longest silence that runs without a fault have shown."""
+
+    def __init__(self, least):
+        self.silences = [least / 10]
+
+    def learn(self, silence):
+        """A run without a fault was silent for so many seconds, from its start or from one line to the next."""
+        self.silences = [*self.silences[-9:], silence]
+
+    @property
+    def seconds(self):
+        return 10 * max(self.silences)
+
+    @property
+    def flag(self):
+        return ("--timeout", f"{self.seconds:.0f} s")
+
+
 def tensors(path):
     """The tensors of a safetensors file as {name: (dtype, shape, bytes)}, read by the format's description."""
     content = path.read_bytes()

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <new>
 #include <random>
 #include <string>
 #include <thread>
@@ -66,6 +67,35 @@ TEST_CASE("FaultBoard: the first cause is kept, and told to a watcher of before 
   board.OnReport(hear);
   CHECK(heard == std::vector<std::string>{"first", "first"});
   CHECK_THROWS_WITH_AS(board.ThrowIfFailed(), "first", RunError);
+  CHECK_FALSE(board.is_environment());
+}
+
+TEST_CASE("FaultBoard: what the machine does not give stays its failure") {
+  FaultBoard of_machine, of_run;
+  of_machine.Report("op x: ", EnvironmentError("no thread"));
+  of_machine.Report("second");
+  CHECK(of_machine.is_environment());
+  CHECK_THROWS_WITH_AS(of_machine.ThrowIfFailed(), "op x: no thread", EnvironmentError);
+  of_run.Report("op x: ", std::runtime_error("on fire"));
+  of_run.Report("second", true);
+  CHECK_FALSE(of_run.is_environment());
+  CHECK_THROWS_WITH_AS(of_run.ThrowIfFailed(), "op x: on fire", RunError);
+}
+
+TEST_CASE("HostDevice: a kernel without thread or memory fails by the machine, not by the run") {
+  for (const bool is_memory : {false, true}) {
+    Setup setup = TinySetup(Dialect::kFsdp2, 3);
+    setup.kernel = [&](const ModelOpCall& call, bool is_backward) {
+      if (IsRankOne(call, 2) && is_backward && call.spec->in == 9) {
+        if (is_memory) {
+          throw std::bad_alloc();
+        }
+        throw EnvironmentError("cannot start a thread");
+      }
+      ReferenceKernel(call, is_backward);
+    };
+    CHECK_THROWS_AS(ErrorOf(setup), EnvironmentError);
+  }
 }
 
 TEST_CASE("HostDevice: a kernel that throws ends the run on all ranks, named") {

@@ -580,7 +580,7 @@ TEST_CASE("kernel set names: unique, found, and the nearest match for a wrong on
       "\"megatron-1.1\", \"megatron-2021\", \"jax-xla\", \"composer-2023\", \"composer-2024\", "
       "\"deepspeed\", "
       "\"internevo\", "
-      "\"hf-eager\", \"hf-trainer\", \"hf-foak\", \"hf-liger\", \"hf-2021\", \"hf-2022\", "
+      "\"hf-eager\", \"hf-trainer\", \"hf-foak\", \"hf-liger\", \"hf-liger-full\", \"hf-2021\", \"hf-2022\", "
       "\"hf-2023\", "
       "\"shardwright-host\", "
       "\"shardwright-cuda\", \"shardwright-cuda-plain\", \"shardwright-cuda-gelu\", "

@@ -356,7 +356,8 @@ const Bad kBad[] = {
     {"file_unknown_key",
      "got unknown key \"extra\", expected one of \"format\", \"version\", \"_source\", "
      "\"class\", \"block_class\", \"sequence_length\", \"image_size\", "
-     "\"fixed_length\", \"inputs\", \"params\", \"buffers\", \"modules\", \"ops\""},
+     "\"fixed_length\", \"tokens_per_sample\", \"inputs\", \"params\", \"buffers\", \"modules\", "
+     "\"ops\""},
     {"file_unknown_op_key",
      "ops[0]: got unknown key \"transpose\", expected one of \"op\", \"module\", \"name\", "
      "\"inputs\", \"output\", \"outputs\", \"params\", \"called_again\", \"returns_input\", "

@@ -21,8 +21,8 @@ namespace {
 nlohmann::json Evaluated(const std::string& text) {
   const NameLookup lookup = [](const std::string& name) -> nlohmann::json {
     const std::map<std::string, nlohmann::json> values = {
-        {"heads", 12},     {"size", 768},         {"share", 0.5},
-        {"none", nullptr}, {"types", {"a", "b"}}, {"kinds", "p2c|c2p"}};
+        {"heads", 12},         {"size", 768},        {"share", 0.5},      {"none", nullptr},
+        {"types", {"a", "b"}}, {"kinds", "p2c|c2p"}, {"i", NameOnly("i")}};
     return values.at(name);
   };
   return Interpolate(text, {.lookup = lookup, .where = "config.json"});
@@ -55,6 +55,13 @@ TEST_CASE("Template.ExpressionsFollowPythonsRules") {
   CHECK(Evaluated("{'c2c' in kinds}") == false);
   CHECK(Evaluated("{max(heads, 3) // 5}") == 2);
   CHECK(Evaluated("h.{heads - 1}.{types[0]}") == "h.11.a");
+  CHECK(Evaluated("h.{i}.q") == "h.{i}.q");
+  CHECK(ErrorOfText("{i + 1}") ==
+        "config.json: got i in \"i + 1\", expected no number of a repeat, which stands in names "
+        "only");
+  CHECK(ErrorOfText("{'first' if i == 0 else 'other'}") ==
+        "config.json: got i in \"'first' if i == 0 else 'other'\", expected no number of a repeat, "
+        "which stands in names only");
   CHECK(ErrorOfText("{size / 5}") ==
         "config.json: got 768 / 5 in \"size / 5\", expected a division without rest");
   CHECK(ErrorOfText("{none + 1}") ==
@@ -65,6 +72,31 @@ TEST_CASE("Template.ExpressionsFollowPythonsRules") {
         "config.json: got position 6 in \"size *\", expected an operand");
   CHECK(ErrorOfText("{size size}") ==
         "config.json: got position 5 in \"size size\", expected an operator or the end");
+}
+
+// Gemma 2 has a window in every other layer, beginning with the first; T5 has a table of position
+// biases in the first block of each stack only.
+TEST_CASE("Template.LayersThatDifferAreRepeatsOfTheirOwn") {
+  const Model gemma = TemplateModel(
+      R"({"model_type": "gemma2", "num_hidden_layers": 5, "sliding_window": 16})", 64);
+  std::vector<std::int64_t> windows;
+  for (const ModelOp& op : gemma.ops) {
+    if (gemma.SpecOf(op).kind == OpKind::kAttention) {
+      windows.push_back(gemma.SpecOf(op).window);
+      CHECK(gemma.modules[op.module.value].fqn ==
+            "model.layers." + std::to_string(windows.size() - 1) + ".self_attn");
+    }
+  }
+  CHECK(windows == std::vector<std::int64_t>{16, 0, 16, 0, 16});
+  const Model t5 = TemplateModel(R"({"model_type": "t5", "num_layers": 3})");
+  std::vector<std::string> tables;
+  for (const Parameter& param : t5.params) {
+    if (param.fqn.find("relative_attention_bias") != std::string::npos) {
+      tables.push_back(param.fqn);
+    }
+  }
+  const std::string table = ".block.0.layer.0.SelfAttention.relative_attention_bias.weight";
+  CHECK(tables == std::vector<std::string>{"encoder" + table, "decoder" + table});
 }
 
 struct Published {

@@ -2,9 +2,12 @@
 // the model.
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <doctest/doctest.h>
 
+#include "planner/importers/read_adapters.h"
 #include "planner/importers/run_settings.h"
 #include "tests/planner/run_files.h"
 
@@ -256,39 +259,46 @@ TEST_CASE("Scripts: recomputation that both would do is refused as the Trainer r
   CHECK(file.plan.recompute.size() == 12);
 }
 
+TEST_CASE("Scripts: axolotl's older words for precision and accumulation") {
+  const PlanFile file = Imported(
+      {{"a.yml", "base_model: gpt2\nbfloat16: true\nbatch_size: 12\nmicro_batch_size: 4\n"}});
+  CHECK(file.job.precision.param == DType::kBf16);
+  CHECK(file.plan.micro_batch == 4);
+  CHECK(file.plan.accumulation == 3);
+}
+
 // What would be planned as something else than it is.
 TEST_CASE("Scripts: what cannot be predicted is refused") {
   const auto error = [](const std::string& line) {
     return ErrorOf({{"a.yaml", "per_device_train_batch_size: 1\n" + line + "\n"}});
   };
   const std::string no_adapter =
-      "expected training of all weights, since a run with adapters is not read: plan --lora-rank N "
-      "makes such a plan";
+      "expected false, since adapters of this script are not read: plan --lora-rank N makes such a "
+      "plan";
   for (const char* key : {"use_peft", "lora_enable", "use_lora"}) {
     CHECK(error(std::string(key) + ": true") ==
           "a.yaml: " + std::string(key) + ": got true, " + no_adapter);
   }
   CHECK(error("use_peft: false") == "no error");
   CHECK(error("load_in_4bit: true") ==
-        "a.yaml: load_in_4bit: got true, expected false, since weights in 4 bits cannot be "
-        "predicted");
+        "a.yaml: load_in_4bit: got true, expected no such key, since quantized weights without "
+        "adapters cannot be predicted");
   CHECK(error("parallelism_config:\n  tp_size: 2")
             .starts_with("a.yaml: parallelism_config.tp_size: got 2"));
-  CHECK(error("finetuning_type: lora") == "a.yaml: finetuning_type: got \"lora\", " + no_adapter);
-  CHECK(error("cutoff_len: 2048") ==
-        "a.yaml: finetuning_type: got no value, which means lora, " + no_adapter);
+  CHECK(error("finetuning_type: oft") ==
+        "a.yaml: finetuning_type: got \"oft\", expected full or lora, since oft training cannot be "
+        "predicted");
   CHECK(error("finetuning_type: full\nstage: dpo") ==
         "a.yaml: stage: got \"dpo\", expected pt or sft, since dpo training cannot be predicted");
   CHECK(error("max_prompt_length: 512") ==
         "a.yaml: max_prompt_length: got 512, expected false, since training on preferences or "
         "rewards cannot be predicted");
-  for (const char* optim : {"adafactor", "adamw_8bit", "paged_adamw_8bit", "lion_32bit"}) {
-    CHECK(
-        error("optim: " + std::string(optim)) ==
-        "a.yaml: optim: got \"" + std::string(optim) +
-            "\", expected adamw_torch, adamw_torch_fused, adamw_apex_fused, adamw_hf or sgd, since "
-            "the optimizer " +
-            optim + " cannot be predicted");
+  for (const char* optim : {"adafactor", "lion_8bit", "paged_lion_32bit", "muon"}) {
+    const std::string said = error("optim: " + std::string(optim));
+    CAPTURE(said);
+    CHECK(said.starts_with("a.yaml: optim: got \"" + std::string(optim) +
+                           "\", expected one of adamw_torch, adamw_torch_fused, "));
+    CHECK(said.ends_with("since the optimizer " + std::string(optim) + " cannot be predicted"));
   }
   CHECK(error("fsdp_config: fsdp.json") ==
         "a.yaml: got an fsdp_config file \"fsdp.json\" that is not there, expected that file as a "
@@ -299,21 +309,119 @@ TEST_CASE("Scripts: what cannot be predicted is refused") {
   CHECK(error("gradient_checkpointin: true") ==
         "a.yaml: gradient_checkpointin: got true, expected a key of this file to be known; did you "
         "mean \"gradient_checkpointing\"?");
-  CHECK(ErrorOf({{"a.yml", "base_model: gpt2\nadapter: lora\n"}}) ==
-        "a.yml: adapter: got \"lora\", " + no_adapter);
+  CHECK(
+      ErrorOf({{"a.yml", "base_model: gpt2\nadapter: llama-adapter\n"}}) ==
+      "a.yml: adapter: got \"llama-adapter\", expected lora or qlora, since llama-adapter training "
+      "cannot be predicted");
   CHECK(
       ErrorOf({{"a.yml", "base_model: gpt2\nbf16: full\n"}}) ==
       "a.yml: bf16: got \"full\", expected true, false or auto, since weights in bf16 alone cannot "
       "be predicted");
-  for (const char* key : {"bfloat16", "float16"}) {
-    CHECK(ErrorOf({{"a.yml", "base_model: gpt2\n" + std::string(key) + ": true\n"}}) ==
-          "a.yml: " + std::string(key) +
-              ": got true, expected false, since weights in 16 bits alone cannot be predicted");
+  CHECK(ErrorOf({{"a.yml", "base_model: gpt2\nfloat16: true\n"}}) ==
+        "a.yml: float16: got true, expected false, since weights in 16 bits alone cannot be "
+        "predicted");
+  CHECK(ErrorOf({{"a.yml", "base_model: gpt2\noptimizer: muon\n"}})
+            .starts_with("a.yml: optimizer: got \"muon\", expected one of adamw_torch, "));
+}
+
+// PEFT's settings in the words of three scripts.
+TEST_CASE("Scripts: adapters and the base below them") {
+  const Folder folder;
+  const auto adapters = [&](const std::string& text) {
+    return FactsOf(Read(folder, {{"a.yml", text}})).adapters;
+  };
+  const std::string axolotl = "base_model: gpt2\nbf16: true\nlora_r: 16\nlora_alpha: 8\n";
+  using Strings = std::vector<std::string>;
+  const Adapters plain = adapters(axolotl + "adapter: lora\nlora_target_linear: true\n");
+  CHECK(plain.rank == 16);
+  CHECK(plain.alpha == 8.0);
+  CHECK(plain.dropout == 0.0);
+  CHECK(plain.targets == Strings{"all-linear"});
+  CHECK(plain.base == FrozenFormat::kParam);
+  const Adapters small = adapters(axolotl +
+                                  "adapter: qlora\nload_in_4bit: true\nlora_dropout: 0.05\n"
+                                  "peft_use_rslora: true\nlora_target_modules: [q_proj, "
+                                  "self_attn.k_proj]\n");
+  CHECK(small.alpha == 32.0);  // 8 / sqrt(16) = 32 / 16
+  CHECK(small.dropout == 0.05);
+  CHECK(small.targets == Strings{"q_proj", "*.self_attn.k_proj"});
+  CHECK(small.base == FrozenFormat::kNf4Double);
+  CHECK(adapters(axolotl + "adapter: lora\nload_in_8bit: true\n").base == FrozenFormat::kInt8);
+  CHECK(adapters(axolotl + "adapter:\nlora_target_linear: true\n") == Adapters());
+
+  const std::string factory =
+      "model_name_or_path: gpt2\ntemplate: default\nper_device_train_batch_size: 1\n";
+  const Adapters by_default = adapters(factory);
+  CHECK(by_default.rank == 8);
+  CHECK(by_default.alpha == 16.0);
+  CHECK(by_default.targets == Strings{"all-linear"});
+  const Adapters told = adapters(factory +
+                                 "finetuning_type: lora\nlora_target: q_proj, v_proj\n"
+                                 "quantization_bit: 4\ndouble_quantization: false\n");
+  CHECK(told.targets == Strings{"q_proj", "v_proj"});
+  CHECK(told.base == FrozenFormat::kNf4);
+
+  const std::string trl = "model_name_or_path: gpt2\nmax_length: 512\nuse_peft: true\n";
+  const Adapters handbook = adapters(trl + "torch_dtype: bfloat16\nload_in_4bit: true\n");
+  CHECK(handbook.rank == 16);
+  CHECK(handbook.alpha == 32.0);
+  CHECK(handbook.dropout == 0.05);
+  CHECK(handbook.targets.empty());
+  CHECK(handbook.base == FrozenFormat::kNf4);
+  CHECK(adapters(trl).base == FrozenFormat::kMaster);  // loaded in fp32
+}
+
+TEST_CASE("Scripts: the plan of a run with adapters") {
+  const std::string run =
+      "base_model: gpt2\nbf16: true\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\n"
+      "lora_alpha: 16\nlora_target_modules: [c_attn]\noptimizer: paged_adamw_8bit\n";
+  const PlanFile file = Imported({{"a.yml", run}});
+  CHECK(file.plan.dialect == Dialect::kDdp);
+  CHECK(file.job.frozen_format == FrozenFormat::kNf4Double);
+  CHECK(file.job.optimizer.states == StateFormat::kBnb8Paged);
+  CHECK(file.job.precision == Precision{DType::kFp32, DType::kBf16, DType::kFp32});
+  const std::string fsdp = "fsdp_config:\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n";
+  CHECK(Imported({{"a.yml", run + "fsdp_version: 2\n" + fsdp}}).job.frozen_format ==
+        FrozenFormat::kNf4Double);
+  CHECK(ErrorOf({{"a.yml", run + "fsdp_version: 1\n" + fsdp}})
+            .ends_with("since adapters under FSDP1 cannot be predicted"));
+  // FSDP2 under Accelerate upcasts a base in bf16.
+  std::string whole = run + "fsdp_version: 2\n" + fsdp;
+  whole.replace(whole.find("load_in_4bit: true"), 18, "load_in_4bit: false");
+  CHECK(Imported({{"a.yml", whole}}).job.frozen_format == FrozenFormat::kMaster);
+}
+
+TEST_CASE("Scripts: what else people do with adapters is refused by name") {
+  const std::string run =
+      "base_model: gpt2\nadapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n";
+  for (const auto& [line, feature] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"peft_use_dora: true", "DoRA"},
+           {"lora_modules_to_save: [lm_head]", "whole modules trained beside adapters"},
+           {"lora_target_parameters: [mlp.experts]", "adapters of the experts' tensors"},
+           {"lora_rank_pattern:\n  q_proj: 4", "several ranks by pattern"}}) {
+    CAPTURE(std::string(line));
+    CHECK(ErrorOf({{"a.yml", run + line + "\n"}})
+              .ends_with("since " + std::string(feature) + " cannot be predicted"));
   }
-  CHECK(error("enable_liger_kernel: true") ==
-        "a.yaml: finetuning_type: got no value, which means lora, " + no_adapter);
-  CHECK(ErrorOf({{"a.yml", "base_model: gpt2\noptimizer: adamw_bnb_8bit\n"}})
-            .starts_with("a.yml: optimizer: got \"adamw_bnb_8bit\", expected adamw_torch, "));
+}
+
+TEST_CASE("Scripts: PEFT's patterns of names as globs") {
+  using Strings = std::vector<std::string>;
+  CHECK(GlobsOfPattern("layers.[\\d]+.(mlp|self_attn).(up|q)_proj") ==
+        Strings{"layers.*.mlp.up_proj", "layers.*.mlp.q_proj", "layers.*.self_attn.up_proj",
+                "layers.*.self_attn.q_proj"});
+  CHECK(GlobsOfPattern(R"(.*\.layers\.(3|7)\.x)") == Strings{"*.layers.3.x", "*.layers.7.x"});
+  CHECK(GlobsOfPattern(R"(a\d+.(_wrapped.)?b|^c$)") == Strings{"a*._wrapped.b", "a*.b", "c"});
+  CHECK(GlobsOfPattern("(?:a|(b|c)d)") == Strings{"a", "bd", "cd"});
+  for (const char* pattern : {"a{2}", "(a", "a)", "ab*", "[ab]", "(a|b)+", "(?!x)a"}) {
+    CAPTURE(std::string(pattern));
+    CHECK(GlobsOfPattern(pattern).empty());
+  }
+  std::string many;
+  for (int i = 0; i < 13; ++i) {
+    many += "(a|b)";
+  }
+  CHECK(GlobsOfPattern(many).empty());  // 8,192
 }
 
 TEST_CASE("torchtitan: names and degrees of its first versions") {

@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import unittest
 import zipfile
 
@@ -275,8 +276,9 @@ class Planted(unittest.TestCase):
         self.read_all()
 
     def test_changed_bytes(self):
-        """Each byte of the metadata, and 600 of the data: another value or an error, nothing else."""
-        generator = random.Random(5)
+        """Each byte of the metadata, and 600 of the data: another value or an error, nothing else. Then, in the deep run, 100,000
+        folders with up to eight edits, which cut, copy or change stretches of either file."""
+        generator = random.Random(int(os.environ.get("SHARDWRIGHT_SEED", 5)))
         outcomes = {"read": 0, "refused": 0}
         for path, places in ((self.dcp / ".metadata", None), (self.data, 600)):
             kept = path.read_bytes()
@@ -289,6 +291,23 @@ class Planted(unittest.TestCase):
                     outcomes["refused"] += 1
             path.write_bytes(kept)
         self.assertGreater(outcomes["refused"], 500)
+        kept = {path: path.read_bytes() for path in (self.dcp / ".metadata", self.data)}
+        for number in range(int(os.environ.get("SHARDWRIGHT_FOLDERS", 100_000)) if "SHARDWRIGHT_DEEP" in os.environ else 0):
+            for path, content in kept.items():
+                changed = bytearray(content)
+                for _ in range(generator.randrange(5)):
+                    at, to, size = (generator.randrange(len(changed) + 1) for _ in range(3))
+                    piece = changed[to:to + generator.choice((1, 2, 4, 8, size))]
+                    changed[at:at + generator.choice((0, len(piece), len(piece) + 1))] = generator.choice((piece, generator.randbytes(len(piece))))
+                path.write_bytes(changed)
+            begin = time.process_time()
+            try:
+                self.read_all()
+                outcomes["read"] += 1
+            except shardwright.InputError:
+                outcomes["refused"] += 1
+            self.assertLess(time.process_time() - begin, 10, number)
+            self.assertFalse(os.path.exists(MARK), number)
         print(f"changed bytes: {outcomes}")
 
     def test_reading_changes_nothing(self):

@@ -1,12 +1,18 @@
 // DDP programs against hand computation: docs/lowering.md, section ddp.
 
+#include <algorithm>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include <doctest/doctest.h>
 
 #include "core/error.h"
+#include "models/trainable.h"
 #include "schedule/lower.h"
+#include "schedule/lower/layout.h"
+#include "schedule/lower/optimizer.h"
 #include "tests/schedule/chain_model.h"
 #include "tests/schedule/lowered.h"
 
@@ -39,6 +45,44 @@ TEST_CASE("DDP buckets: 1 MiB first, then 25 MiB, closed by the tensor that pass
   CHECK(steady == std::vector<std::int64_t>{mib, 19 * mib + stem});
   // In the first step all are in one bucket (tests/schedule/torch_ddp_random.py).
   CHECK(first == std::vector<std::int64_t>{20 * mib + stem});
+}
+
+// bitsandbytes and torchao, by their sources: 8 bits and fp32 per 256 elements; 4 bits per 128.
+TEST_CASE("Packed optimizer states: blocks, thresholds and embeddings") {
+  const auto bytes = [](StateFormat format, std::int64_t n, bool embeds = false) {
+    const StateSize size = SizeOfState(format, n, embeds, DType::kBf16);
+    return size.codes.value + size.scales.value;
+  };
+  CHECK(bytes(StateFormat::kMaster, 5000) == 10000);
+  CHECK(bytes(StateFormat::kBnb8, 4095) == 4 * 4095);
+  CHECK(bytes(StateFormat::kBnb8, 4096) == 4096 + 16 * 4);
+  CHECK(bytes(StateFormat::kBnb8, 4097) == 4097 + 17 * 4);
+  CHECK(bytes(StateFormat::kBnb8Paged, 8192, true) == 4 * 8192);
+  CHECK(bytes(StateFormat::kBnb32Paged, 8192) == 4 * 8192);
+  CHECK(bytes(StateFormat::kAo8, 4352, true) == 4352 + 17 * 4);
+  CHECK(bytes(StateFormat::kAo8, 4353) == 2 * 4353);
+  CHECK(bytes(StateFormat::kAo4, 4224) == 2112 + 33 * 4);
+  CHECK(bytes(StateFormat::kAo4, 2048) == 2 * 2048);
+  // 4.5 and 4.127 bits per weight, as the papers count.
+  const std::int64_t n = std::int64_t{1} << 24;
+  const auto bits = [&](FrozenFormat format) {
+    const QuantizedSize size = SizeOfQuantized(format, n, 4096);
+    return 8.0 * static_cast<double>((size.packed + size.scales).value) / static_cast<double>(n);
+  };
+  CHECK(bits(FrozenFormat::kNf4) == doctest::Approx(4.5).epsilon(1e-4));
+  CHECK(bits(FrozenFormat::kNf4Double) == doctest::Approx(4.127).epsilon(1e-4));
+  CHECK(bits(FrozenFormat::kInt8) == doctest::Approx(8.0 + 32.0 / 4096.0).epsilon(1e-6));
+}
+
+TEST_CASE("Optimizers by Transformers' words, and back") {
+  for (const std::string_view word : OptimizerWords()) {
+    CAPTURE(std::string(word));
+    const std::string_view back = WordOf(*OptimizerNamed(word));
+    CHECK(OptimizerNamed(back) == OptimizerNamed(word));
+  }
+  CHECK(!OptimizerNamed("adafactor"));
+  CHECK(IsPaged(OptimizerNamed("paged_adamw_8bit")->states));
+  CHECK(!IsPaged(OptimizerNamed("adamw_8bit")->states));
 }
 
 // The chain with a bias in every layer.
@@ -187,6 +231,39 @@ TEST_CASE("DDP refuses a static graph whose first micro-batch does not reduce") 
                        InputError);
   plan.accumulation = 1;
   CHECK_NOTHROW(ValidatePlan(model, ChainJob(spec, kAllFp32), plan, "p"));
+}
+
+// A stem of 64 x 8 and four products of 64 x 64, of which the second learns and the others are
+// frozen in 4 bits. The third and the fourth, which a gradient passes through, are made whole again
+// for backward; before the second nothing learns.
+TEST_CASE("Quantized weights are whole while their op runs") {
+  ChainSpec spec;
+  Model model = ChainModel(spec);
+  for (Parameter& param : model.params) {
+    param.trainable = param.fqn.starts_with("block1");
+  }
+  Job job = ChainJob(spec, kMixed);
+  job.frozen_format = FrozenFormat::kNf4;
+  const Program program =
+      Lower({model, FindKernelSet("torch-eager", "test"), job, DdpPlan(spec, kMiB)});
+  CHECK(Verify(program).empty());
+  std::int64_t forward = 0, backward = 0, shard = 0, scales = 0, largest = 0;
+  for (const Op& op : program.step.ops) {
+    const bool makes_whole = program.ShapeOf(op).code == OpCode::kCast;
+    forward += makes_whole && op.phase == Phase::kForward ? 1 : 0;
+    backward += makes_whole && op.phase == Phase::kBackward ? 1 : 0;
+  }
+  for (const Buffer& b : program.buffers) {
+    shard += b.category == Category::kParameterShard ? b.size.value : 0;
+    scales += b.category == Category::kModelBuffer ? b.size.value : 0;
+    largest = std::max(largest, b.category == Category::kTemporary ? b.size.value : 0);
+  }
+  const std::int64_t square = 64 * 64, stem = 64 * 8;
+  CHECK(shard == 4 * square + (3 * square + stem) / 2);
+  CHECK(scales == 4 * ((3 * square + stem) / 64 + 4 * 16));
+  CHECK(forward == 5);  // and the one that learns is cast for autocast
+  CHECK(backward == 2);
+  CHECK(largest == 2 * square);
 }
 
 }  // namespace

@@ -124,6 +124,22 @@ TEST_CASE("ZeRO-3: a flat tensor per kind and sub-group") {
         Sizes{all * 2, all * 4, all * 2, all * 4, all * 4, all * 4, all * 4});
 }
 
+TEST_CASE("ZeRO-3 runs its hooks around the ops of the model, FSDP2 does not") {
+  for (const Dialect dialect : {Dialect::kZero3, Dialect::kFsdp2}) {
+    const Program program = LowerBlock(dialect);
+    std::size_t in_hooks = 0;
+    std::size_t of_model = 0;
+    for (const Op& op : program.step.ops) {
+      if (op.phase == Phase::kForward && program.ShapeOf(op).code == OpCode::kCompute) {
+        ++of_model;
+        in_hooks += program.ShapeOf(op).issue == Issue::kHook ? 1U : 0U;
+      }
+    }
+    REQUIRE(of_model > 0);
+    CHECK(in_hooks == (dialect == Dialect::kZero3 ? of_model : 0));
+  }
+}
+
 TEST_CASE("Verify wants slices of a flat tensor to be alike") {
   Program program = LowerBlock(Dialect::kZero3);
   const auto first = std::find_if(program.buffers.begin(), program.buffers.end(),

@@ -11,6 +11,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "models/kernel_set.h"
 #include "schedule/lower.h"
 #include "schedule/print.h"
@@ -80,6 +81,40 @@ TEST_CASE("Lowered random plans whose loss runs in chunks are legal") {
     chunked += size(program) < size(Lower({c.model, WithLossChunks(whole, 1), c.job, c.plan}));
   }
   CHECK(chunked >= 50);  // the loss is no op of its own there
+}
+
+// Wherever ValidatePlan takes packed states or frozen formats, the program is legal, and moves and
+// keeps no more than without them.
+TEST_CASE("Lowered random plans with packed states and weights are legal") {
+  std::mt19937 random(4244);
+  int packed_states = 0, packed_weights = 0;
+  for (int trial = 0; trial < 600; ++trial) {
+    RandomCase c = DrawCase(random);
+    const RandomCase whole = c;
+    c.job.optimizer.states = static_cast<StateFormat>(trial % 6);
+    c.job.frozen_format = static_cast<FrozenFormat>(trial % 5);
+    try {
+      ValidatePlan(c.model, c.job, c.plan, "test");
+    } catch (const InputError&) {
+      continue;
+    }
+    CAPTURE(c.description);
+    const Program program = LowerCase(c);
+    const auto findings = Verify(program);
+    CHECK_MESSAGE(findings.empty(), (findings.empty() ? std::string() : findings.front().text));
+    packed_states += c.job.optimizer.states != StateFormat::kMaster ? 1 : 0;
+    packed_weights += c.job.frozen_format != FrozenFormat::kMaster ? 1 : 0;
+    const auto parameters = [](const Program& p) {
+      std::int64_t bytes = 0;
+      for (const Buffer& b : p.buffers) {
+        bytes += b.category == Category::kParameterShard ? b.size.value : 0;
+      }
+      return bytes;
+    };
+    CHECK(parameters(program) <= parameters(LowerCase(whole)));
+  }
+  CHECK(packed_states >= 20);
+  CHECK(packed_weights >= 10);
 }
 
 }  // namespace

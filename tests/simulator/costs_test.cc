@@ -428,8 +428,11 @@ TEST_CASE("Issue costs: a dispatch per op, a launch per kernel, a hook per unit 
   CHECK(table.prices[2].duration == ToSimTime(Seconds(1260e-6)));
   CHECK(table.prices[3].duration == ToSimTime(Seconds(3.2e-3)));
   program.shapes[1].issue = Issue::kLoop;
-  CHECK(PriceProgram(program, RoundCluster(1), RoundProfile()).prices[1].issue ==
-        ToSimTime(Seconds(30e-6)));
+  program.shapes[0].issue = Issue::kHook;  // ZeRO-3's hooks before a module and after it
+  const PriceTable other = PriceProgram(program, RoundCluster(1), RoundProfile());
+  CHECK(other.prices[1].issue == ToSimTime(Seconds(30e-6)));
+  CHECK(other.prices[0].issue == ToSimTime(Seconds(51e-6)));
+  CHECK(other.prices[0].duration == table.prices[0].duration);
 }
 
 RunningClasses RunningOn(std::uint8_t compute, std::uint8_t gather, std::uint8_t reduce) {

@@ -11,7 +11,7 @@
 namespace shardwright::internal {
 namespace {
 
-constexpr std::size_t kPieceSize = std::size_t{1} << 18;
+constexpr std::size_t kPieceSize = std::size_t{1} << 16;
 constexpr std::size_t kWord = sizeof(std::uint64_t);  // bytes that FindSpecial looks at
 constexpr std::size_t kDeepest = 64;                  // nesting
 constexpr const char* kExpected = "a trace of training steps";

@@ -96,7 +96,7 @@ ProtoBytes ProtoFields::Bytes() const {
 }
 
 bool ProtoMessages::Has(std::size_t size) {
-  constexpr std::size_t kPiece = std::size_t{1} << 18;
+  constexpr std::size_t kPiece = std::size_t{1} << 16;
   while (buffer_.size() - at_ < size) {
     buffer_.erase(0, at_);
     begin_ += static_cast<std::int64_t>(at_);

@@ -1,0 +1,294 @@
+#include "planner/importers/read_adapters.h"
+
+#include <array>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// Keys that make something else of plain LoRA, whatever the script calls the rest.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kRefused = {{
+    {"lora_target_parameters", "adapters of the experts' tensors"},
+    {"lora_rank_pattern", "several ranks by pattern"},
+    {"lora_alpha_pattern", "several alphas by pattern"},
+    {"lora_bias", "biases trained beside adapters"},
+    {"peft_layer_replication", "replicated layers"},
+    {"peft_trainable_token_indices", "tokens trained beside adapters"},
+    {"peft_autocast_adapter_dtype", "adapters in the base's dtype by a key"},
+    {"loftq_config", "LoftQ"},
+    {"bnb_4bit_quant_storage", "quantized weights stored in another dtype by a key"},
+}};
+
+std::optional<JsonValue> FindSet(const JsonValue& root, std::string_view key) {
+  auto value = key.empty() ? std::nullopt : root.Find(key);
+  const bool is_off = value && ((value->IsBool() && !value->AsBool()) ||
+                                (value->IsString() && value->AsString().empty()) ||
+                                (value->IsArray() && value->size() == 0));
+  return is_off ? std::nullopt : std::move(value);
+}
+
+void Refuse(const JsonValue& root, std::string_view key, std::string_view feature) {
+  const auto value = FindSet(root, key);
+  const bool is_none = value && value->IsString() && value->AsString() == "none";
+  if (value && !is_none) {
+    throw value->Error("no such key, since " + std::string(feature) + " cannot be predicted");
+  }
+}
+
+// "all-linear", "q_proj,v_proj", a pattern, or a list of names, as globs.
+void AddTargets(const JsonValue& value, std::vector<std::string>& targets) {
+  const auto add = [&](const std::string& name) {
+    // PEFT takes the ends of module names.
+    targets.push_back(name.find('.') == std::string::npos ? name : "*." + name);
+  };
+  for (std::size_t i = 0; value.IsArray() && i < value.size(); ++i) {
+    add(value[i].AsString());
+  }
+  if (value.IsArray()) {
+    return;
+  }
+  const std::string text = value.AsString();
+  if (text == "all" || text == "all-linear") {
+    targets.emplace_back("all-linear");
+  } else if (text.find_first_of("()[]\\*|") == std::string::npos) {
+    for (std::size_t begin = 0; begin <= text.size();) {
+      const std::size_t end = std::min(text.find(',', begin), text.size());
+      const std::size_t first = text.find_first_not_of(' ', begin);
+      if (first < end) {
+        add(text.substr(first, end - first));
+      }
+      begin = end + 1;
+    }
+  } else {
+    const std::vector<std::string> globs = GlobsOfPattern(text);
+    if (globs.empty()) {
+      throw value.Error(
+          "names, or a pattern of alternatives and numbers, since adapters by this "
+          "pattern cannot be predicted");
+    }
+    targets.insert(targets.end(), globs.begin(), globs.end());
+  }
+}
+
+// The base below the adapters: LLaMA-Factory says bits, the others which of two.
+FrozenFormat BaseOf(const JsonValue& root, const AdapterKeys& keys, FrozenFormat base) {
+  const auto bits = root.Find("quantization_bit");
+  const bool is_4 = FindSet(root, "load_in_4bit") || (bits && bits->AsInt(0, 64) == 4);
+  const bool is_8 = FindSet(root, "load_in_8bit") || (bits && bits->AsInt(0, 64) == 8);
+  if (bits && !is_4 && !is_8 && bits->AsInt(0, 64) != 0) {
+    throw bits->Error("4 or 8, since weights in other numbers of bits cannot be predicted");
+  }
+  for (const char* key : {"bnb_4bit_quant_type", "quantization_type"}) {
+    if (const auto type = root.Find(key); is_4 && type && type->AsString() != "nf4") {
+      throw type->Error("nf4, since weights in " + type->AsString() + " cannot be predicted");
+    }
+  }
+  if (const auto method = root.Find("quantization_method"); (is_4 || is_8) && method &&
+                                                            method->AsString() != "bnb" &&
+                                                            method->AsString() != "bitsandbytes") {
+    throw method->Error("bnb, since weights quantized by another library cannot be predicted");
+  }
+  if (is_8) {
+    return FrozenFormat::kInt8;
+  }
+  std::optional<JsonValue> twice = root.Find(keys.double_quant);
+  if (const auto table = root.Find("bnb_config_kwargs"); table && table->IsObject()) {
+    twice = table->Find("bnb_4bit_use_double_quant");
+  }
+  const bool is_double = twice ? twice->AsBool() : keys.default_double_quant;
+  return !is_4 ? base : is_double ? FrozenFormat::kNf4Double : FrozenFormat::kNf4;
+}
+
+// Each text so far, continued by each of these.
+bool Append(std::vector<std::string>& texts, const std::vector<std::string>& ends) {
+  constexpr std::size_t kMost = 4096;
+  if (texts.size() * ends.size() > kMost) {
+    return false;
+  }
+  std::vector<std::string> longer;
+  for (const std::string& text : texts) {
+    for (const std::string& end : ends) {
+      longer.push_back(text + end);
+    }
+  }
+  texts = std::move(longer);
+  return true;
+}
+
+// Reads alternatives up to a closing bracket or the end; `at` is moved behind them. Null: not
+// understood.
+std::optional<std::vector<std::string>> Alternatives(std::string_view pattern, std::size_t& at,
+                                                     int depth);
+
+// One name, class or group at `at`, without what repeats it.
+std::optional<std::vector<std::string>> Atom(std::string_view pattern, std::size_t& at, int depth) {
+  constexpr int kDeepest = 16;
+  const char c = pattern[at++];
+  if (c == '(') {
+    at += pattern.substr(at).starts_with("?:") ? 2 : 0;
+    auto inner = depth < kDeepest ? Alternatives(pattern, at, depth + 1) : std::nullopt;
+    if (!inner || at >= pattern.size() || pattern[at] != ')') {
+      return std::nullopt;
+    }
+    ++at;
+    return inner;
+  }
+  const std::string_view rest = pattern.substr(at);
+  for (const auto& [text, glob] : {std::pair{"[\\d]", "*"}, {"[0-9]", "*"}, {"\\d", "*"}}) {
+    const std::string_view number(text);
+    if (pattern.substr(at - 1).starts_with(number)) {
+      at += number.size() - 1;
+      return std::vector<std::string>{glob};
+    }
+  }
+  if (c == '\\' && rest.starts_with('.')) {
+    ++at;
+    return std::vector<std::string>{"."};
+  }
+  if (c == '.' && (rest.starts_with('*') || rest.starts_with('+'))) {
+    return std::vector<std::string>{"*"};
+  }
+  if (std::string_view("[]{}\\*+?)").find(c) != std::string_view::npos) {
+    return std::nullopt;
+  }
+  return std::vector<std::string>{std::string(1, c)};
+}
+
+std::optional<std::vector<std::string>> Alternatives(std::string_view pattern, std::size_t& at,
+                                                     int depth) {
+  std::vector<std::string> all;
+  std::vector<std::string> one = {""};
+  while (at < pattern.size() && pattern[at] != ')') {
+    if (pattern[at] == '|' || pattern[at] == '^' || pattern[at] == '$') {
+      if (pattern[at++] == '|') {
+        all.insert(all.end(), one.begin(), one.end());
+        one = {""};
+      }
+      continue;
+    }
+    const bool is_group = pattern[at] == '(';
+    auto atom = Atom(pattern, at, depth);
+    if (!atom) {
+      return std::nullopt;
+    }
+    const char repeat = at < pattern.size() ? pattern[at] : '\0';
+    const bool is_number = atom->front() == "*";
+    if (repeat == '?' && is_group) {
+      atom->emplace_back("");
+    } else if ((repeat == '+' || repeat == '*') && !is_number) {
+      return std::nullopt;
+    }
+    at += repeat == '?' || repeat == '+' || repeat == '*' ? 1 : 0;
+    if ((repeat == '?' && !is_group) || !Append(one, *atom)) {
+      return std::nullopt;
+    }
+  }
+  all.insert(all.end(), one.begin(), one.end());
+  return all;
+}
+
+}  // namespace
+
+const AdapterKeys& AxolotlAdapters() {
+  static constexpr AdapterKeys kKeys = {.rank = "lora_r",
+                                        .alpha = "lora_alpha",
+                                        .dropout = "lora_dropout",
+                                        .targets = "lora_target_modules",
+                                        .all_linear = "lora_target_linear",
+                                        .rslora = "peft_use_rslora",
+                                        .dora = "peft_use_dora",
+                                        .saved = "lora_modules_to_save",
+                                        .double_quant = {},
+                                        .default_double_quant = true};
+  return kKeys;
+}
+
+const AdapterKeys& TrlAdapters() {
+  static constexpr AdapterKeys kKeys = {.rank = "lora_r",
+                                        .alpha = "lora_alpha",
+                                        .dropout = "lora_dropout",
+                                        .targets = "lora_target_modules",
+                                        .all_linear = {},
+                                        .rslora = "use_rslora",
+                                        .dora = "use_dora",
+                                        .saved = "lora_modules_to_save",
+                                        .double_quant = "use_bnb_nested_quant",
+                                        .default_rank = 16,
+                                        .default_alpha = 32.0,
+                                        .default_dropout = 0.05};
+  return kKeys;
+}
+
+const AdapterKeys& LlamaFactoryAdapters() {
+  static constexpr AdapterKeys kKeys = {.rank = "lora_rank",
+                                        .alpha = "lora_alpha",
+                                        .dropout = "lora_dropout",
+                                        .targets = "lora_target",
+                                        .all_linear = {},
+                                        .rslora = "use_rslora",
+                                        .dora = "use_dora",
+                                        .saved = "additional_target",
+                                        .double_quant = "double_quantization",
+                                        .default_rank = 8,
+                                        .default_double_quant = true};
+  return kKeys;
+}
+
+Adapters ReadAdapters(const JsonValue& root, const AdapterKeys& keys, FrozenFormat base) {
+  constexpr std::int64_t kMostRank = std::int64_t{1} << 20;
+  for (const auto& [key, feature] : kRefused) {
+    Refuse(root, key, feature);
+  }
+  Refuse(root, keys.dora, "DoRA");
+  Refuse(root, keys.saved, "whole modules trained beside adapters");
+  Adapters adapters;
+  const auto rank = root.Find(keys.rank);
+  adapters.rank =
+      rank || keys.default_rank == 0 ? root.At(keys.rank).AsInt(1, kMostRank) : keys.default_rank;
+  const auto alpha = root.Find(keys.alpha);
+  adapters.alpha = alpha                      ? alpha->AsDouble()
+                   : keys.default_alpha > 0.0 ? keys.default_alpha
+                                              : 2.0 * static_cast<double>(adapters.rank);
+  if (!(adapters.alpha > 0.0 && adapters.alpha <= kMaxLoraAlpha)) {
+    throw root.At(keys.alpha).Error("a number above 0, at most 1e6");
+  }
+  if (FindSet(root, keys.rslora)) {  // alpha / sqrt(rank) in place of alpha / rank
+    adapters.alpha *= std::sqrt(static_cast<double>(adapters.rank));
+  }
+  const auto dropout = root.Find(keys.dropout);
+  adapters.dropout = dropout ? dropout->AsDouble() : keys.default_dropout;
+  if (!(adapters.dropout >= 0.0 && adapters.dropout < 1.0)) {
+    throw dropout->Error("a fraction in [0, 1)");
+  }
+  if (const auto targets = FindSet(root, keys.targets)) {
+    AddTargets(*targets, adapters.targets);
+  }
+  if (FindSet(root, keys.all_linear) ||
+      (&keys == &LlamaFactoryAdapters() && adapters.targets.empty())) {
+    adapters.targets.emplace_back("all-linear");
+  }
+  adapters.base = BaseOf(root, keys, base);
+  return adapters;
+}
+
+void RefuseQuantized(const JsonValue& root) {
+  for (const char* key : {"load_in_4bit", "load_in_8bit", "quantization_bit"}) {
+    const auto value = FindSet(root, key);
+    if (value && !(value->IsNumber() && value->AsDouble() == 0.0)) {
+      throw value->Error(
+          "no such key, since quantized weights without adapters cannot be predicted");
+    }
+  }
+}
+
+std::vector<std::string> GlobsOfPattern(std::string_view pattern) {
+  std::size_t at = 0;
+  const auto globs = Alternatives(pattern, at, 0);
+  return globs && at == pattern.size() ? *globs : std::vector<std::string>();
+}
+
+}  // namespace shardwright
