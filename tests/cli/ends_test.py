@@ -210,19 +210,21 @@ class Ends(TrainingTestCase):
         self.assertEqual(self.checkpoints("c"), [f"step-{STEPS:08}"])
 
     def test_each_rank_that_stands_still_is_named_by_all(self):
-        victim = 0
-        while victim < RANKS:
-            run = self.start("--steps", "100000000", *self.patience.flag)
+        # Rank 0 passes messages on; the checkpoint's writer and the collectives each ask who is there, at nearly the same time.
+        victims = [3, 2, 1, 0, 0, 0]
+        while victims:
+            victim = victims.pop()
+            run = self.start("--steps", "100000000", *self.patience.flag, "--checkpoint", f"c{len(victims)}", "--every", "1", "--resume")
             waited = round(self.patience.seconds) * 1000
             run.wait_for_steps(3)
             codes = self.end(run, "stop", victim)
-            if self.forgive_slow(run, [victim], 2):
+            if victim != 0 and self.forgive_slow(run, [victim], 2):
+                victims.append(victim)
                 continue
             self.assertEqual([code for rank, code in enumerate(codes) if rank != victim], [5] * (RANKS - 1), run.err)
             for rank in range(RANKS):
                 if rank != victim:
                     self.assertRegex(run.error(rank), rf"^error: rank \d, .+: waited {waited} ms for rank {victim}\n$")
-            victim += 1
 
     def test_a_terminal_that_closes(self):
         # Kernel and shell both tell all processes.
