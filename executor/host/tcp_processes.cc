@@ -149,6 +149,7 @@ class TcpProcesses : public MessagePassing {
   }
 
   [[nodiscard]] std::set<std::int64_t> Silent() override {
+    const std::lock_guard asking(asking_mutex_);  // answers are to one question at a time
     {
       const std::lock_guard lock(mutex_);
       mailbox_.answered().clear();
@@ -162,9 +163,8 @@ class TcpProcesses : public MessagePassing {
     std::unique_lock lock(mutex_);
     const auto count = static_cast<std::size_t>(size_ - 1);
     constexpr std::chrono::milliseconds kPatience{2000};
-    if (!changed_.wait_for(lock, kPatience, [&] {
-          return mailbox_.answered().size() == count || !cause_.empty();
-        })) {
+    // Also where another thread has given up meanwhile: that is no answer of those that are asked.
+    if (!changed_.wait_for(lock, kPatience, [&] { return mailbox_.answered().size() == count; })) {
       for (int r = 0; r < size_; ++r) {
         if (r != rank_ && !mailbox_.answered().contains(r)) {
           silent.insert(r);
@@ -372,6 +372,7 @@ class TcpProcesses : public MessagePassing {
   std::unique_ptr<tcp::Relay> relay_;  // of rank 0
   tcp::Socket socket_;
   std::mutex write_mutex_;    // one frame after the other; taken before mutex_
+  std::mutex asking_mutex_;   // held while the others are asked whether they are there
   bool said_bye_ = false;     // guarded by write_mutex_
   std::mutex watcher_mutex_;  // held while one is called, so that it may be taken away safely
   std::map<const void*, std::function<void(const std::string&)>> watchers_;  // by owner; guarded
