@@ -188,4 +188,20 @@ void Branches::Append(const Branch& branch, std::vector<Candidate>& candidates) 
   }
 }
 
+std::string Branches::Refusal() const {
+  std::string first;
+  for (const std::size_t i : order_) {
+    if (branches_[i].local == nullptr) {
+      continue;
+    }
+    for (const Evaluated& e : branches_[i].local->evaluated()) {
+      if (e.outcome.is_allowed) {
+        return "";
+      }
+      first = first.empty() ? e.outcome.refusal : first;
+    }
+  }
+  return first;
+}
+
 }  // namespace shardwright

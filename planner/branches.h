@@ -80,6 +80,8 @@ class Branches {
   [[nodiscard]] Candidate CandidateOf(const Branch& branch) const;
   // All plans that were looked at; of a branch without any what they would share.
   void Append(const Branch& branch, std::vector<Candidate>& candidates) const;
+  // Why the dialect cannot express the first plan that was looked at; empty if it can express one.
+  [[nodiscard]] std::string Refusal() const;
 
  private:
   [[nodiscard]] std::vector<OuterBound> BoundsOf(const List& list, const Limits& limits) const;

@@ -85,9 +85,10 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
     // The chosen plan is lowered with all of its micro-batches.
     const Program& few = programs->Largest();
     CheckOpCount(few.step.size(), few.micro_batch_count, plan.accumulation);
-  } catch (const InputError&) {  // a region or a unit that this model or dialect cannot have
+  } catch (const InputError& e) {  // a region or a unit that this model or dialect cannot have
     Outcome outcome;
     outcome.is_allowed = false;
+    outcome.refusal = e.what();
     return outcome;
   }
   // A time takes programs with other numbers of micro-batches; memory is the largest one's.

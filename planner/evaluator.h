@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@ namespace shardwright {
 // What a plan costs. With neither reserved memory nor retries of the caching allocator.
 struct Outcome {
   bool is_allowed = true;  // false: the dialect cannot express the plan
+  std::string refusal;     // then, why, as far as it was lowered
   Seconds time;
   MemoryPeak peak;  // allocated on the device
   Bytes outside;

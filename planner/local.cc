@@ -127,7 +127,7 @@ std::size_t LocalSearch::Fit(Evaluator& evaluator, InnerChoice inner) {
     const Evaluated& e = Evaluate(evaluator, inner);
     const auto index = static_cast<std::size_t>(&e - evaluated_.data());
     if (!e.outcome.is_allowed) {
-      return kNoIndex;
+      return found;
     }
     std::size_t next = 0;
     if (e.status == CandidateStatus::kFits) {
@@ -202,12 +202,14 @@ void LocalSearch::Seed(Evaluator& evaluator) {
   inner.backward_prefetch = options_.base.backward_prefetch;
   inner.forward_prefetch = options_.base.forward_prefetch;
   inner.mix = options_.objective == Objective::kMemory ? ladder_.steps() : first_mix_;
+  TakeAllowed(evaluator, inner);
   if (Try(evaluator, inner)) {
     return;
   }
   // The least memory that we know how to reach: small units, freed at once, all recomputed.
   inner.mix = ladder_.steps();
   inner.in_flight = *std::min_element(space_.in_flight.begin(), space_.in_flight.end());
+  const InnerChoice seeded = inner;
   for (const UnitFamily& family : space_.families) {
     if (family.units.size() > inner.units.size()) {
       inner.units = family.units;
@@ -221,7 +223,23 @@ void LocalSearch::Seed(Evaluator& evaluator) {
     }
   }
   effort_ += kLeastMemoryEffort;
+  if (!IsStopped() && !Evaluate(evaluator, inner).outcome.is_allowed) {
+    inner = seeded;
+  }
   (void)Try(evaluator, inner);
+}
+
+void LocalSearch::TakeAllowed(Evaluator& evaluator, InnerChoice& inner) {
+  for (const std::size_t mix : {inner.mix, std::size_t{0}}) {
+    inner.mix = mix;
+    for (const UnitFamily& family : space_.families) {
+      inner.units = family.units;
+      inner.units_label = family.name;
+      if (IsStopped() || Evaluate(evaluator, inner).outcome.is_allowed) {
+        return;
+      }
+    }
+  }
 }
 
 }  // namespace shardwright

@@ -116,6 +116,9 @@ class LocalSearch {
   // Evaluates `inner` with as little checkpointing as fits, starting from its mix; returns the
   // index of the best that fits or of the last one tried.
   std::size_t Fit(Evaluator& evaluator, InnerChoice inner);
+  // Gives `inner` the first units that the dialect can have, without checkpointing where none can
+  // have its own.
+  void TakeAllowed(Evaluator& evaluator, InnerChoice& inner);
   [[nodiscard]] bool IsStopped() const;
   // Fits `inner`; true if it is better than the best so far.
   bool Try(Evaluator& evaluator, const InnerChoice& inner);

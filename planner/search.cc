@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <set>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -306,6 +307,10 @@ class Searcher {
     }
     if (result.is_feasible && options_.effort > 0 && !IsBrief()) {
       MeasureFront(choose_, finals_, result);
+    }
+    if (const std::string refusal = result.is_feasible ? "" : branches_.Refusal();
+        !refusal.empty()) {
+      throw InputError(refusal);
     }
     FindPareto(choose_, result);
     SumUpRejected(options_, result);

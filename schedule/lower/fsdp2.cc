@@ -30,12 +30,14 @@ Fsdp2Rules::Fsdp2Rules(Emitter& emitter, const UnitSpans& spans,
   });
 }
 
-// Units that keep what they gather do so from pass to pass without a backward.
+// Units that keep what they gather do so from pass to pass without a backward, as does what is
+// gathered ahead for a unit that has run already.
 bool Fsdp2Rules::FirstStepDiffers() const {
   bool keeps = false;
   for (std::uint32_t u = 0; u < unit_count(); ++u) {
-    keeps =
-        keeps || PlanOf(UnitId(u)).reshard.kind != Reshard::Kind::kAlways || StaysOpen(UnitId(u));
+    const UnitPlan& unit = PlanOf(UnitId(u));
+    keeps = keeps || unit.reshard.kind != Reshard::Kind::kAlways || StaysOpen(UnitId(u)) ||
+            !unit.forward_prefetch.empty();
   }
   return !carried_.empty() || (job_.mode == JobMode::kForward && keeps);
 }

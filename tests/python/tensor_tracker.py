@@ -21,18 +21,25 @@ class Tracker(FSDPMemTracker):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+def collect(*_):
+    gc.collect()
+
+
 def peak_of(model, optimizer, batch, after_step=lambda: None):
     """Bytes of all tensors at the peak of two steps of a sharded model, by category and as "Total"."""
     tracker = Tracker(model, optimizer)
     tracker.track_inputs(tuple(batch.values()))
-    # The tracker's hooks hold graphs of detached results, which are freed at once without them.
-    collecting = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: gc.collect(1) and None)
+    # The tracker's hooks hold graphs of detached results, which are freed at once without them. What there is already is frozen, or each
+    # collection would look at it.
+    gc.freeze()
+    collecting = torch.nn.modules.module.register_module_forward_pre_hook(collect)
     with tracker, contextlib.ExitStack() as stack:
         stack.callback(collecting.remove)
+        stack.callback(gc.unfreeze)
         for _ in range(2):
             tracker.reset_mod_stats()  # or else it refuses the next forward
             output = model(**batch)  # which holds the logits until the step ends, as in a training loop
-            gc.collect(1)
+            gc.collect()
             (output if isinstance(output, torch.Tensor) else output.loss).backward()
             optimizer.step()
             optimizer.zero_grad()

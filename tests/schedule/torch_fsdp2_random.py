@@ -140,6 +140,8 @@ def stopping(*modes):
 
 LAYERS = [f"body.layers.{i}" for i in range(3)]
 FIXED = {
+    "forward only, a unit gathered ahead that has run already, none of them kept": fetching(reshard_root(
+        fixed(*LAYERS, mode="forward")), LAYERS[1], [LAYERS[0]], "forward_prefetch"),
     "a layer under no_grad": fixed(*LAYERS, network=stopping("chain", "no_grad", "chain"), accumulation=2, sync="last"),
     "a frozen layer under no_grad": fixed(*LAYERS, network=stopping("chain", "no_grad", "chain"), frozen=[f"{LAYERS[1]}.*"]),
     "frozen layers under no_grad, one recomputed": fixed(
@@ -436,6 +438,8 @@ def wrap_by_hand(model, case):
 
 
 def set_and_notice(model, case):
+    if not shardwright_fsdp2._groups(model._get_fsdp_state()):
+        return  # a root without parameters of its own
     for setter in case.get("settings", []):
         SETTINGS[setter](model)
         assert any(setter in line for line in shardwright_fsdp2.changed_settings(model)), f"{setter} is not noticed"
