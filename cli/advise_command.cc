@@ -83,7 +83,6 @@ Traced ReadTraced(const Arguments& arguments) {
     Traced traced;
     traced.run.name = files.front();
     traced.run.recordings = ReadRecordings(files);
-    traced.is_simulation = traced.run.recordings.front().is_simulated;
     traced.has_plan = plan.is_given();
     if (traced.has_plan) {
       traced.run.file = ReadPlanFile(plan.text, arguments.streams);

@@ -1,6 +1,7 @@
 #include "topologies/cluster.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <utility>
@@ -202,19 +203,9 @@ MathType MathTypeOf(DType dtype) {
 }
 
 const char* MathTypeName(MathType type) {
-  switch (type) {
-    case MathType::kFp32:
-      return "fp32";
-    case MathType::kTf32:
-      return "tf32";
-    case MathType::kFp16:
-      return "fp16";
-    case MathType::kBf16:
-      return "bf16";
-    case MathType::kFp8:
-      return "fp8";
-  }
-  return "";
+  constexpr std::array<const char*, kMathTypeCount> kNames = {"fp32", "tf32", "fp16", "bf16",
+                                                              "fp8"};
+  return kNames[static_cast<std::size_t>(type)];
 }
 
 std::optional<FlopsPerSecond> PeakFlops(const GpuSpec& gpu, MathType type) {

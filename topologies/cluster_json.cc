@@ -22,37 +22,9 @@ namespace {
 
 constexpr std::int64_t kMostNodes = 10'000'000;
 
-const char* ComponentKindName(ComponentKind kind) {
-  switch (kind) {
-    case ComponentKind::kGpu:
-      return "gpu";
-    case ComponentKind::kNvSwitch:
-      return "nvswitch";
-    case ComponentKind::kPcieSwitch:
-      return "pcie_switch";
-    case ComponentKind::kCpu:
-      return "cpu";
-    case ComponentKind::kHostMemory:
-      return "host_memory";
-    case ComponentKind::kNic:
-      return "nic";
-  }
-  return "";
-}
-
-const char* LinkKindName(LinkKind kind) {
-  switch (kind) {
-    case LinkKind::kNvlink:
-      return "nvlink";
-    case LinkKind::kPcie:
-      return "pcie";
-    case LinkKind::kCpu:
-      return "cpu";
-    case LinkKind::kMemory:
-      return "memory";
-  }
-  return "";
-}
+constexpr std::array<std::string_view, 6> kComponents = {"gpu", "nvswitch",    "pcie_switch",
+                                                         "cpu", "host_memory", "nic"};
+constexpr std::array<std::string_view, 4> kLinks = {"nvlink", "pcie", "cpu", "memory"};
 
 BytesPerSecond ReadRate(const JsonValue& value) {
   const BytesPerSecond rate = value.AsBytesPerSecond();
@@ -76,8 +48,7 @@ void ReadComponent(const JsonValue& value, const std::optional<Origin>& outer,
   value.AllowOnly({"name", "type", "count", "capacity", "bandwidth", "kind", "source", "date"});
   Component component;
   component.name = value.At("name").AsString();
-  component.kind = static_cast<ComponentKind>(
-      value.At("type").AsChoice({"gpu", "nvswitch", "pcie_switch", "cpu", "host_memory", "nic"}));
+  component.kind = static_cast<ComponentKind>(value.At("type").AsChoice(kComponents));
   component.origin = RequireOrigin(value, outer);
   if (component.kind == ComponentKind::kHostMemory) {
     component.capacity = value.At("capacity").AsBytes();
@@ -97,7 +68,7 @@ void ReadLink(const JsonValue& value, const std::optional<Origin>& outer, NodeBu
   value.AllowOnly({"from", "to", "type", "pattern", "bandwidth", "backward", "latency", "kind",
                    "source", "date"});
   Link link;
-  link.kind = static_cast<LinkKind>(value.At("type").AsChoice({"nvlink", "pcie", "cpu", "memory"}));
+  link.kind = static_cast<LinkKind>(value.At("type").AsChoice(kLinks));
   link.forward = ReadRate(value.At("bandwidth"));
   const auto backward = value.Find("backward");
   link.backward = backward ? ReadRate(*backward) : link.forward;
@@ -199,7 +170,7 @@ OrderedJson NodeJson(const NodeType& node) {
   for (const Component& component : node.components) {
     OrderedJson object = OrderedJson::object();
     object["name"] = component.name;
-    object["type"] = ComponentKindName(component.kind);
+    object["type"] = kComponents[static_cast<std::size_t>(component.kind)];
     if (component.kind == ComponentKind::kHostMemory) {
       object["capacity"] = FormatExact(component.capacity);
     }
@@ -214,7 +185,7 @@ OrderedJson NodeJson(const NodeType& node) {
     OrderedJson object = OrderedJson::object();
     object["from"] = node.components[static_cast<std::size_t>(link.from)].name;
     object["to"] = node.components[static_cast<std::size_t>(link.to)].name;
-    object["type"] = LinkKindName(link.kind);
+    object["type"] = kLinks[static_cast<std::size_t>(link.kind)];
     object["bandwidth"] = FormatExact(link.forward);
     object["backward"] = FormatExact(link.backward);
     object["latency"] = FormatExact(link.latency);

@@ -1,8 +1,10 @@
 #include "topologies/internal/number_json.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
@@ -10,44 +12,25 @@
 
 namespace shardwright {
 
+namespace {
+constexpr std::array<std::string_view, 6> kKinds = {"spec",   "published",  "measured",
+                                                    "fitted", "unverified", "assumed"};
+}  // namespace
+
 const char* NumberKindName(NumberKind kind) {
-  switch (kind) {
-    case NumberKind::kSpec:
-      return "spec";
-    case NumberKind::kPublished:
-      return "published";
-    case NumberKind::kMeasured:
-      return "measured";
-    case NumberKind::kFitted:
-      return "fitted";
-    case NumberKind::kUnverified:
-      return "unverified";
-    case NumberKind::kAssumed:
-      return "assumed";
-  }
-  return "";
+  return kKinds[static_cast<std::size_t>(kind)].data();
 }
 
 namespace internal {
 namespace {
 
-std::string Bare(Bytes v) {
-  return FormatExact(v);
-}
-std::string Bare(BytesPerSecond v) {
-  return FormatExact(v);
-}
-std::string Bare(FlopsPerSecond v) {
-  return FormatExact(v);
-}
-std::string Bare(Seconds v) {
-  return FormatExact(v);
-}
-std::int64_t Bare(std::int64_t v) {
-  return v;
-}
-double Bare(double v) {
-  return v;
+template <class T>
+OrderedJson Bare(T value) {
+  if constexpr (requires { FormatExact(value); }) {
+    return FormatExact(value);
+  } else {
+    return value;
+  }
 }
 
 bool IsFlat(const OrderedJson& value) {
@@ -93,8 +76,7 @@ std::optional<Origin> ReadOrigin(const JsonValue& object, const std::optional<Or
     return outer;
   }
   Origin origin;
-  origin.kind = static_cast<NumberKind>(object.At("kind").AsChoice(
-      {"spec", "published", "measured", "fitted", "unverified", "assumed"}));
+  origin.kind = static_cast<NumberKind>(object.At("kind").AsChoice(kKinds));
   origin.source = object.At("source").AsString();
   if (origin.source.empty()) {
     throw object.At("source").Error("where the numbers come from");

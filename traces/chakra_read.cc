@@ -27,7 +27,6 @@ using internal::RawSpan;
 using internal::RawWork;
 
 constexpr std::int64_t kNanoseconds = 1000;  // per microsecond
-constexpr std::int64_t kPicoseconds = 1'000'000;
 
 // "step.3.et" -> 3; -1 without a number at the end.
 std::int64_t RankOfName(std::string_view file) {
@@ -38,16 +37,6 @@ std::int64_t RankOfName(std::string_view file) {
   std::int32_t rank = -1;
   const auto [last, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
   return error == std::errc() ? rank : -1;
-}
-
-std::optional<Phase> PhaseOf(std::string_view name) {
-  for (const Phase phase :
-       {Phase::kForward, Phase::kRecompute, Phase::kBackward, Phase::kOptimizer, Phase::kInit}) {
-    if (NameOf(phase) == name) {
-      return phase;
-    }
-  }
-  return std::nullopt;
 }
 
 std::optional<OpCode> CollectiveOf(const ChakraNode& node) {
@@ -73,8 +62,8 @@ class ChakraReader {
     if (!has_starts) {
       Replay();
     }
-    ProfilerRecording result = AreOurs() ? OfOurs() : OfOthers();
-    if (file_.rank < 0 && RankOfName(name_) < 0) {
+    ProfilerRecording result = Recorded();
+    if (RankOfName(name_) < 0) {
       result.notes.emplace_back("no rank in the file's name (as in step.3.et): taken as rank 0");
     }
     if (!has_starts) {
@@ -91,7 +80,6 @@ class ChakraReader {
       result.notes.push_back(std::to_string(others_) +
                              " sends, receives and collectives of other kinds are left out");
     }
-    result.is_simulated = file_.is_simulated;
     return result;
   }
 
@@ -170,13 +158,6 @@ class ChakraReader {
     }
   }
 
-  [[nodiscard]] bool AreOurs() const {
-    return !file_.nodes.empty() &&
-           std::all_of(file_.nodes.begin(), file_.nodes.end(), [&](const ChakraNode& node) {
-             return PhaseOf(NameAt(node.phase)).has_value();
-           });
-  }
-
   // Of the full array; 0: not known. Chakra has what one rank puts in.
   [[nodiscard]] Bytes BytesOf(const ChakraNode& node, OpCode code, std::int64_t group_size) {
     if (code != OpCode::kAllGather) {
@@ -190,90 +171,7 @@ class ChakraReader {
 
   [[nodiscard]] std::int64_t GroupSize(const ChakraNode& node) const {
     const auto found = file_.group_sizes.find(std::string(NameAt(node.group)));
-    return node.group_size > 0                ? node.group_size
-           : found != file_.group_sizes.end() ? found->second
-                                              : 0;
-  }
-
-  [[nodiscard]] std::int64_t Rank() const {
-    return std::max<std::int64_t>(file_.rank >= 0 ? file_.rank : RankOfName(name_), 0);
-  }
-
-  // Every op says its place itself.
-  ProfilerRecording OfOurs() {
-    ProfilerRecording result;
-    result.file = name_;
-    result.source = "chakra";
-    result.rank = Rank();
-    result.ranks = file_.ranks;
-    result.on_device = true;
-    result.events = std::ssize(file_.nodes);
-    std::map<std::uint32_t, std::uint32_t> units;
-    std::int64_t begin = INT64_MAX, end = 0, on_host = 0;
-    for (const ChakraNode& node : file_.nodes) {
-      begin = std::min(begin, node.start);
-      end = std::max(end, node.start + node.duration);
-    }
-    for (const ChakraNode& node : file_.nodes) {
-      on_host += node.on_host && node.duration > 0 ? 1 : 0;
-      if (node.on_host || (node.duration == 0 && node.type == ChakraType::kCompute)) {
-        continue;  // waits take no time
-      }
-      Activity activity = ActivityOf(node, begin);
-      if (node.unit != kNoSubject) {
-        const auto [unit, is_new] =
-            units.emplace(node.unit, static_cast<std::uint32_t>(result.units.size()));
-        if (is_new) {
-          result.units.emplace_back(NameAt(node.unit));
-        }
-        activity.unit = unit->second;
-      }
-      result.activities.push_back(activity);
-    }
-    if (result.activities.empty()) {
-      throw InputError(name_, "no ops that take time", "the step of a rank");
-    }
-    result.has_units = !units.empty();
-    result.names = file_.names.Take();
-    result.steps.push_back({"the step", SimTime(0), SimTime((end - begin) * kPicoseconds)});
-    std::stable_sort(result.activities.begin(), result.activities.end(),
-                     [](const Activity& a, const Activity& b) { return a.start < b.start; });
-    result.notes.emplace_back(
-        "whole microseconds, and no launches: nothing tells what the host held up");
-    if (on_host > 0) {
-      result.notes.push_back(std::to_string(on_host) + " ops of the host are left out");
-    }
-    return result;
-  }
-
-  Activity ActivityOf(const ChakraNode& node, std::int64_t begin) {
-    Activity activity;
-    activity.start = SimTime((node.start - begin) * kPicoseconds);
-    activity.end = activity.start + SimTime(node.duration * kPicoseconds);
-    activity.issue_begin = activity.issue_end = activity.start;
-    activity.name = node.name;
-    activity.queue = node.stream == kNoSubject ? 0 : node.stream;
-    activity.micro_batch = static_cast<std::uint16_t>(node.micro_batch);
-    const Phase phase = *PhaseOf(NameAt(node.phase));
-    activity.phase = phase == Phase::kRecompute ? Phase::kBackward : phase;
-    if (const std::optional<OpCode> code = CollectiveOf(node);
-        node.type == ChakraType::kCollective && code) {
-      activity.kind = ActivityKind::kCollective;
-      activity.collective = *code;
-      activity.group_size = static_cast<std::int32_t>(GroupSize(node));
-      activity.bytes = BytesOf(node, *code, activity.group_size);
-      return activity;
-    }
-    const auto kernel = std::find(internal::kChakraKernels.begin(), internal::kChakraKernels.end(),
-                                  NameAt(node.kernel));
-    if (kernel != internal::kChakraKernels.end()) {
-      activity.kernel = static_cast<KernelClass>(kernel - internal::kChakraKernels.begin());
-    }
-    activity.kind = node.type == ChakraType::kLoad          ? ActivityKind::kToDevice
-                    : node.type == ChakraType::kStore       ? ActivityKind::kToHost
-                    : activity.kernel == KernelClass::kCopy ? ActivityKind::kWithinDevice
-                                                            : ActivityKind::kKernel;
-    return activity;
+    return found != file_.group_sizes.end() ? found->second : 0;
   }
 
   // The op of the host that called the node; kNoSubject: none.
@@ -311,9 +209,9 @@ class ChakraReader {
     return ends;
   }
 
-  ProfilerRecording OfOthers() {
+  ProfilerRecording Recorded() {
     RawRecording raw(name_, "chakra");
-    raw.rank = Rank();
+    raw.rank = std::max<std::int64_t>(RankOfName(name_), 0);
     raw.events = std::ssize(file_.nodes);
     const std::vector<std::int64_t> ends = EndsWithCalls();
     std::set<std::uint32_t> callers;

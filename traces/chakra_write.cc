@@ -13,15 +13,11 @@
 #include "core/threads.h"
 #include "schedule/group_place.h"
 #include "traces/internal/chakra_words.h"
-#include "traces/internal/protobuf.h"
 
 namespace shardwright {
 namespace {
 
 using internal::ChakraType;
-using internal::Wire;
-
-// Protocol buffers as bytes: a field is its number and wire type, then its value.
 
 void PutVarint(std::uint64_t value, std::string& out) {
   constexpr std::uint64_t kSeven = 0x7f;
@@ -31,37 +27,50 @@ void PutVarint(std::uint64_t value, std::string& out) {
   out += static_cast<char>(value);
 }
 
-void PutTag(int field, Wire wire, std::string& out) {
-  PutVarint(static_cast<std::uint64_t>(field) << 3 | static_cast<std::uint64_t>(wire), out);
-}
-
-void PutNumber(int field, std::uint64_t value, std::string& out) {
-  PutTag(field, Wire::kVarint, out);
-  PutVarint(value, out);
-}
-
-void PutText(int field, std::string_view text, std::string& out) {
-  PutTag(field, Wire::kBytes, out);
-  PutVarint(text.size(), out);
-  out += text;
-}
-
-void PutList(int field, const std::vector<std::uint64_t>& values, std::string& out) {
-  if (values.empty()) {
-    return;
+// A message of protocol buffers as bytes: each field is its number and wire type, then its value.
+class Message {
+ public:
+  void Number(int field, std::uint64_t value) {
+    PutVarint(static_cast<std::uint64_t>(field) << 3, text_);
+    PutVarint(value, text_);
   }
-  std::string packed;
-  for (const std::uint64_t value : values) {
-    PutVarint(value, packed);
+  void Text(int field, std::string_view text) {
+    PutVarint(static_cast<std::uint64_t>(field) << 3 | 2, text_);
+    PutVarint(text.size(), text_);
+    text_ += text;
   }
-  PutText(field, packed, out);
-}
+  void List(int field, const std::vector<std::uint64_t>& values) {
+    std::string packed;
+    for (const std::uint64_t value : values) {
+      PutVarint(value, packed);
+    }
+    if (!packed.empty()) {
+      Text(field, packed);
+    }
+  }
+  void Attribute(int field, std::string_view name, int member, std::uint64_t value) {
+    Message attribute;
+    attribute.Text(internal::kAttributeName, name);
+    attribute.Number(member, value);
+    Text(field, attribute.text_);
+  }
+  void Attribute(int field, std::string_view name, std::string_view value) {
+    Message attribute;
+    attribute.Text(internal::kAttributeName, name);
+    attribute.Text(internal::kString, value);
+    Text(field, attribute.text_);
+  }
+  // Behind its size, as messages of a file stand.
+  void WriteTo(std::string& out) const {
+    PutVarint(text_.size(), out);
+    out += text_;
+  }
 
-// A message of the file: its size, then itself.
-void PutMessage(const std::string& message, std::string& out) {
-  PutVarint(message.size(), out);
-  out += message;
-}
+ private:
+  std::string text_;
+};
+
+constexpr int kNode = internal::kNodeAttribute;
 
 std::optional<std::uint64_t> CommTypeOf(OpCode code) {
   for (const internal::ChakraCollective& row : internal::kChakraCollectives) {
@@ -71,45 +80,6 @@ std::optional<std::uint64_t> CommTypeOf(OpCode code) {
   }
   return std::nullopt;
 }
-
-void PutAttribute(int field, std::string_view name, int member, std::uint64_t value,
-                  std::string& out) {
-  std::string attribute;
-  PutText(internal::kAttributeName, name, attribute);
-  PutNumber(member, value, attribute);
-  PutText(field, attribute, out);
-}
-
-void PutAttribute(int field, std::string_view name, std::string_view value, std::string& out) {
-  std::string attribute;
-  PutText(internal::kAttributeName, name, attribute);
-  PutText(internal::kString, value, attribute);
-  PutText(field, attribute, out);
-}
-
-// A node, of which attributes are collected.
-class Node {
- public:
-  Node(std::uint64_t id, std::string_view name, ChakraType type) {
-    PutNumber(internal::kNodeId, id, text_);
-    PutText(internal::kNodeName, name, text_);
-    PutNumber(internal::kNodeType, static_cast<std::uint64_t>(type), text_);
-  }
-
-  void Number(int field, std::uint64_t value) { PutNumber(field, value, text_); }
-  void List(int field, const std::vector<std::uint64_t>& values) { PutList(field, values, text_); }
-
-  void Attribute(std::string_view name, int member, std::uint64_t value) {
-    PutAttribute(internal::kNodeAttribute, name, member, value, text_);
-  }
-  void Attribute(std::string_view name, std::string_view value) {
-    PutAttribute(internal::kNodeAttribute, name, value, text_);
-  }
-  [[nodiscard]] const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-};
 
 std::int64_t RankCount(const Program& program) {
   return program.shard_size * program.replicate_size;
@@ -134,29 +104,29 @@ std::uint64_t Microseconds(SimTime time) {
   return static_cast<std::uint64_t>(std::llround(ToSeconds(time).value * 1e6));
 }
 
-void AddSizes(const Program& program, const OpShape& shape, Node& node) {
+void AddSizes(const Program& program, const OpShape& shape, Message& node) {
   double flops = 0.0;
   std::int64_t bytes = shape.bytes.value;
   for (const Kernel& kernel : program.KernelsOf(shape)) {
     flops += kernel.flops.value;
     bytes += kernel.read.value + kernel.written.value;
   }
-  node.Attribute("num_ops", internal::kInt64, static_cast<std::uint64_t>(std::llround(flops)));
-  node.Attribute("tensor_size", internal::kUint64, static_cast<std::uint64_t>(bytes));
+  node.Attribute(kNode, "num_ops", internal::kInt64,
+                 static_cast<std::uint64_t>(std::llround(flops)));
+  node.Attribute(kNode, "tensor_size", internal::kUint64, static_cast<std::uint64_t>(bytes));
 }
 
 void AddCollective(const Program& program, const OpShape& shape, const GroupNumbers& numbers,
-                   std::int64_t rank, Node& node) {
+                   std::int64_t rank, Message& node) {
   const Group& group = program.groups[shape.group.value];
-  node.Attribute("comm_type", internal::kInt64, *CommTypeOf(shape.code));
+  node.Attribute(kNode, "comm_type", internal::kInt64, *CommTypeOf(shape.code));
   // Of what this rank puts in.
   const std::int64_t parts = shape.code == OpCode::kAllGather ? group.size : 1;
-  node.Attribute("comm_size", internal::kInt64,
+  node.Attribute(kNode, "comm_size", internal::kInt64,
                  static_cast<std::uint64_t>(shape.bytes.value / parts));
-  node.Attribute("group_size", internal::kInt64, static_cast<std::uint64_t>(group.size));
   const auto number = numbers.find({shape.group.value, MembersOf(group, rank)});
   if (number != numbers.end()) {
-    node.Attribute("pg_name", std::to_string(number->second));
+    node.Attribute(kNode, "pg_name", std::to_string(number->second));
   }
 }
 
@@ -186,72 +156,15 @@ std::map<std::uint32_t, const Span*> LastStep(const Trace& trace) {
 
 std::string MetadataOf(const Program& program, std::int64_t rank) {
   constexpr int kVersion = 1, kAttribute = 2;
-  std::string out, metadata;
-  PutText(kVersion, internal::kChakraVersion, metadata);
-  PutAttribute(kAttribute, "source", "simulated", metadata);
-  PutAttribute(kAttribute, "rank", internal::kUint64, static_cast<std::uint64_t>(rank), metadata);
-  PutAttribute(kAttribute, "ranks", internal::kUint64,
-               static_cast<std::uint64_t>(RankCount(program)), metadata);
-  PutMessage(metadata, out);
+  Message metadata;
+  metadata.Text(kVersion, internal::kChakraVersion);
+  metadata.Attribute(kAttribute, "source", "simulated");
+  metadata.Attribute(kAttribute, "rank", internal::kUint64, static_cast<std::uint64_t>(rank));
+  metadata.Attribute(kAttribute, "ranks", internal::kUint64,
+                     static_cast<std::uint64_t>(RankCount(program)));
+  std::string out;
+  metadata.WriteTo(out);
   return out;
-}
-
-// The innermost unit around each model op, by the names of modules; "root" where none is.
-std::vector<std::uint32_t> UnitsOfModelOps(const Program& program) {
-  std::map<std::string_view, std::uint32_t> numbers;
-  for (std::size_t i = 0; i < program.units.size(); ++i) {
-    numbers.emplace(program.units[i].name, static_cast<std::uint32_t>(i));
-  }
-  const auto root = numbers.find("root");
-  std::vector<std::uint32_t> units;
-  for (std::string_view name : program.model_op_names) {
-    auto found = numbers.find(name);
-    while (found == numbers.end() && name.find('.') != name.npos) {
-      name = name.substr(0, name.rfind('.'));
-      found = numbers.find(name);
-    }
-    found = found == numbers.end() ? root : found;
-    units.push_back(found == numbers.end() ? kNoSubject : found->second);
-  }
-  return units;
-}
-
-// What an op's kernels do most: the one with most arithmetic, else with most bytes.
-KernelClass KernelOf(const Program& program, const OpShape& shape) {
-  switch (shape.code) {
-    case OpCode::kGradNorm:
-    case OpCode::kGradClip:
-    case OpCode::kOptimizerStep:
-    case OpCode::kHostOptimizerStep:
-      return KernelClass::kOptimizer;
-    case OpCode::kCompute:
-      break;
-    default:
-      return KernelClass::kCopy;
-  }
-  const auto less = [](const Kernel& a, const Kernel& b) {
-    return std::pair(a.flops.value, a.read.value + a.written.value) <
-           std::pair(b.flops.value, b.read.value + b.written.value);
-  };
-  const auto kernels = program.KernelsOf(shape);
-  const auto most = std::max_element(kernels.begin(), kernels.end(), less);
-  return most == kernels.end() ? KernelClass::kElementwise : most->kind;
-}
-
-// Where in training an op stands, by which `compare` finds it again.
-void AddPlace(const Program& program, const Op& op, const std::vector<std::uint32_t>& units,
-              Node& node) {
-  const OpShape& shape = program.ShapeOf(op);
-  const bool is_of_model = shape.code == OpCode::kCompute || shape.code == OpCode::kAccumulateGrad;
-  const std::uint32_t unit = op.subject == kNoSubject ? kNoSubject
-                             : is_of_model            ? units[op.subject]
-                                                      : op.subject;
-  node.Attribute("micro_batch", internal::kUint64, op.micro_batch);
-  if (unit != kNoSubject) {
-    node.Attribute("unit", program.units[unit].name);
-  }
-  node.Attribute("kernel",
-                 internal::kChakraKernels[static_cast<std::size_t>(KernelOf(program, shape))]);
 }
 
 std::string TraceOf(const Program& program, const std::map<std::uint32_t, const Span*>& spans,
@@ -261,13 +174,15 @@ std::string TraceOf(const Program& program, const std::map<std::uint32_t, const 
     begin = std::min(begin, span->start);
   }
   std::string out = MetadataOf(program, rank);
-  const std::vector<std::uint32_t> units = UnitsOfModelOps(program);
   std::array<std::optional<std::uint32_t>, kStreamCount> before{};  // of each stream
   for (std::uint32_t i = 0; i < program.step.ops.size(); ++i) {
     ThrowIfStopped();
     const Op& op = program.step.ops[i];
     const OpShape& shape = program.ShapeOf(op);
-    Node node(i, OpName(program, op), TypeOf(shape.code));
+    Message node;
+    node.Number(internal::kNodeId, i);
+    node.Text(internal::kNodeName, OpName(program, op));
+    node.Number(internal::kNodeType, static_cast<std::uint64_t>(TypeOf(shape.code)));
     std::vector<std::uint64_t> needed;
     for (const Edge& edge : program.step.EdgesOf(OpId(i))) {
       if (!edge.is_carried()) {
@@ -284,16 +199,15 @@ std::string TraceOf(const Program& program, const std::map<std::uint32_t, const 
       node.Number(internal::kNodeStart, Microseconds(span->second->start - begin));
       node.Number(internal::kNodeDuration, Microseconds(span->second->end - span->second->start));
     }
-    node.Attribute("is_cpu_op", internal::kBool, InfoOf(shape.code).runs_on_host ? 1 : 0);
+    node.Attribute(kNode, "is_cpu_op", internal::kBool, InfoOf(shape.code).runs_on_host ? 1 : 0);
     if (CommTypeOf(shape.code).has_value()) {
       AddCollective(program, shape, numbers, rank, node);
     } else {
       AddSizes(program, shape, node);
     }
-    node.Attribute("stream", NameOf(shape.stream));
-    node.Attribute("phase", NameOf(op.phase));
-    AddPlace(program, op, units, node);
-    PutMessage(node.text(), out);
+    node.Attribute(kNode, "stream", NameOf(shape.stream));
+    node.Attribute(kNode, "phase", NameOf(op.phase));
+    node.WriteTo(out);
   }
   return out;
 }

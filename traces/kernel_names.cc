@@ -13,72 +13,29 @@ namespace shardwright {
 namespace {
 
 struct NamePattern {
-  std::string_view part;  // lower case
   KernelClass kernel;
+  std::string_view parts;  // lower case, a blank behind each
 };
 
-// The first row whose text is part of the name wins: "flash_fwd" before "gemm", since attention
-// kernels are full of matrix products, and "dgrad" before "gemm" for convolutions.
-constexpr std::array kPatterns = {
-    NamePattern{"flash_bwd", KernelClass::kAttentionBackward},
-    NamePattern{"flash_attention_backward", KernelClass::kAttentionBackward},
-    NamePattern{"attention_backward", KernelClass::kAttentionBackward},
-    NamePattern{"attention_for_cpu_backward", KernelClass::kAttentionBackward},
-    NamePattern{"sdpa_backward", KernelClass::kAttentionBackward},
-    NamePattern{"sdpa_sm80_flash_bprop", KernelClass::kAttentionBackward},
-    NamePattern{"sdpa_sm90_flash_bprop", KernelClass::kAttentionBackward},
-    NamePattern{"fmha_bwd", KernelClass::kAttentionBackward},
-    NamePattern{"fmha_cutlassb", KernelClass::kAttentionBackward},
-    NamePattern{"flash_fwd", KernelClass::kAttentionForward},
-    NamePattern{"flash_attn", KernelClass::kAttentionForward},
-    NamePattern{"fmha", KernelClass::kAttentionForward},
-    NamePattern{"attention", KernelClass::kAttentionForward},
-    NamePattern{"sdpa", KernelClass::kAttentionForward},
-    NamePattern{"convolution", KernelClass::kConv},
-    NamePattern{"conv2d", KernelClass::kConv},
-    NamePattern{"conv3d", KernelClass::kConv},
-    NamePattern{"implicit_gemm", KernelClass::kConv},
-    NamePattern{"fprop", KernelClass::kConv},
-    NamePattern{"dgrad", KernelClass::kConv},
-    NamePattern{"wgrad", KernelClass::kConv},
-    NamePattern{"winograd", KernelClass::kConv},
-    NamePattern{"layer_norm", KernelClass::kNorm},
-    NamePattern{"layernorm", KernelClass::kNorm},
-    NamePattern{"gammabeta", KernelClass::kNorm},
-    NamePattern{"rms_norm", KernelClass::kNorm},
-    NamePattern{"rmsnorm", KernelClass::kNorm},
-    NamePattern{"batch_norm", KernelClass::kNorm},
-    NamePattern{"group_norm", KernelClass::kNorm},
-    NamePattern{"softmax", KernelClass::kSoftmax},
-    NamePattern{"cross_entropy", KernelClass::kSoftmax},
-    NamePattern{"nll_loss", KernelClass::kSoftmax},
-    NamePattern{"adam", KernelClass::kOptimizer},
-    NamePattern{"embedding", KernelClass::kGatherScatter},
-    NamePattern{"index_select", KernelClass::kGatherScatter},
-    NamePattern{"indexselect", KernelClass::kGatherScatter},
-    NamePattern{"index_put", KernelClass::kGatherScatter},
-    NamePattern{"index_add", KernelClass::kGatherScatter},
-    NamePattern{"scatter", KernelClass::kGatherScatter},
-    NamePattern{"gather", KernelClass::kGatherScatter},
-    NamePattern{"split_with_sizes_copy", KernelClass::kCopy},
-    NamePattern{"all_gather_copy_in", KernelClass::kCopy},
-    NamePattern{"chunk_cat", KernelClass::kCopy},
-    NamePattern{"catarray", KernelClass::kCopy},
-    NamePattern{"gemm", KernelClass::kGemm},
-    NamePattern{"cutlass", KernelClass::kGemm},
-    NamePattern{"xmma", KernelClass::kGemm},
-    NamePattern{"nvjet", KernelClass::kGemm},
-    NamePattern{"wgmma", KernelClass::kGemm},
-    NamePattern{"splitkreduce", KernelClass::kGemm},
-    NamePattern{"cijk_", KernelClass::kGemm},
-    NamePattern{"aten::linear", KernelClass::kGemm},
-    NamePattern{"aten::addmm", KernelClass::kGemm},
-    NamePattern{"aten::matmul", KernelClass::kGemm},
-    NamePattern{"aten::mm", KernelClass::kGemm},
-    NamePattern{"aten::bmm", KernelClass::kGemm},
-    NamePattern{"aten::baddbmm", KernelClass::kGemm},
-    NamePattern{"aten::einsum", KernelClass::kGemm},
-};
+// The first part that stands in the name wins: "flash_fwd" before "gemm", since attention kernels
+// are full of matrix products, and "dgrad" before "gemm" for convolutions.
+constexpr std::array<NamePattern, 9> kPatterns = {{
+    {KernelClass::kAttentionBackward,
+     "flash_bwd flash_attention_backward attention_backward "
+     "attention_for_cpu_backward sdpa_backward sdpa_sm80_flash_bprop "
+     "sdpa_sm90_flash_bprop fmha_bwd fmha_cutlassb "},
+    {KernelClass::kAttentionForward, "flash_fwd flash_attn fmha attention sdpa "},
+    {KernelClass::kConv, "convolution conv2d conv3d implicit_gemm fprop dgrad wgrad winograd "},
+    {KernelClass::kNorm, "layer_norm layernorm gammabeta rms_norm rmsnorm batch_norm group_norm "},
+    {KernelClass::kSoftmax, "softmax cross_entropy nll_loss "},
+    {KernelClass::kOptimizer, "adam "},
+    {KernelClass::kGatherScatter,
+     "embedding index_select indexselect index_put index_add scatter gather "},
+    {KernelClass::kCopy, "split_with_sizes_copy all_gather_copy_in chunk_cat catarray "},
+    {KernelClass::kGemm,
+     "gemm cutlass xmma nvjet wgmma splitkreduce cijk_ aten::linear aten::addmm "
+     "aten::matmul aten::mm aten::bmm aten::baddbmm aten::einsum "},
+}};
 
 // Collectives by a part of their names, the most special first.
 struct CollectivePattern {
@@ -104,8 +61,12 @@ KernelClass ClassOfKernelName(std::string_view name) {
   std::string lower(name.substr(0, 512));  // mangled names can be very long
   std::transform(lower.begin(), lower.end(), lower.begin(), Lower);
   for (const NamePattern& pattern : kPatterns) {
-    if (lower.find(pattern.part) != std::string::npos) {
-      return pattern.kernel;
+    for (std::string_view parts = pattern.parts; !parts.empty();) {
+      const std::size_t end = parts.find(' ');
+      if (lower.find(parts.substr(0, end)) != std::string::npos) {
+        return pattern.kernel;
+      }
+      parts.remove_prefix(end + 1);
     }
   }
   return KernelClass::kElementwise;

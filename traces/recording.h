@@ -85,10 +85,9 @@ struct ProfilerRecording {
   std::string file;
   std::string source;  // "kineto", "nsight" or "chakra"
   std::int64_t rank = 0;
-  std::int64_t ranks = 0;     // of the job; 0: not recorded
-  bool is_simulated = false;  // what `simulate --chakra` wrote
-  bool on_device = false;     // false: the host did the work, and there are no launches
-  bool has_units = false;     // FSDP2's ranges were recorded
+  std::int64_t ranks = 0;  // of the job; 0: not recorded
+  bool on_device = false;  // false: the host did the work, and there are no launches
+  bool has_units = false;  // FSDP2's ranges were recorded
   std::vector<std::string> names;
   std::vector<std::string> units;       // as the trace has them; "" is the root
   std::vector<Activity> activities;     // by start

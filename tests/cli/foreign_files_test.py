@@ -138,7 +138,7 @@ def make_good(folder, run):
     run("topo", "import", "topo.txt", "--gpu", "h100-80", "-o", "cluster.json")
     run("plan", "--model", "config.json", "--cluster", "h100-80 x1", "--seq", "16", "--no-search", "--kernel-set", "shardwright-host",
         "--precision", "fp32", "-o", "plan.json")
-    run("simulate", "plan.json", "--trace", "sim.json", "--chakra", "chakra")
+    run("simulate", "plan.json", "--trace", "sim.json")
     run("run", "plan.json", "--data", "random:100", "--steps", "2", "--checkpoint", "checkpoints", "--trace", "run.json")
     (folder / "hub").mkdir()
     shutil.copy(folder / "config.json", folder / "hub")
@@ -168,7 +168,7 @@ def make_good(folder, run):
     shutil.copy(folder / "profiles" / "generic.json", folder / "few")
     shutil.copytree(TESTS / "data" / "digits", folder / "digits")
     (folder / "recorded").mkdir()
-    shutil.copy(next((folder / "chakra").glob("*.et")), folder / "recorded" / "step.0.et")
+    shutil.copy(TESTS / "fuzz" / "corpus" / "chakra" / "converted.et", folder / "recorded" / "step.0.et")
     (folder / "tokens").mkdir()
     (folder / "tokens" / "a.bin").write_bytes(bytes(1000))
     make_settings(folder / "settings")

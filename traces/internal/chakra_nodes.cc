@@ -93,12 +93,9 @@ class NodeReader {
         const std::size_t before = attribute.text.find(kBefore);
         if (attribute.name == "schema" && before != std::string_view::npos) {
           CheckVersion(fields, attribute.text.substr(before + kBefore.size()));
-        } else if (attribute.name == "rank" && attribute.number <= INT32_MAX) {
-          result_.rank = static_cast<std::int64_t>(attribute.number);
-        } else if (attribute.name == "ranks" && attribute.number <= INT32_MAX) {
-          result_.ranks = static_cast<std::int64_t>(attribute.number);
-        } else if (attribute.name == "source") {
-          result_.is_simulated = attribute.text == "simulated";
+        } else if (attribute.name == "source" && attribute.text == "simulated") {
+          throw InputError(file_, "a step that simulate --chakra wrote", "what was measured",
+                           "simulate --trace writes a trace that is read back");
         }
       }
     }
@@ -183,23 +180,12 @@ class NodeReader {
       node.comm_type = attribute.number;
     } else if (name == "comm_size") {
       node.comm_size = Bounded(fields, attribute.number, kMostBytes, "bytes of a collective");
-    } else if (name == "group_size") {
-      node.group_size = Bounded(fields, attribute.number, INT32_MAX, "a number of ranks");
     } else if (name == "pg_name") {
       node.group = text_of();
     } else if (name == "stream") {
       node.stream = text_of();
     } else if (name == "tid") {
       node.thread = static_cast<std::int32_t>(attribute.number & INT32_MAX);
-    } else if (name == "phase" && attribute.is_text) {
-      node.phase = text_of();
-    } else if (name == "unit" && attribute.is_text) {
-      node.unit = text_of();
-    } else if (name == "kernel" && attribute.is_text) {
-      node.kernel = text_of();
-    } else if (name == "micro_batch") {
-      node.micro_batch =
-          static_cast<std::uint32_t>(std::min<std::uint64_t>(attribute.number, UINT16_MAX));
     }
   }
 

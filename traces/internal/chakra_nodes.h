@@ -18,17 +18,12 @@ struct ChakraNode {
   std::uint64_t id = 0;
   std::int64_t start = 0, duration = 0;  // microseconds
   std::int64_t comm_size = 0;            // bytes; collectives
-  std::int64_t group_size = 0;           // ours only
   std::size_t deps_begin = 0;            // ChakraFile::deps: `ctrl_deps` callers or ops before it,
   std::uint32_t ctrl_deps = 0;           // then `data_deps` others
   std::uint32_t data_deps = 0;
   std::uint32_t name = 0;  // ChakraFile::names, as the next ones; kNoSubject: not there
   std::uint32_t stream = kNoSubject;
   std::uint32_t group = kNoSubject;
-  std::uint32_t phase = kNoSubject;  // ours only, as the next ones
-  std::uint32_t unit = kNoSubject;
-  std::uint32_t kernel = kNoSubject;
-  std::uint32_t micro_batch = 0;
   std::int32_t thread = 0;
   std::optional<std::uint64_t> comm_type;
   ChakraType type = ChakraType::kInvalid;
@@ -42,11 +37,10 @@ struct ChakraFile {
   std::vector<std::uint64_t> deps;
   NameTable names;
   std::map<std::string, std::int64_t> group_sizes;  // as "process_group:init" has them, by pg_name
-  std::int64_t rank = -1, ranks = 0;                // of ours; not there: -1, 0
-  bool is_simulated = false;
 };
 
-// Throws InputError for damage, other schemas and more than the limits of docs/security.md.
+// Throws InputError for damage, other schemas, what `simulate --chakra` wrote and more than the
+// limits of docs/security.md.
 [[nodiscard]] ChakraFile ReadChakraNodes(const std::string& file);
 
 }  // namespace shardwright::internal

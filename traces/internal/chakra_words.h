@@ -41,18 +41,4 @@ inline constexpr std::array kChakraCollectives = {
     ChakraCollective{OpCode::kReduceScatter, 7}, ChakraCollective{OpCode::kBarrier, 9},
 };
 
-// What a node of ours works with most, by KernelClass.
-inline constexpr std::array<std::string_view, 12> kChakraKernels = {"gemm",
-                                                                    "grouped_gemm",
-                                                                    "conv",
-                                                                    "attention_forward",
-                                                                    "attention_backward",
-                                                                    "elementwise",
-                                                                    "norm",
-                                                                    "softmax",
-                                                                    "gather_scatter",
-                                                                    "optimizer",
-                                                                    "copy",
-                                                                    "qr"};
-
 }  // namespace shardwright::internal
