@@ -173,9 +173,9 @@ KINDS = {"known": "the source alone", "stack": "the source and its stack", "chip
 
 def kinds_table():
     kinds = json.loads((ROOT / "analysis/bands.json").read_text(encoding="utf-8"))["kinds"]
-    return table(["what nobody had seen", "rows", "mean", "half-width of the band", "rows inside"],
-                 [[KINDS[kind], row["rows"], percent(row["mean"]) if row["rows"] else "", percent(row["half_width"]),
-                   percent(row["inside"]) if row["rows"] else ""] for kind, row in kinds.items()])
+    return table(["what nobody had seen", "rows", "mean", "half-width of the band", "inside, sources alike", "inside, by rows"],
+                 [[KINDS[kind], row["rows"], *("" if row[key] is None else percent(row[key]) for key in (
+                     "mean", "half_width", "inside", "rows_inside"))] for kind, row in kinds.items()])
 
 
 def first_contact():

@@ -157,17 +157,18 @@ TEST_CASE("A band is that of what is known of a run, and of new models where a s
   const double new_model = kDeviations * fit->left_out_error / std::sqrt(2 / 3.14159265358979);
   const auto near = [](double value) { return doctest::Approx(value).epsilon(1e-4); };
   CHECK(BandOn("h100-80", "torch-compile", "torchtitan") == near(new_model));
-  const auto is_kind = [](const std::string& gpu, const std::string& kernel_set, const char* kind) {
+  const auto is_kind = [](const std::string& gpu, const std::string& kernel_set,
+                          const std::string& kind) {
     const Confidence found = ConfidenceOf(OneGpu(gpu, kernel_set));
     CAPTURE(gpu + ' ' + kernel_set);
     CHECK(found.kind == kind);
     CHECK(found.band > 0.05);
   };
-  is_kind("h100-80", "torch-compile", "known");   // the user is a new source
-  is_kind("h200-141", "torch-compile", "known");  // Hopper, as H100
-  is_kind("h100-80", "jax-xla", "stack");         // no run of XLA was fitted
-  is_kind("l40s", "torch-compile", "chip");       // no run on Ada
-  is_kind("rtx-3090", "torch-compile", "chip");   // Ampere, but at half rate
+  is_kind("h100-80", "torch-compile", "known");       // the user is a new source
+  is_kind("h200-141", "torch-compile", "known");      // Hopper, as H100
+  is_kind("h100-80", "jax-xla", "stack");             // no run of XLA was fitted
+  is_kind("l40s", "torch-compile", "chip");           // no run on Ada
+  is_kind("rtx-3090", "torch-compile", "half rate");  // Ampere, but at half rate
   is_kind("l40s", "shardwright-cuda", "both");
   is_kind("mi250x", "torch-eager", "generic");
   const double known = BandOn("h100-80", "torch-compile");
@@ -181,7 +182,7 @@ TEST_CASE("A band is that of what is known of a run, and of new models where a s
   CHECK(ConfidenceOf(own, "torchtitan").band == StepTimeBand(own));
   CHECK(ConfidenceOf(own, "torchtitan").kind == "own");
   PlanFile offloads = OneGpu("h100-80", "torch-compile");
-  offloads.plan.offload.optimizer = true;
+  offloads.plan.offload.parameters = true;
   CHECK(ConfidenceOf(offloads).kind == "offload");
   PlanFile fp8 = OneGpu("h100-80", "torch-compile");
   fp8.kernels.fp8 = Fp8Products::kPerTensor;

@@ -82,6 +82,13 @@ class Stacks(unittest.TestCase):
             jobs.fp8_of(run(compute_dtype=dtype, param_dtype=text), notes)
             self.assertEqual(len(notes), said, text)
 
+    def test_the_readme_says_what_to_expect_of_a_new_source(self):
+        readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+        last = base.read_table(str(ROOT / "bench/first_contact.csv"))[-1]
+        self.assertIn(f"left out of the fits are {base.percent(validation.BANDS['stack']['mean'])} off in the mean", readme)
+        self.assertIn(f"{last['rows']} runs of sources that nobody here had looked at, as their authors name them, are "
+                      f"{base.percent(last.number('mean'))} off, and {base.percent(last.number('inside_band'))} of them lie inside", readme)
+
     def test_the_band_of_an_unknown_framework_is_that_of_its_kind(self):
         answer = {"profile": "p", "step_time_s": 1.0, "out_of_memory": False, "usable": 0, "outside": 0, "allocated": 0, "reserved": 0,
                   "parameters": 1, "band": 0.01, "band_kind": "known"}

@@ -116,7 +116,7 @@ class Page(PageTestCase):
                          f"greatest {100 * max(errors):.1f} %.")
         self.assertEqual(len(self.by_id("published-body").find_elements(By.TAG_NAME, "circle")), len(rows))
         self.open("#how=choose&model=gpt2&cluster=pcie-8x4090&seq=128&micro-batch=1")
-        self.assertEqual(self.by_id("published-body").text, "No published run is known that the profile ada-torch-eager predicts.")
+        self.assertEqual(self.by_id("published-body").text, "No published run is known that the profile ada-half-torch-eager predicts.")
 
     def test_it_does_not_fit(self):
         self.open("#how=choose&model=llama-3-70b&cluster=dgx-a100&seq=4096&micro-batch=1")
