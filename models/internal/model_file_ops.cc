@@ -475,6 +475,39 @@ struct Kind {
   std::vector<std::string_view> keys;  // besides the common ones
 };
 
+std::vector<std::string_view> AttentionKeys() {
+  return {"heads",
+          "kv_heads",
+          "head_dim",
+          "value_dim",
+          "causal",
+          "window",
+          "p",
+          "factor",
+          "soft_cap",
+          "alibi_max",
+          "packed_by_head",
+          "materialized",
+          "native_groups",
+          "heads_first",
+          "values_beside"};
+}
+
+std::vector<std::string_view> OtherKeys() {
+  return {"function",
+          "results",
+          "forward",
+          "backward_data",
+          "backward_weight",
+          "backward_workspace",
+          "saves_inputs",
+          "saves_outputs",
+          "saves_inputs_for_weights",
+          "saved",
+          "cast",
+          "stops_gradient"};
+}
+
 const std::vector<Kind>& Kinds() {
   using K = OpKind;
   const auto norm = [](K kind) { return [kind](OpReader& r) { return AddNorm(r, kind); }; };
@@ -503,15 +536,7 @@ const std::vector<Kind>& Kinds() {
        0,
        {"heads", "kv_heads", "head_dim", "rotary_dim", "theta", "interleaved", "packed_by_head",
         "unscaled"}},
-      {"attention",
-       AddAttention,
-       1,
-       4,
-       0,
-       0,
-       {"heads", "kv_heads", "head_dim", "value_dim", "causal", "window", "p", "factor", "soft_cap",
-        "alibi_max", "packed_by_head", "materialized", "native_groups", "heads_first",
-        "values_beside"}},
+      {"attention", AddAttention, 1, 4, 0, 0, AttentionKeys()},
       {"activation", element(K::kActivation), 1, 1, 0, 0, {"function"}},
       {"gated_activation", element(K::kGatedActivation), 1, 2, 0, 0, {"function"}},
       {"add", element(K::kAdd), 1, 2, 0, 1, {}},
@@ -546,15 +571,7 @@ const std::vector<Kind>& Kinds() {
       {"flatten", Flatten, 1, 1, 0, 0, {}},
       {"tokens", Tokens, 1, 1, 0, 0, {}},
       {"view", View, 1, 1, 0, 0, {"shape"}},
-      {"other",
-       AddOther,
-       0,
-       kManyBits,
-       0,
-       kMany,
-       {"function", "results", "forward", "backward_data", "backward_weight", "backward_workspace",
-        "saves_inputs", "saves_outputs", "saves_inputs_for_weights", "saved", "cast",
-        "stops_gradient"}},
+      {"other", AddOther, 0, kManyBits, 0, kMany, OtherKeys()},
   };
   return kinds;
 }

@@ -121,7 +121,7 @@ Value ReadKnownList(const HfConfig& config, const std::string& key, const Value&
   const std::vector<std::string_view> among(choices.begin(), choices.end());
   for (std::size_t i = 0; i < list->size(); ++i) {
     if (among.empty()) {
-      const std::string bound = rule.at("integers_below").get<std::string>();
+      const std::string bound = rule.value("integers_below", "");
       (void)(*list)[i].AsInt(0, config.Int(bound, 1, ModelLimits::kVocabulary) - 1);
     } else {
       (void)(*list)[i].AsChoice(among);
@@ -192,12 +192,11 @@ class ConfigNames {
 
   // Of a rope over `dim` features of a head.
   RopeAngles Angles(std::int64_t dim) {
-    const std::optional<JsonValue> key = input_.row.Find("theta_key");
-    const std::string name = key ? key->AsString() : "rope_theta";
-    const std::size_t dot = name.find('.');
-    return dot == std::string::npos
-               ? ReadRopeAngles(input_.config, name, dim)
-               : ReadRopeAngles(Nested(name.substr(0, dot)), name.substr(dot + 1), dim);
+    const auto [known, is_new] = angles_.try_emplace(dim);
+    if (is_new) {
+      known->second = ReadAngles(dim);
+    }
+    return known->second;
   }
 
   // Misspelt keys of nested configs.
@@ -211,6 +210,15 @@ class ConfigNames {
   }
 
  private:
+  RopeAngles ReadAngles(std::int64_t dim) {
+    const std::optional<JsonValue> key = input_.row.Find("theta_key");
+    const std::string name = key ? key->AsString() : "rope_theta";
+    const std::size_t dot = name.find('.');
+    return dot == std::string::npos
+               ? ReadRopeAngles(input_.config, name, dim)
+               : ReadRopeAngles(Nested(name.substr(0, dot)), name.substr(dot + 1), dim);
+  }
+
   Value Read(const std::string& name) {
     if (name == "sequence_length") {
       return SequenceLength();
@@ -334,6 +342,7 @@ class ConfigNames {
   std::string architecture_;
   std::map<std::string, std::unique_ptr<HfConfig>> nested_;
   std::map<std::string, Value> known_;
+  std::map<std::int64_t, RopeAngles> angles_;
 };
 
 // Which of the row's classes the file asks for; the first where it names none of them. Empty where
