@@ -352,7 +352,8 @@ void Bounds::AddEnds(const OuterChoice& outer, Terms& terms) const {
   const GroupShape group = {outer.shard_size, 1};
   const GroupShape replicas = {outer.replicate_size, outer.shard_size};
   const double last = m.last_elements * sent_;
-  terms.head = times.gather * MessageSeconds(OpCode::kAllGather, group, m.first_elements * FrozenWidth(param_));
+  terms.head = times.gather *
+               MessageSeconds(OpCode::kAllGather, group, m.first_elements * FrozenWidth(param_));
   terms.tail = times.reduce * MessageSeconds(OpCode::kReduceScatter, group, last) +
                times.replicate * MessageSeconds(OpCode::kAllReduce, replicas, last / shard);
   if (on_host) {  // the gradient leaves before the update, the parameter comes back behind it

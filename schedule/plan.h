@@ -43,7 +43,8 @@ enum class MatrixRule : std::uint8_t {
   kSoap,
 };
 
-// How the states are stored; schedule/lower/optimizer.cc has the sizes. Paged ones are on the host.
+// How the states are stored; schedule/lower/optimizer.cc has the sizes. Paged ones count on the
+// device.
 enum class StateFormat : std::uint8_t {
   kMaster,  // in the masters' dtype
   kBnb8,    // bitsandbytes: 8 bits in blocks of 256 elements

@@ -88,7 +88,7 @@ Recipe RecipeOf(const OptimizerSpec& spec) {
   return r;
 }
 
-// bitsandbytes 0.50, optim/optimizer.py (init_state; get_state_buffer pages from 1e5 elements on);
+// bitsandbytes 0.50, optim/optimizer.py (init_state);
 // torchao 0.18, optim/adam.py (_new_buffer) and subclass_{8,4}bit.py. Scales are fp32.
 struct FormatRow {
   std::int64_t bits = 0;           // per element; 0: as `otherwise`
@@ -97,15 +97,14 @@ struct FormatRow {
   bool whole_blocks = false;       // nor those that are no multiple of the block
   bool keeps_embeddings = false;   // nor embeddings
   bool is_fp32_otherwise = false;  // else the parameter's dtype
-  bool is_paged = false;
 };
 constexpr std::array<FormatRow, 6> kFormats = {{
     {},
-    {8, 256, 4096, false, true, true, false},
-    {8, 256, 4096, false, true, true, true},
-    {0, 1, 0, false, false, true, true},
-    {8, 256, 4096, true, false, false, false},
-    {4, 128, 4096, true, false, false, false},
+    {8, 256, 4096, false, true, true},
+    {8, 256, 4096, false, true, true},
+    {0, 1, 0, false, false, true},
+    {8, 256, 4096, true, false, false},
+    {4, 128, 4096, true, false, false},
 }};
 
 const FormatRow& RowOf(StateFormat format) {
@@ -140,10 +139,6 @@ constexpr std::array<WordRow, 12> kWords = {{
 }};
 
 }  // namespace
-
-bool IsPaged(StateFormat format) {
-  return RowOf(format).is_paged;
-}
 
 StateSize SizeOfState(StateFormat format, std::int64_t elements, bool is_embedding, DType dtype) {
   const FormatRow& row = RowOf(format);

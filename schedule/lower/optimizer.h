@@ -25,7 +25,6 @@ struct StateSize {
 };
 [[nodiscard]] StateSize SizeOfState(StateFormat format, std::int64_t elements, bool is_embedding,
                                     DType dtype);
-[[nodiscard]] bool IsPaged(StateFormat format);
 
 // An optimizer that people name by a word: "adamw_8bit", "paged_adamw_32bit", "adamw_torch_fused",
 // as Transformers' `optim` has them. Null for other words. The last function is the way back; empty

@@ -158,17 +158,6 @@ std::vector<Bytes> StepRules::StatePieces(UnitId u) const {
   return sizes;
 }
 
-// bitsandbytes leaves tensors below 1e5 elements where they are (get_state_buffer).
-bool StepRules::HasPagedStates(UnitId u) const {
-  constexpr std::int64_t kLeast = 100'000;
-  std::int64_t paged = 0, all = 0;
-  for (const std::int64_t n : StateTensors(u)) {
-    paged += n >= kLeast ? n : 0;
-    all += n;
-  }
-  return IsPaged(job_.optimizer.states) && 2 * paged > all;
-}
-
 std::vector<std::int64_t> StepRules::PerParameter(UnitId u, bool per_rank,
                                                   bool trainable_only) const {
   std::vector<std::int64_t> elements;

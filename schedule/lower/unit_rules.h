@@ -126,8 +126,6 @@ class StepRules : public DialectRules {
   [[nodiscard]] Bytes CastShard(UnitId u, DType dtype) const;
   // Codes and scales of one optimizer state, as they are allocated.
   [[nodiscard]] std::vector<Bytes> StatePieces(UnitId u) const;
-  // Are most elements of the unit's states in paged memory?
-  [[nodiscard]] bool HasPagedStates(UnitId u) const;
   [[nodiscard]] Bytes Unsharded(UnitId u) const;    // N p
   [[nodiscard]] Bytes GatherShard(UnitId u) const;  // N/W p
   [[nodiscard]] Bytes MasterShard(UnitId u) const;  // N/W o

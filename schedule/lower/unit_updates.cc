@@ -288,9 +288,7 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
   const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
   for (const UnitId u : units) {
     updated += GradShard(u);
-    const bool paged = HasPagedStates(u);
-    AllocStates(u, paged ? Stream::kHost : stream, std::vector<Bytes>(states, StateShard(u)),
-                paged ? PieceRange() : At(u).state_pieces);
+    AllocStates(u, stream, std::vector<Bytes>(states, StateShard(u)), At(u).state_pieces);
   }
   const OptimizerStep step = UpdateOf(job_.optimizer, units);
   BufferId temporary;

@@ -375,20 +375,25 @@ TEST_CASE("Scripts: the plan of a run with adapters") {
   const std::string run =
       "base_model: gpt2\nbf16: true\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\n"
       "lora_alpha: 16\nlora_target_modules: [c_attn]\noptimizer: paged_adamw_8bit\n";
-  const PlanFile file = Imported({{"a.yml", run}});
+  const Folder folder;
+  const auto applied = [&](const std::string& text) {
+    PlanFile file = Base(2);  // without the adapters, which import-run makes of the facts
+    ApplyRun(Read(folder, {{"a.yml", text}}), file);
+    return file;
+  };
+  const PlanFile file = applied(run);
   CHECK(file.plan.dialect == Dialect::kDdp);
   CHECK(file.job.frozen_format == FrozenFormat::kNf4Double);
   CHECK(file.job.optimizer.states == StateFormat::kBnb8Paged);
   CHECK(file.job.precision == Precision{DType::kFp32, DType::kBf16, DType::kFp32});
   const std::string fsdp = "fsdp_config:\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n";
-  CHECK(Imported({{"a.yml", run + "fsdp_version: 2\n" + fsdp}}).job.frozen_format ==
-        FrozenFormat::kNf4Double);
+  CHECK(applied(run + "fsdp_version: 2\n" + fsdp).job.frozen_format == FrozenFormat::kNf4Double);
   CHECK(ErrorOf({{"a.yml", run + "fsdp_version: 1\n" + fsdp}})
             .ends_with("since adapters under FSDP1 cannot be predicted"));
   // FSDP2 under Accelerate upcasts a base in bf16.
   std::string whole = run + "fsdp_version: 2\n" + fsdp;
   whole.replace(whole.find("load_in_4bit: true"), 18, "load_in_4bit: false");
-  CHECK(Imported({{"a.yml", whole}}).job.frozen_format == FrozenFormat::kMaster);
+  CHECK(applied(whole).job.frozen_format == FrozenFormat::kMaster);
 }
 
 TEST_CASE("Scripts: what else people do with adapters is refused by name") {
