@@ -219,9 +219,7 @@ int RunEmit(const Arguments& arguments) {
   }
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   CheckEmittable(file, arguments.Get("PLAN").text, emitter.name);
-  Emission emission = emitter.emit(file, options);
-  AddTorchDuties(emission.as_emitted, emission);
-  AddKernelDuties(file, emission);
+  const Emission emission = Emit(emitter, file, options);
   CheckPlan(emission.as_emitted, "the plan as emitted");
   for (const std::string& warning : WarningsOf(emission.as_emitted)) {
     Warn(warning);

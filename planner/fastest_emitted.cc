@@ -15,7 +15,7 @@ namespace {
 std::optional<PlanFile> AsEmitted(const Emitter& target, PlanFile file, const Plan& plan) {
   file.plan = plan;
   try {
-    return target.emit(file, {}).as_emitted;
+    return Emit(target, file, {}).as_emitted;
   } catch (const InputError&) {
     return std::nullopt;
   }

@@ -8,6 +8,7 @@
 #include "core/text.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
+#include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
@@ -194,10 +195,13 @@ AccelerateSettings DdpSettings(const PlanFile& file, Emission& emission) {
   settings.distributed_type = "MULTI_GPU";
   settings.mixed_precision = fsdp.mixed_precision;
   PlanFile& emitted = emission.as_emitted;
-  const Plan defaults;
-  emitted.plan.first_bucket = defaults.first_bucket;
-  emitted.plan.bucket = defaults.bucket;
-  emitted.plan.offload = {};
+  ApplyHfDdp(fsdp.mixed_precision, emitted);
+  if (FindsUnused(file.plan)) {
+    emission.by_hand.push_back(
+        std::string("pass Accelerator a DistributedDataParallelKwargs(find_unused_parameters=") +
+        (file.plan.find_unused_parameters ? "True" : "False") +
+        ", static_graph=" + (file.plan.static_graph ? "True)" : "False)"));
+  }
   if (RecomputesEveryBlock(file.model.model, file.plan)) {
     emission.by_hand.emplace_back("call model.gradient_checkpointing_enable()");
   } else {
@@ -236,8 +240,13 @@ Emission EmitAccelerate(const PlanFile& file, const EmitOptions& options) {
   if (!IsZero(file.plan.dialect)) {
     emission.losses = FindLosses(file, emission.as_emitted, kReasons);
     const Plan& plan = file.plan;
-    emission.by_hand.push_back("batch size " + std::to_string(plan.micro_batch) +
-                               " and the optimizer are your script's");
+    const OptimizerSpec& optimizer = file.job.optimizer;
+    emission.by_hand.push_back(
+        "your script sets batch size " + std::to_string(plan.micro_batch) + ", optimizer " +
+        std::string(NameIn(kOptimizerNames, optimizer.kind)) + ":" +
+        std::string(NameIn(kOptimizerImplNames, optimizer.impl)) +
+        (optimizer.weight_decay ? " with" : " without") + " weight decay, and " +
+        (file.job.clip_gradients ? "clips" : "does not clip") + " gradients by their norm");
     if (plan.accumulation > 1) {
       emission.by_hand.push_back("pass Accelerator a GradientAccumulationPlugin(num_steps=" +
                                  std::to_string(plan.accumulation) + ", sync_each_batch=" +

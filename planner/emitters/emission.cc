@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "models/loader.h"
 #include "schedule/lower/optimizer.h"
 #include "schedule/plan_names.h"
 
@@ -39,6 +40,47 @@ std::string FirstAndMore(const std::vector<std::string>& names) {
     text += " and " + std::to_string(names.size() - 1) + " more";
   }
   return text;
+}
+
+// The choices of a kernel set that differ from those of the set that it is named after.
+std::vector<std::string> OwnChoices(const KernelSetOptions& kernels) {
+  const KernelSetOptions& named = FindKernelSet(kernels.name, "plan");
+  std::vector<std::string> choices;
+  if (kernels.attention != named.attention) {
+    choices.push_back("attention " + std::string(NameIn(kAttentionNames, kernels.attention)));
+  }
+  if (kernels.moe_dispatch != named.moe_dispatch) {
+    choices.push_back("experts " + std::string(NameIn(kMoeDispatchNames, kernels.moe_dispatch)));
+  }
+  if (kernels.loss_chunks != named.loss_chunks) {
+    choices.push_back("loss in " + std::to_string(kernels.loss_chunks) + " chunks");
+  }
+  const auto add = [&](const char* name, bool value, bool by_name) {
+    if (value != by_name) {
+      choices.push_back(std::string(name) + (value ? " on" : " off"));
+    }
+  };
+  add("fused_elementwise", kernels.fused_elementwise, named.fused_elementwise);
+  add("fused_rope", kernels.fused_rope, named.fused_rope);
+  add("fused_norm", kernels.fused_norm, named.fused_norm);
+  add("fp32_logits", kernels.fp32_logits, named.fp32_logits);
+  add("autocast_weights", kernels.autocast_weights, named.autocast_weights);
+  return choices;
+}
+
+// Without what the job freezes and adapts.
+void TrainAll(PlanFile& file) {
+  Job& job = file.job;
+  job.frozen.clear();
+  job.lora_targets.clear();
+  job.lora_rank = 0;
+  job.lora_alpha = 0.0;
+  LoadedModel& loaded = file.model;
+  const LoadOptions options = {.sequence_length = job.sequence_length};
+  loaded.model = loaded.json.empty()
+                     ? LoadModel(loaded.model.name, options)
+                     : ModelFromJson(JsonValue::Parse(loaded.json, loaded.model.name),
+                                     loaded.model.name, options);
 }
 
 class Differences {
@@ -360,6 +402,45 @@ void AddKernelDuties(const PlanFile& file, Emission& emission) {
                                " chunks, so that the logits never exist as a whole: with "
                                "liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss, or a "
                                "model that Liger patches");
+  }
+  const std::vector<std::string> choices = OwnChoices(file.kernels);
+  const bool is_usual = file.kernels.name == "torch-eager" || file.kernels.name == "torch-compile";
+  if (!is_usual || !choices.empty()) {
+    emission.by_hand.push_back("run the kernels that the prediction is of: " + file.kernels.name +
+                               (choices.empty() ? "" : " with " + Listed(choices)) +
+                               " (docs/kernel_sets.md)");
+  }
+}
+
+void AddJobDuties(const PlanFile& file, bool has_own_model, Emission& emission) {
+  const Job& job = file.job;
+  if (file.model.model.sequence_length > 0 && !emission.has_sequence) {
+    emission.by_hand.push_back("feed samples of " + std::to_string(job.sequence_length) +
+                               " tokens");
+  }
+  if (job.mode == JobMode::kForward) {
+    emission.by_hand.emplace_back("run forward passes alone, under torch.no_grad()");
+  }
+  const std::string frozen = Listed(job.frozen, Quoted);
+  const std::string adapters =
+      "rank " + std::to_string(job.lora_rank) + ", alpha " +
+      Fixed(job.lora_alpha == 0.0 ? static_cast<double>(job.lora_rank) : job.lora_alpha, "%g") +
+      (job.lora_dropout > 0.0 ? ", dropout " + Fixed(job.lora_dropout, "%g") : "") + ", on " +
+      Listed(job.lora_targets, Quoted);
+  const char* kWhy = "the framework builds the model, and its settings do not say it";
+  if (!frozen.empty() && !has_own_model) {
+    emission.by_hand.push_back("freeze the parameters " + frozen + " before the model is wrapped");
+  } else if (!frozen.empty()) {
+    emission.losses.push_back({"job.frozen", "", frozen, "all are trained", kWhy});
+  }
+  if (job.lora_rank > 0 && !has_own_model) {
+    emission.by_hand.push_back("give the model LoRA adapters of " + adapters +
+                               " (peft: LoraConfig) before it is wrapped");
+  } else if (job.lora_rank > 0) {
+    emission.losses.push_back({"job.lora_rank", "", adapters, "all is trained", kWhy});
+  }
+  if (has_own_model && (!frozen.empty() || job.lora_rank > 0)) {
+    TrainAll(emission.as_emitted);
   }
 }
 

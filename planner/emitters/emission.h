@@ -38,6 +38,7 @@ struct Emission {
   bool has_compile = false;          // the files say that the model is compiled
   bool has_loss_chunks = false;      // the files say that head and loss run in chunks
   bool has_allocator = false;        // the files set PYTORCH_ALLOC_CONF
+  bool has_sequence = false;         // the files say how long samples are
 };
 
 // Throws InputError for a plan that no framework's settings can say anything about: its job updates
@@ -52,6 +53,11 @@ void AddTorchDuties(const PlanFile& file, Emission& emission);
 // What the files do not say of a plan's kernels, and the script must do: attention that is not the
 // framework's own, fp8, compiled blocks, a loss in chunks.
 void AddKernelDuties(const PlanFile& file, Emission& emission);
+
+// What of the job the script must do: samples of the planned length, forward passes alone, frozen
+// parameters and adapters. A framework that builds the model itself (`has_own_model`) trains it
+// whole: that is a loss, and the emitted plan is without them.
+void AddJobDuties(const PlanFile& file, bool has_own_model, Emission& emission);
 
 // Why a framework runs a field differently. `field` is a prefix of Loss::field; the first row that
 // fits counts.

@@ -12,15 +12,24 @@ std::span<const Emitter> Emitters() {
       {"accelerate", "YAML for accelerate launch", EmitAccelerate},
       {"trainer", "TrainingArguments of the Hugging Face Trainer", EmitTrainer},
       {"deepspeed", "DeepSpeed configuration", EmitDeepSpeed},
-      {"torchtitan", "TOML, and a Python recipe for versions without it", EmitTorchtitan},
+      {"torchtitan", "TOML, and a Python recipe for versions without it", EmitTorchtitan, true},
       {"lightning", "strategy and module for Lightning, beside plan data", EmitLightning},
       {"fairscale", "plan data and the Python that applies it with FairScale", EmitFairscale},
-      {"fairseq", "Hydra configuration for fairseq-hydra-train", EmitFairseq},
-      {"vissl", "Hydra configuration for VISSL", EmitVissl},
+      {"fairseq", "Hydra configuration for fairseq-hydra-train", EmitFairseq, true},
+      {"vissl", "Hydra configuration for VISSL", EmitVissl, true},
       {"slurm", "sbatch script", EmitSlurm},
       {"torchrun", "start script", EmitTorchrun},
   }};
   return kEmitters;
+}
+
+Emission Emit(const Emitter& emitter, const PlanFile& file, const EmitOptions& options) {
+  CheckEmittable(file, "plan", emitter.name);
+  Emission emission = emitter.emit(file, options);
+  AddTorchDuties(emission.as_emitted, emission);
+  AddKernelDuties(file, emission);
+  AddJobDuties(file, emitter.has_own_model, emission);
+  return emission;
 }
 
 }  // namespace shardwright

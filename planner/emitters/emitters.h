@@ -20,12 +20,18 @@ struct Emitter {
   std::string_view name;   // "fsdp2"
   std::string_view about;  // one line
   Emission (*emit)(const PlanFile& file, const EmitOptions& options);
+  bool has_own_model = false;  // the framework builds the model, not the user's script
 };
 
 // In the order of the documentation.
 [[nodiscard]] std::span<const Emitter> Emitters();
 
-// Throws InputError for a plan that the framework cannot run at all.
+// What `emitter` writes of `file`, with all that the files do not say: duties of torch, of kernels
+// and of trained parameters. Throws InputError for a plan that the framework cannot run at all, and
+// for one of Muon or SOAP, which no framework's settings name.
+[[nodiscard]] Emission Emit(const Emitter& emitter, const PlanFile& file,
+                            const EmitOptions& options);
+
 [[nodiscard]] Emission EmitFsdp2(const PlanFile& file, const EmitOptions& options);
 [[nodiscard]] Emission EmitFsdp1(const PlanFile& file, const EmitOptions& options);
 [[nodiscard]] Emission EmitAccelerate(const PlanFile& file, const EmitOptions& options);

@@ -43,9 +43,10 @@ constexpr std::array<SettingRow<S>, 21> kRows = {{
     {"model.min_params_to_wrap", &S::min_params_to_wrap},
 }};
 
-constexpr std::array<LossReason, 18> kReasons = {{
+constexpr std::array<LossReason, 19> kReasons = {{
     {"job.precision.param", "with fully_sharded fairseq computes in fp16 or fp32"},
     {"job.precision", "masters are fp32, or fp16 with memory_efficient_fp16"},
+    {"job.optimizer.impl", "fairseq's Adam loops over parameters, or is apex's fused one"},
     {"job.optimizer", "fairseq has its own Adam, Adadelta and SGD"},
     {"plan.dialect", "fairseq runs FairScale's FSDP, or DDP"},
     {"plan.shard_size", "FairScale shards over all ranks"},
@@ -151,7 +152,7 @@ void ApplyOptimizer(const S& s, OptimizerSpec& optimizer) {
         s.momentum.value_or(0.0) > 0.0 ? OptimizerKind::kMomentum : OptimizerKind::kSgd;
   } else if (name == "adadelta") {
     optimizer.kind = OptimizerKind::kAdadelta;
-  } else if (optimizer.kind != OptimizerKind::kAdam) {
+  } else if (optimizer.kind != OptimizerKind::kAdam || s.weight_decay.value_or(0.0) > 0.0) {
     optimizer.kind = OptimizerKind::kAdamW;  // fairseq's Adam decays weights as AdamW does
   }
   optimizer.weight_decay = s.weight_decay.value_or(0.0) > 0.0;
@@ -230,6 +231,15 @@ Emission EmitFairseq(const PlanFile& file, const EmitOptions& options) {
   emission.as_emitted = file;
   const S settings = ToFairseq(file);
   ApplyFairseq(settings, emission.as_emitted);
+  OptimizerSpec& optimizer = emission.as_emitted.job.optimizer;
+  const bool is_fused = optimizer.impl == OptimizerImpl::kFused;
+  if (*settings.optimizer == "adam" && is_fused) {
+    emission.by_hand.emplace_back("install apex: fairseq's Adam is fused only with it");
+  } else {
+    optimizer.impl =
+        *settings.optimizer == "adam" ? OptimizerImpl::kForLoop : OptimizerImpl::kForeach;
+  }
+  emission.has_sequence = true;
   emission.losses = FindLosses(file, emission.as_emitted, kReasons);
   emission.by_hand.push_back("set the model's sizes to those of " + file.model.model.name +
                              ", and the data, learning rate and schedule");

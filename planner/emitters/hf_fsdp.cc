@@ -219,6 +219,17 @@ void ApplyHfFsdp(const HfFsdp& given, PlanFile& file) {
   }
 }
 
+void ApplyHfDdp(const std::string& mixed_precision, PlanFile& file) {
+  const Plan defaults;
+  file.plan.first_bucket = defaults.first_bucket;
+  file.plan.bucket = defaults.bucket;
+  file.plan.offload = {};
+  HfFsdp settings;
+  settings.mixed_precision = mixed_precision;
+  ApplyPrecision(settings, file.job.precision);
+  file.job.precision.reduce = file.job.precision.master;  // gradients are reduced as they are kept
+}
+
 std::string ShardingStrategyName(const HfFsdp& settings) {
   if (settings.no_shard) {
     return "NO_SHARD";

@@ -43,6 +43,10 @@ struct HfFsdp {
 // head (with tied weights all three), and keeps that group and the root gathered.
 void ApplyHfFsdp(const HfFsdp& given, PlanFile& file);
 
+// The same for DDP without keys of its own: PyTorch's buckets, no offload, fp32 masters under mixed
+// precision.
+void ApplyHfDdp(const std::string& mixed_precision, PlanFile& file);
+
 // "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD" or "HYBRID_SHARD_ZERO2".
 [[nodiscard]] std::string ShardingStrategyName(const HfFsdp& settings);
 // "BACKWARD_PRE", "BACKWARD_POST" or "NO_PREFETCH".

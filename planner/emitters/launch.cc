@@ -55,7 +55,7 @@ Emission EmitTorchrun(const PlanFile& file, const EmitOptions& options) {
   emission.by_hand.push_back("apply the plan in " + options.script +
                              ", as --to fsdp2 or another target writes it");
   emission.files.push_back({"torchrun.sh", text});
-  emission.has_allocator = true;
+  emission.has_allocator = emission.has_sequence = true;
   return emission;
 }
 
@@ -79,7 +79,7 @@ Emission EmitSlurm(const PlanFile& file, const EmitOptions& options) {
                              ", as --to fsdp2 or another target writes it");
   emission.by_hand.emplace_back("set a time limit, account and partition");
   emission.files.push_back({"job.sh", text});
-  emission.has_allocator = true;
+  emission.has_allocator = emission.has_sequence = true;
   return emission;
 }
 

@@ -404,7 +404,7 @@ Emission EmitTorchtitan(const PlanFile& file, const EmitOptions& options) {
   emission.as_emitted = file;
   const S settings = ToTorchtitan(file);
   ApplyTorchtitan(settings, "torchtitan.toml", emission.as_emitted);
-  emission.has_allocator = true;
+  emission.has_allocator = emission.has_sequence = true;
   emission.losses = FindLosses(file, emission.as_emitted, kReasons);
   if (!HasModel(*settings.model_name)) {
     emission.by_hand.push_back("torchtitan has no model of type " + file.model.model.type +

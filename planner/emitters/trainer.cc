@@ -16,7 +16,7 @@ using S = TrainerSettings;
 // The plan knows whether weights decay, not how much.
 constexpr double kSomeWeightDecay = 0.01;
 
-constexpr std::array<SettingRow<S>, 27> kRows = {{
+constexpr std::array<SettingRow<S>, 29> kRows = {{
     {"output_dir", &S::output_dir},
     {"per_device_train_batch_size", &S::per_device_train_batch_size},
     {"gradient_accumulation_steps", &S::gradient_accumulation_steps},
@@ -44,6 +44,8 @@ constexpr std::array<SettingRow<S>, 27> kRows = {{
     {"fsdp_config.limit_all_gathers", &S::limit_all_gathers},
     {"fsdp_config.state_dict_type", &S::state_dict_type},
     {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch", &S::sync_each_batch},
+    {"ddp_find_unused_parameters", &S::find_unused_parameters},
+    {"ddp_static_graph", &S::static_graph},
 }};
 
 constexpr std::array<LossReason, 19> kReasons = {{
@@ -239,10 +241,9 @@ Emission EmitTrainer(const PlanFile& file, const EmitOptions& options) {
   } else if (file.plan.dialect == Dialect::kDdp) {
     settings = CommonSettings(file);
     SetMixedPrecision(fsdp.mixed_precision, settings);
-    const Plan defaults;
-    emission.as_emitted.plan.first_bucket = defaults.first_bucket;
-    emission.as_emitted.plan.bucket = defaults.bucket;
-    emission.as_emitted.plan.offload = {};
+    ApplyHfDdp(fsdp.mixed_precision, emission.as_emitted);
+    settings.find_unused_parameters = file.plan.find_unused_parameters;
+    settings.static_graph = file.plan.static_graph;
     settings.gradient_checkpointing = RecomputesEveryBlock(file.model.model, file.plan);
     if (!*settings.gradient_checkpointing) {
       emission.as_emitted.plan.recompute.clear();
@@ -267,10 +268,13 @@ Emission EmitTrainer(const PlanFile& file, const EmitOptions& options) {
   } else {
     emission.by_hand.emplace_back("set the learning rate");
   }
-  if (file.model.model.sequence_length > 0) {
-    emission.by_hand.push_back("feed samples of " + std::to_string(file.job.sequence_length) +
-                               " tokens");
+  const Precision& precision = file.job.precision;
+  if (precision.param == precision.master && precision.param != DType::kFp32 && !is_zero) {
+    emission.by_hand.emplace_back("load the model in its 16-bit dtype");
   }
+  emission.by_hand.push_back("start it with: torchrun --nnodes " +
+                             std::to_string(file.cluster.node_count) + " --nproc-per-node " +
+                             std::to_string(file.cluster.gpus_per_node) + " " + options.script);
   emission.files.insert(
       emission.files.begin(),
       {"training_arguments.json", SettingsAsJson(ListSettings<TrainerSettings>(kRows, settings))});

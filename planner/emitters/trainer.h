@@ -42,6 +42,8 @@ struct TrainerSettings {
   std::optional<bool> limit_all_gathers;         // version 1
   std::optional<std::string> state_dict_type;
   std::optional<bool> sync_each_batch;
+  std::optional<bool> find_unused_parameters;  // DDP
+  std::optional<bool> static_graph;            // DDP
 };
 
 // The key fsdp_config.reshard_after_forward stands twice: a boolean for version 2, a string for 1.

@@ -28,12 +28,19 @@ struct VisslSettings {
   std::optional<std::int64_t> checkpointing_splits;
   std::optional<std::string> sync_bn;
   std::optional<std::string> optimizer;
+  std::optional<double> weight_decay;
+  std::optional<double> momentum;
+  std::optional<bool> clips;
   std::optional<std::string> task;
 };
 
 using S = VisslSettings;
 
-constexpr std::array<SettingRow<S>, 14> kRows = {{
+// The plan knows whether weights decay, not how much.
+constexpr double kSomeWeightDecay = 1e-4;
+constexpr double kMomentum = 0.9;
+
+constexpr std::array<SettingRow<S>, 17> kRows = {{
     {"config.DISTRIBUTED.NUM_NODES", &S::num_nodes},
     {"config.DISTRIBUTED.NUM_PROC_PER_NODE", &S::num_proc_per_node},
     {"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA", &S::batch_size},
@@ -47,12 +54,16 @@ constexpr std::array<SettingRow<S>, 14> kRows = {{
     {"config.MODEL.ACTIVATION_CHECKPOINTING.NUM_ACTIVATION_CHECKPOINTING_SPLITS",
      &S::checkpointing_splits},
     {"config.MODEL.SYNC_BN_CONFIG.SYNC_BN_TYPE", &S::sync_bn},
+    {"config.MODEL.GRAD_CLIP.USE_GRAD_CLIP", &S::clips},
     {"config.OPTIMIZER.name", &S::optimizer},
+    {"config.OPTIMIZER.weight_decay", &S::weight_decay},
+    {"config.OPTIMIZER.momentum", &S::momentum},
     {"config.TRAINER.TASK_NAME", &S::task},
 }};
 
-constexpr std::array<LossReason, 11> kReasons = {{
+constexpr std::array<LossReason, 12> kReasons = {{
     {"job.precision", "with O2 VISSL computes and reduces in fp16, without AMP in fp32"},
+    {"job.optimizer.impl", "VISSL takes PyTorch's default, foreach"},
     {"job.optimizer", "VISSL's FSDP trains with SGD or LARC, or Adam(W)"},
     {"plan.dialect", "VISSL runs FairScale's FSDP"},
     {"plan.shard_size", "FairScale shards over all ranks"},
@@ -85,6 +96,7 @@ void Apply(const PlanFile& file, const S& s, PlanFile& out) {
   if (*s.optimizer == "sgd" && out.job.optimizer.kind == OptimizerKind::kAdadelta) {
     out.job.optimizer.kind = OptimizerKind::kSgd;
   }
+  out.job.optimizer.impl = OptimizerImpl::kForeach;
   const DType dtype = *s.use_amp ? DType::kFp16 : DType::kFp32;
   out.job.precision = {.master = DType::kFp32, .param = dtype, .reduce = dtype};
 }
@@ -119,6 +131,9 @@ Emission EmitVissl(const PlanFile& file, const EmitOptions& options) {
   s.optimizer = kind == OptimizerKind::kAdam    ? "adam"
                 : kind == OptimizerKind::kAdamW ? "adamw"
                                                 : "sgd";
+  s.weight_decay = file.job.optimizer.weight_decay ? kSomeWeightDecay : 0.0;
+  s.momentum = kind == OptimizerKind::kMomentum ? kMomentum : 0.0;
+  s.clips = file.job.clip_gradients;
   s.task = "self_supervision_fsdp_task";
   Apply(file, s, emission.as_emitted);
   emission.losses = FindLosses(file, emission.as_emitted, kReasons);
