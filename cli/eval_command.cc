@@ -98,7 +98,8 @@ int RunEval(const Arguments& arguments) {
     CheckFits(*checkpoint, model, std::nullopt);
   });
   CheckAlike(group.get(), FactsOf(*checkpoint));
-  Evaluator evaluator(input, host, {.gpu = device.GpuOf(launch)}, *data, forward.job.global_batch);
+  DatasetEvaluator evaluator(input, host, {.gpu = device.GpuOf(launch)}, *data,
+                             forward.job.global_batch);
   EndProcessOnFault(evaluator.session(), group.get());
   Resume(*checkpoint, model, forward.job, evaluator.runtime(), false);
   const Evaluation result = evaluator.Run();

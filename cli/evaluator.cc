@@ -15,8 +15,8 @@ RunPlace Counting(RunPlace place, EvaluationCounter& counter) {
 
 }  // namespace
 
-Evaluator::Evaluator(const SessionInput& input, const HostOptions& host, RunPlace place,
-                     const Dataset& data, std::int64_t global_batch)
+DatasetEvaluator::DatasetEvaluator(const SessionInput& input, const HostOptions& host,
+                                   RunPlace place, const Dataset& data, std::int64_t global_batch)
     : model_(input.model),
       data_(data),
       sampler_{data.size(), global_batch, 0, false, EpochTail::kPad},
@@ -25,7 +25,7 @@ Evaluator::Evaluator(const SessionInput& input, const HostOptions& host, RunPlac
   session_.runtime().Initialize();
 }
 
-RunOptions Evaluator::Options() {
+RunOptions DatasetEvaluator::Options() {
   RunOptions run;
   run.inputs = [this](const BatchKey& key, std::span<const View> views) {
     const BatchRange range = {key.step, key.first_sample, key.count};
@@ -37,7 +37,7 @@ RunOptions Evaluator::Options() {
   return run;
 }
 
-Evaluation Evaluator::Run() {
+Evaluation DatasetEvaluator::Run() {
   session_.runtime().set_next_step(0);
   session_.runtime().RunSteps(FirstStepOf(sampler_, 1));
   (void)session_.runtime().TakeReports();

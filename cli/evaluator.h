@@ -12,13 +12,13 @@
 
 namespace shardwright {
 
-class Evaluator {
+class DatasetEvaluator {
  public:
   // `input` holds a forward-only job and its program. Parameters have first values until Resume or
   // CopyParameters gives the runtime others. Keeps references. Throws as RunSession does. Ranks in
   // processes (`host.processes`): all construct it at once, and Run gives all the same.
-  Evaluator(const SessionInput& input, const HostOptions& host, RunPlace place, const Dataset& data,
-            std::int64_t global_batch);
+  DatasetEvaluator(const SessionInput& input, const HostOptions& host, RunPlace place,
+                   const Dataset& data, std::int64_t global_batch);
 
   [[nodiscard]] Runtime& runtime() { return session_.runtime(); }
   [[nodiscard]] RunSession& session() { return session_; }

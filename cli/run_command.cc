@@ -168,7 +168,7 @@ struct TestSetUp {
   }
 
   ForwardPlan forward;
-  Evaluator evaluator;
+  DatasetEvaluator evaluator;
 };
 
 // What the run is told, as far as a resumed run may be told otherwise.

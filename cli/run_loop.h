@@ -60,7 +60,7 @@ struct LoopParts {
   Runtime& runtime;
   std::int64_t micro_batches = 1;  // per step, over all ranks
   RunCheckpoints* checkpoints = nullptr;
-  Evaluator* evaluator = nullptr;
+  DatasetEvaluator* evaluator = nullptr;
 };
 
 // Steps that the options ask for in all.
