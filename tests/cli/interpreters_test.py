@@ -9,6 +9,7 @@ a file when it is imported.
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -84,7 +85,9 @@ class Interpreters(ShardwrightTestCase):
         environment = {**{key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}, **environment}
         done = subprocess.run([untouched_test.shardwright_test_case.PROGRAM, "export", *words, "--python", sys.executable, "--json"],
                               cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=500)
-        return done.returncode, done.stdout, done.stderr
+        # transformers imports torchao where it is installed, which says what it lacks here.
+        lines = [line for line in done.stderr.splitlines(keepends=True) if not re.match(r"Failed to load .*torchao|W\d{4} .*/_pytree\.py", line)]
+        return done.returncode, done.stdout, "".join(lines)
 
     def test_the_plants_work(self):
         """Python started as `export` did before; else this test would show nothing."""
