@@ -223,6 +223,10 @@ void ApplyTrainer(const TrainerSettings& settings, PlanFile& file) {
   job.global_batch = plan.shard_size * plan.replicate_size * plan.micro_batch * plan.accumulation;
   plan.sync = settings.sync_each_batch.value_or(false) || plan.accumulation == 1 ? SyncMode::kEvery
                                                                                  : SyncMode::kLast;
+  if (plan.dialect == Dialect::kDdp) {
+    plan.find_unused_parameters = settings.find_unused_parameters.value_or(false);
+    plan.static_graph = settings.static_graph.value_or(false);
+  }
   ApplyTrainerOptimizer(settings, job);
   job.clip_gradients = settings.max_grad_norm.value_or(1.0) > 0.0;
 }
