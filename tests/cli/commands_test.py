@@ -152,9 +152,9 @@ class Usage(ShardwrightTestCase):
             ('--offload: got "params"; that is parameters, with their gradients and optimizer',
              (*plan, "--offload", "params")),
             ('--precision: got "bf8", expected bf16-mixed, fp16-mixed, fp32, bf16, fp16 or '
-             'master/param/reduce such as fp32/bf16/fp32, alone or with +fp8 or +fp8-rowwise', (*plan, "--precision", "bf8")),
+             'master/param/reduce such as fp32/bf16/fp32, alone or with +fp8 or +fp8-rowwise, or with +nf4, +nf4_double or +int8 of what is frozen', (*plan, "--precision", "bf8")),
             ('--precision: got "fp32+fp9", expected bf16-mixed, fp16-mixed, fp32, bf16, fp16 or '
-             'master/param/reduce such as fp32/bf16/fp32, alone or with +fp8 or +fp8-rowwise', (*plan, "--precision", "fp32+fp9")),
+             'master/param/reduce such as fp32/bf16/fp32, alone or with +fp8 or +fp8-rowwise, or with +nf4, +nf4_double or +int8 of what is frozen', (*plan, "--precision", "fp32+fp9")),
             ('--bucket: got "25", expected a size such as "80 GiB" or "512 MB"; the unit is missing',
              (*plan, "--dialect", "ddp", "--bucket", "25")),
             ('--memory-margin: got "1", expected a fraction in [0, 1)', (*plan, "--memory-margin", "1")),

@@ -161,7 +161,7 @@ class Emit(ShardwrightTestCase):
             ("deepspeed", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --dialect zero3 --offload parameters "
                           "--optimizer adamw:fused"),
             ("accelerate", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --wrap accelerate --precision fp32/bf16/bf16"),
-            ("fairseq", "--model opt-125m --cluster dgx-a100 --seq 512 --dialect fairscale --precision fp16-mixed"),
+            ("fairseq", "--model opt-125m --cluster dgx-a100 --seq 512 --dialect fairscale --precision fp16-mixed --optimizer adamw:for_loop"),
         ):
             with self.subTest(target=target):
                 self.plan(words)

@@ -42,7 +42,8 @@ class LeftOut(BenchTestCase):
         code, out, error = self.run_program("validate", "runs.csv", "--profiles", "profiles")
         self.assertEqual((code, out), (3, ""))
         self.assertIn('ampere-torch.json: extends: got "a100-80-torch"', error)
-        (self.folder / "profiles/ampere-torch.json").unlink()
+        for name in ("ampere-torch", "ampere-half-torch"):
+            (self.folder / f"profiles/{name}.json").unlink()
         self.assertEqual(self.row("--profiles", "profiles")["profile"], "a100-torch-eager")
         self.assert_fails(3, "none: got no profile, expected a folder of .json files", "validate", "runs.csv", "--profiles", "none")
 

@@ -43,7 +43,9 @@ class Words(ShardwrightTestCase):
     def test_words_with_a_meaning(self):
         """They stand for flags and values of ours; what is said of one of those counts more."""
         def job(*words):
-            return json.loads(self.succeed("plan", "--model", "llama-3.2-1b", "--cluster", "1xRTX-4090", "--seq", "512", *words, "-o", "-"))["job"]
+            code, out, err = self.run_program("plan", "--model", "llama-3.2-1b", "--cluster", "1xRTX-4090", "--seq", "512", *words, "-o", "-")
+            self.assertEqual((code, "".join(line for line in err.splitlines(keepends=True) if not line.startswith("note: adapters on "))), (0, ""))
+            return json.loads(out)["job"]
         long = ("--lora-rank", "16", "--lora-targets", "all-linear", "--precision", "nf4_double")
         self.assertEqual(job("--qlora"), job(*long))
         self.assertEqual(job("--qlora", "--lora-rank", "8")["lora_rank"], 8)

@@ -340,7 +340,7 @@ TEST_CASE("Template.BadConfigurationsGetOneClearLine") {
         "config.json: got norms of queries and keys (qk_layernorm), expected a configuration "
         "without it; shardwright export config.json --seq 2048 -o model.json writes it");
   CHECK(error(R"({"model_type": "bloom", "hidden_size": "large"})") ==
-        "config.json: hidden_size: got \"large\", expected an integer from 0 to 268435456");
+        "config.json: hidden_size: got \"large\", expected an integer from 1 to 4194304");
   CHECK(error(R"({"model_type": "roberta", "max_position_embeddings": 10, "pad_token_id": 1})") ==
         "config.json: max_position_embeddings: got 8 learned positions, expected at least the "
         "sequence length 16");

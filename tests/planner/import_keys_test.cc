@@ -87,7 +87,6 @@ TEST_CASE("Keys: degrees, second models and quantization are refused by their na
       {"use_asft_loss: true", "a reference model"},
       {"process_reward_model: true", "a reward head"},
       {"num_labels: 2", "a reward head"},
-      {"load_in_4bit: true", "weights in 4 bits"},
       {"rl: dpo", "training on preferences or rewards"},
   };
   for (const auto& [line, feature] : kFeatures) {
@@ -103,6 +102,13 @@ TEST_CASE("Keys: degrees, second models and quantization are refused by their na
               .ends_with(", since " + std::string(feature) + " cannot be predicted"));
     CHECK(ErrorOf({{"t.toml", "[training]\nseq_len = 128\n" + word + " = " + json + "\n"}})
               .ends_with(", since " + std::string(feature) + " cannot be predicted"));
+  }
+  // Where adapters are read, weights in 4 bits need some.
+  for (const auto& [text, what] : {std::pair(kTrainer, "quantized weights without adapters"),
+                                   std::pair(kAxolotl, "quantized weights without adapters"),
+                                   std::pair(kAccelerate, "weights in 4 bits")}) {
+    CHECK(ErrorOf({{"a.yaml", std::string(text) + "load_in_4bit: true\n"}})
+              .ends_with(", since " + std::string(what) + " cannot be predicted"));
   }
   // Off is off, at any depth.
   CHECK(ErrorOf({{"a.yaml", std::string(kTrainer) + "tp_size: 1\nmine: {pp_size: 1}\n"}}) ==
