@@ -9,6 +9,7 @@
 
 #include "core/budget.h"
 #include "core/error.h"
+#include "core/threads.h"
 #include "models/internal/builder.h"
 #include "models/internal/model_file_ops.h"
 #include "models/internal/order.h"
@@ -179,6 +180,7 @@ class FileReader {
   }
 
   void CountExpansion(const JsonValue& entry) {
+    ThrowIfStopped();
     const std::size_t most = source_ == nullptr ? kLargestExpansion : kLargestOfTemplate;
     if (++expanded_ > most) {
       throw InputError(entry.path().str(),

@@ -159,9 +159,9 @@ class Budgets(ShardwrightTestCase):
         job = ("--model", "config.json", "--cluster", "dgx-a100", "--seq", "128")
         self.cost("plan.json", None, "plan", *job, "--recompute", "full", "-o", "plan.json", code=0)
         self.cost("plan.json", None, "inspect", "plan.json", code=0)
-        # 9 to 10 seconds beside 30 busy processes on two cores, which make each other slower.
+        # 10 to 12 seconds, 4 of them to write the layers out from a template; more beside other processes.
         self.cost("plan.json", None, "simulate", "plan.json", code=0, most=2 * MOST_SECONDS)
-        self.cost("plan.json", None, "emit", "plan.json", "--to", "fsdp2", "-o", "emitted", code=0)
+        self.cost("plan.json", None, "emit", "plan.json", "--to", "fsdp2", "-o", "emitted", code=0, most=2 * MOST_SECONDS)
         self.cost("plan.json", None, "plan", *job, "--search", "--global-batch", "64", "-o", "plan.json",
                   error="got more than 20,000 ops of a model to search plans for, expected at most 20,000; --budget 2")
         config["num_hidden_layers"] = 2_000
