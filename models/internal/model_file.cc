@@ -67,6 +67,7 @@ class FileReader {
     ExpandOps(file_.At("ops"), loops);
     CheckOrder();
     for (const ExpandedOp& op : ops_) {
+      ThrowIfStopped();
       AddOp(op);
     }
     CheckParamsAreUsed();
@@ -401,6 +402,7 @@ class FileReader {
     skeleton.modules.emplace_back();
     std::unordered_map<std::string, TensorId> ids;
     for (std::size_t i = 0; i < ops_.size(); ++i) {
+      ThrowIfStopped();
       ModelOp op;
       op.module = ModelBuilder::Root();
       op.name = OpName(ops_[i]);
