@@ -292,7 +292,9 @@ class Fsdp1Rules : public FlatRules {
                        std::any_of(op.params.begin(), op.params.end(),
                                    [&](ParamId p) { return e_.a.param_grad[p.value]; });
       for (const TensorId t : op.outputs) {
-        needs[t.value] = any && model.tensors[t.value].role != TensorRole::kIndex;
+        const TensorRole role = model.tensors[t.value].role;
+        needs[t.value] = any && !model.SpecOf(op).other.stops_gradient &&
+                         role != TensorRole::kIndex && role != TensorRole::kBool;
       }
     }
     std::vector<bool> is_frozen(handles_.size(), true);
