@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 #include <toml++/toml.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include "core/budget.h"
@@ -132,19 +133,48 @@ Json FromYaml(const YAML::Node& node, std::size_t depth, Limits& limits) {
   return nullptr;
 }
 
+// A file of settings has one document. YAML::LoadAll would read all that follow, and never ends on
+// "&a b]": it makes an empty document of a bracket that nothing opened, and stays before it.
+class OneDocument : public YAML::EventHandler {
+ public:
+  explicit OneDocument(const std::string& file) : file_(file) {}
+
+  void OnDocumentStart(const YAML::Mark& /*mark*/) override {
+    if (++documents_ > 1) {
+      throw InputError(file_, "2 YAML documents or more", "one");
+    }
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& /*mark*/, YAML::anchor_t /*anchor*/) override {}
+  void OnAlias(const YAML::Mark& /*mark*/, YAML::anchor_t /*anchor*/) override {}
+  void OnScalar(const YAML::Mark& /*mark*/, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
+                const std::string& /*value*/) override {}
+  void OnSequenceStart(const YAML::Mark& /*mark*/, const std::string& /*tag*/,
+                       YAML::anchor_t /*anchor*/, YAML::EmitterStyle::value /*style*/) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark& /*mark*/, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
+                  YAML::EmitterStyle::value /*style*/) override {}
+  void OnMapEnd() override {}
+
+ private:
+  const std::string& file_;
+  int documents_ = 0;
+};
+
 Json ReadYaml(const std::string& text, const std::string& file) {
-  std::vector<YAML::Node> documents;
+  YAML::Node document;
   try {
-    documents = YAML::LoadAll(text);
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    for (OneDocument one(file); parser.HandleNextDocument(one);) {
+    }
+    document = YAML::Load(text);
   } catch (const YAML::Exception& error) {
     const int line = error.mark.line + 1;
     throw InputError(file + ": line " + std::to_string(line), error.msg, "YAML");
   }
-  if (documents.size() > 1) {
-    throw InputError(file, std::to_string(documents.size()) + " YAML documents", "one");
-  }
   Limits limits(file);
-  return documents.empty() ? Json() : FromYaml(documents.front(), 0, limits);
+  return FromYaml(document, 0, limits);
 }
 
 // The text behind the string or comment that begins at `at`; it may end inside.

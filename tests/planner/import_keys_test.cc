@@ -165,8 +165,11 @@ TEST_CASE("Documents: one text, one document") {
   CHECK(ErrorOf({{"t.yaml", std::string(kTrainer) + std::string("\0", 1)}}) ==
         "t.yaml: got a NUL byte, expected text in UTF-8");
   CHECK(ErrorOf({{"t.yaml", std::string(kTrainer) + "---\nbf16: false\n"}}) ==
-        "t.yaml: got 2 YAML documents, expected one");
+        "t.yaml: got 2 YAML documents or more, expected one");
   CHECK(ErrorOf({{"t.yaml", "---\n" + std::string(kTrainer) + "...\n"}}) == "no error");
+  // A bracket that nothing opened is no document, and no end of documents.
+  CHECK(ErrorOf({{"t.yaml", "&a b]\n\xe4\n"}}) ==
+        "t.yaml: got 2 YAML documents or more, expected one");
 }
 
 TEST_CASE("Keys: nothing that is said counts as not said") {
