@@ -2,22 +2,25 @@
 # Fuzzes every reader of foreign bytes (tests/fuzz/) with coverage, under AddressSanitizer and UndefinedBehaviorSanitizer, with at
 # most 2 GiB and 10 seconds per input. A crash, a hang or too much memory ends it with 1; the input is kept in build-fuzz/found/.
 #
-#   scripts/fuzz.sh [--jobs N] [SECONDS [READER...]]        so long per reader (10); all readers
-#   scripts/fuzz.sh [--jobs N] --inputs COUNT [READER...]   so many inputs in sum: 60 s of each reader, the rest by
+#   scripts/fuzz.sh [--jobs N] [--seed N] [SECONDS [READER...]]        so long per reader (10); all readers
+#   scripts/fuzz.sh [--jobs N] [--seed N] --inputs COUNT [READER...]   so many inputs in sum: 60 s of each reader, the rest by
 #                                                           the five that were fastest, in about the same time each
 #
 # A reader whose inputs reach fewer than 200 edges fails, too: they are refused before they are read.
-# --jobs: as many readers at once (as there are cores). What it finds of new coverage stays in build-fuzz/corpus/READER, and the
-# next run begins with it.
+# --jobs: as many readers at once (as there are cores). --seed: each reader begins with this random number, not with the clock, so
+# that a run tries what the last one tried: an old fault that chance finds is no reason to refuse a new change. What it finds of
+# new coverage stays in build-fuzz/corpus/READER, and the next run begins with it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=$(nproc)
 inputs=
+export seed=0
 while [[ ${1:-} == --* ]]; do
   case $1 in
     --jobs) jobs=$2 ;;
+    --seed) seed=$2 ;;
     --inputs) inputs=$2 ;;
-    *) echo "usage: scripts/fuzz.sh [--jobs N] [SECONDS | --inputs COUNT] [READER...]" >&2; exit 2 ;;
+    *) echo "usage: scripts/fuzz.sh [--jobs N] [--seed N] [SECONDS | --inputs COUNT] [READER...]" >&2; exit 2 ;;
   esac
   shift 2
 done
@@ -56,7 +59,7 @@ fuzz() {
   case $reader in
     checkpoint | dumps | recordings | weights) more=(-entropic=0) ;;
   esac
-  if ! "build-fuzz/tests/fuzz/${reader}_fuzz" "${seeds[@]}" "$limit" "${more[@]}" -max_len="$longest" -rss_limit_mb=2048 -timeout=10 \
+  if ! "build-fuzz/tests/fuzz/${reader}_fuzz" "${seeds[@]}" "$limit" "${more[@]}" -seed="$seed" -max_len="$longest" -rss_limit_mb=2048 -timeout=10 \
     -print_final_stats=1 -artifact_prefix="build-fuzz/found/$reader-" >"$log" 2>&1; then
     tail -60 "$log"
     echo "fuzz: $reader failed"
