@@ -5,7 +5,7 @@
     bench/validate.py bench/published/measured_runs.csv --oom bench/published/oom_runs.csv --json
     bench/validate.py runs.csv --tier A,B --profile my-profile.json
 
-The columns of a table are described in bench/published/README.md, the keys of the report in docs/cli.md.
+The columns of a table are described in bench/published/README.md, the keys of the report in bench/README.md.
 """
 
 from lab import base, runs, validation

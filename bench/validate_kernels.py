@@ -4,7 +4,7 @@
     bench/validate_kernels.py kernels.csv
     bench/validate_kernels.py kernels.csv --profile my-profile.json --json
 
-The columns of a table are described in docs/cli.md.
+The columns of a table are described in bench/README.md.
 """
 
 from lab import base

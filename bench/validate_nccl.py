@@ -6,7 +6,7 @@
     bench/validate_nccl.py bench/published/nccl_measured.csv --scale bench/published/nccl_simai_ratio.csv
     bench/validate_nccl.py sweep.csv --profile my-profile.json --json
 
-The columns of a table are described in bench/published/README.md, the keys of the report in docs/cli.md.
+The columns of a table are described in bench/published/README.md, the keys of the report in bench/README.md.
 """
 
 from lab import base, nccl, nccl_fit
