@@ -41,20 +41,34 @@ const JsonValue& BuiltinTypes() {
   return types;
 }
 
+// The row of a built-in type, or nothing. The table has each between lines of its own, so that one
+// row is parsed and not all.
+std::optional<JsonValue> FindBuiltin(const std::string& name) {
+  const EmbeddedFile& file = EmbeddedModelTypes().front();
+  const std::string key = "\n    \"" + name + "\": ";
+  const std::size_t begin = file.text.find(key);
+  if (begin == std::string_view::npos) {
+    return std::nullopt;
+  }
+  std::string_view row = file.text.substr(begin + key.size());
+  row = row.substr(0, std::min(row.find("\n    \""), row.find("\n  }")));
+  row = row.substr(0, row.rfind('}') + 1);
+  return JsonValue::Parse(row, std::string(file.path) + ", " + name);
+}
+
 // The row of `type`: the user's file first, then the built-in table.
 JsonValue FindRow(const JsonValue& type, const std::optional<JsonValue>& extra) {
   const std::string name = type.AsString();
+  std::optional<JsonValue> row = extra ? extra->Find(name) : std::nullopt;
+  row = row ? row : FindBuiltin(name);
+  if (row) {
+    return *row;
+  }
   std::vector<std::string> known = BuiltinTypes().Keys();
   if (extra) {
-    if (const std::optional<JsonValue> row = extra->Find(name)) {
-      return *row;
-    }
     const std::vector<std::string> more = extra->Keys();
     known.insert(known.end(), more.begin(), more.end());
     std::sort(known.begin(), known.end());
-  }
-  if (const std::optional<JsonValue> row = BuiltinTypes().Find(name)) {
-    return *row;
   }
   throw type.Error("one of " + Listed(known, Quoted) +
                        ", or the model.json that \"shardwright export " + type.path().file() +

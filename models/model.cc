@@ -4,6 +4,7 @@
 #include <functional>
 #include <numeric>
 #include <set>
+#include <unordered_set>
 
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/strong_components.hpp>
@@ -56,7 +57,7 @@ void ValidateModules(const Model& model, const std::string& where) {
   if (model.modules.empty()) {
     Fail(where, "no module", "at least the root module");
   }
-  std::set<std::string_view> names;
+  std::unordered_set<std::string_view> names(model.modules.size());
   for (std::size_t i = 0; i < model.modules.size(); ++i) {
     const Module& module = model.modules[i];
     if (!names.insert(module.fqn).second) {
@@ -107,7 +108,7 @@ void ValidateAliases(const Model& model, const std::string& where) {
 }
 
 void ValidateParams(const Model& model, const std::string& where) {
-  std::set<std::string_view> names;
+  std::unordered_set<std::string_view> names(model.params.size());
   for (std::size_t i = 0; i < model.params.size(); ++i) {
     const Parameter& param = model.params[i];
     if (!names.insert(param.fqn).second) {
@@ -191,13 +192,15 @@ void ValidateOps(const Model& model, const std::string& where) {
   std::vector<ModelOpId> producer(model.tensors.size());
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const ModelOp& op = model.ops[i];
-    const std::string name = Quoted(OpLabel(model, op));
+    const auto fail = [&](const std::string& found, const std::string& expected) {
+      Fail(where, "op " + Quoted(OpLabel(model, op)) + found, expected);
+    };
     if (op.spec >= model.specs.size() || op.module.value >= model.modules.size()) {
-      Fail(where, "op " + name + " without module or spec", "ids of the model");
+      Fail(where, "op " + Quoted(op.name) + " without module or spec", "ids of the model");
     }
     for (const ParamId param : op.params) {
       if (param.value >= model.params.size()) {
-        Fail(where, "op " + name + " that reads no parameter of the model", "ids of the model");
+        fail(" that reads no parameter of the model", "ids of the model");
       }
     }
     CheckFullPrecision(model, op, where);
@@ -205,14 +208,13 @@ void ValidateOps(const Model& model, const std::string& where) {
     CheckReturns(model, i, where);
     for (const TensorId tensor : op.outputs) {
       if (tensor.value >= model.tensors.size() || producer[tensor.value].valid()) {
-        Fail(where, "op " + name + " that writes a tensor with another producer",
-             "one producer per tensor");
+        fail(" that writes a tensor with another producer", "one producer per tensor");
       }
       producer[tensor.value] = ModelOpId(i);
     }
     for (const TensorId tensor : op.inputs) {
       if (tensor.value >= model.tensors.size()) {
-        Fail(where, "op " + name + " that reads no tensor of the model", "ids of the model");
+        fail(" that reads no tensor of the model", "ids of the model");
       }
     }
   }

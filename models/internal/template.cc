@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
+#include <string>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -43,7 +45,7 @@ class Expander {
     Check(source, scope);
     for (const Value& entry : source.value("let", Value::array())) {
       for (const auto& [name, value] : entry.items()) {
-        scope.values[name] = Expand(value, scope);
+        Bind(scope, name, Expand(value, scope));
       }
     }
     Refuse(source, scope);
@@ -89,8 +91,17 @@ class Expander {
     return EvaluateExpression(text, {.lookup = lookup, .where = at_.where});
   }
 
+  // Words that read none of the names bound so far are the same everywhere.
+  void Bind(Scope& scope, const std::string& name, Value value) {
+    scope.values[name] = std::move(value);
+    if (bound_.insert(name).second) {
+      known_.clear();
+    }
+  }
+
   NameLookup Names(const Scope& scope) {
     return [this, &scope](const std::string& name) -> Value {
+      reads_bound_ = reads_bound_ || bound_.contains(name);
       for (const Scope* s = &scope; s != nullptr; s = s->outer) {
         if (const auto found = s->values.find(name); found != s->values.end()) {
           return found->second;
@@ -100,18 +111,29 @@ class Expander {
       if (word == words_.end()) {
         return at_.lookup(name);
       }
+      if (const auto known = known_.find(name); known != known_.end()) {
+        return known->second;
+      }
       if (depth_ > kDeepestPiece) {
         throw InputError(at_.where, '"' + name + '"', "a word that does not name itself");
       }
       ++depth_;
+      const bool read_before = std::exchange(reads_bound_, false);
       Value value = Expand(*word, scope);
       --depth_;
+      if (!reads_bound_) {
+        known_.emplace(name, value);
+      }
+      reads_bound_ = reads_bound_ || read_before;
       return value;
     };
   }
 
   Value Expand(const Value& node, const Scope& scope) {
     if (node.is_string()) {
+      if (node.get_ref<const std::string&>().find('{') == std::string::npos) {
+        return node;
+      }
       const NameLookup lookup = Names(scope);
       return Interpolate(node.get<std::string>(), {.lookup = lookup, .where = at_.where});
     }
@@ -159,7 +181,7 @@ class Expander {
       const std::int64_t count = CountOf(*each, scope);
       Scope inner{.values = {}, .outer = &scope};
       for (std::int64_t i = 0; i < count; ++i) {
-        inner.values[each->begin().key()] = i;
+        Bind(inner, each->begin().key(), i);
         ExpandOne(list, entry, inner);
       }
     } else if (entry.contains("repeat")) {
@@ -188,25 +210,29 @@ class Expander {
     const std::int64_t count = CountOf(loop, scope);
     const Value differing = entry.value("alike", Value::object());
     Scope numbered{.values = {}, .outer = &scope};
-    std::map<Value, Value> bodies;  // per values of "alike"
+    std::map<Value, std::int64_t> bodies;  // the number of each, by values of "alike"
     Value before;
     for (std::int64_t i = 0; i < count && IsWanted(entry, scope); ++i) {
-      numbered.values[variable] = i;
+      Bind(numbered, variable, i);
       Value values = Expand(differing, numbered);
       if (values == before) {
         Value& times = list.back()["repeat"];
         times = times.get<std::int64_t>() + 1;
         continue;
       }
-      const auto [body, is_new] = bodies.try_emplace(values);
-      if (is_new) {
-        Scope named{.values = values, .outer = &scope};
-        named.values[variable] = NameOnly(variable);
-        body->second = BodyOf(entry, named);
-      }
+      const auto [body, is_new] = bodies.try_emplace(values, bodies_);
       entries_.Take();
-      list.push_back(body->second);
-      list.back().update({{"repeat", 1}, {"from", i}, {"index", variable}});
+      list.push_back(Value::object());
+      if (is_new) {
+        Scope named{.values = {}, .outer = &scope};
+        for (const auto& [name, value] : values.items()) {
+          Bind(named, name, value);
+        }
+        Bind(named, variable, NameOnly(variable));
+        list.back() = BodyOf(entry, named);
+        ++bodies_;
+      }
+      list.back().update({{"repeat", 1}, {"from", i}, {"index", variable}, {"body", body->second}});
       before = std::move(values);
     }
   }
@@ -238,17 +264,16 @@ class Expander {
     Scope inner{.values = {}, .outer = &scope};
     const Value defaults = piece->value("defaults", Value::object());
     for (const auto& [name, value] : defaults.items()) {
-      inner.values[name] = Expand(value, scope);
+      Bind(inner, name, Expand(value, scope));
     }
     for (const auto& [name, value] : entry.items()) {
       if (!IsKeyword(name)) {
-        inner.values[name] = Expand(value, scope);
+        Bind(inner, name, Expand(value, scope));
       }
     }
     for (const Value& binding : piece->value("let", Value::array())) {
       for (const auto& [name, value] : binding.items()) {
-        Value bound = Expand(value, inner);
-        inner.values[name] = std::move(bound);
+        Bind(inner, name, Expand(value, inner));
       }
     }
     ++depth_;
@@ -265,6 +290,10 @@ class Expander {
   const TemplateParts& parts_;
   Value words_;
   const ExpressionContext& at_;
+  std::int64_t bodies_ = 0;
+  std::set<std::string, std::less<>> bound_;  // names that a scope has bound
+  std::map<std::string, Value> known_;        // words that read none of them
+  bool reads_bound_ = false;
   Budget entries_{at_.where, "modules and ops", kMostTemplateEntries};
   int depth_ = 0;
 };

@@ -29,6 +29,9 @@ class ExpressionParser {
  private:
   // The branch that is not taken is read and not evaluated.
   Value Choice() {
+    if (text_.find("if", next_) == std::string_view::npos) {
+      return Or();
+    }
     const std::size_t begin = next_;
     const bool was_dead = is_dead_;
     is_dead_ = true;
