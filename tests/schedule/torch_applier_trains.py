@@ -3,7 +3,8 @@
     python3 tests/schedule/torch_applier_trains.py SHARDWRIGHT [--count N] [--first SEED] [--planted]
 
 Cases are those of torch_fsdp2_random.py (even seeds) and torch_fsdp1_random.py (odd ones) in fp32, the first N that are not refused.
-`emit` writes each into a folder; torchrun starts gloo processes that import the applier from there, once per number of ranks. The
+`emit` writes each into a folder, from which gloo processes import the applier. torchrun starts those of the cases with the fewest
+ranks; the other processes are forked from this one, since each start of torchrun's imports torch again (4 s of CPU per process). The
 unwrapped module sees the samples of all ranks at once, in fp64.
 
 The bound: in fp32 an operation loses u = 2^-24 of its result, and n of them one behind the other, whose errors have random signs,
@@ -21,7 +22,6 @@ import json
 import math
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -29,6 +29,8 @@ import warnings
 try:
     import torch
     from torch import distributed
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
 except ImportError as missing:
     print(f"{missing}: skipped")
     sys.exit(77)
@@ -40,6 +42,7 @@ import torch_fsdp1_random  # noqa: E402
 import torch_fsdp2_random  # noqa: E402
 from random_cases import Refused, Shardwright  # noqa: E402
 from torch_fsdp1_random import FP32, MAX_NORM, samples_of, train_step  # noqa: E402
+from torch_pool import Failure, Pools  # noqa: E402
 
 STEPS = 4
 LEARNING_RATE, MOMENTUM = 0.1, 0.9
@@ -84,6 +87,7 @@ def emitted_applier(dialect, folder):
     """The module in the folder, not that of the same name in the source tree, which the random cases import."""
     for name in ("shardwright_plan", f"shardwright_{dialect}"):
         sys.modules.pop(name, None)
+    importlib.invalidate_caches()
     sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(f"shardwright_{dialect}")
@@ -95,6 +99,7 @@ def emitted_applier(dialect, folder):
 
 def train_wrapped(rank, folder):
     """Losses of the steps, and the bits of all parameters at the end."""
+    warnings.simplefilter("ignore")
     case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
     dialect = case["dialect"]
     applier = emitted_applier(dialect, folder)
@@ -123,7 +128,6 @@ def train_wrapped(rank, folder):
 
 def work(folders):
     """In a process of torchrun: all cases of these folders."""
-    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     for folder in map(pathlib.Path, folders):
@@ -150,12 +154,10 @@ def train_plain(case):
     return losses, CERTAINTY * math.sqrt(STEPS * 3 * per_pass * longest) * 2.0 ** -24
 
 
-def judge(folder, case):
-    """What is wrong; empty: nothing. And the share of the bound that is used."""
-    ranks = case["shard"] * case["replicate"]
-    answers = [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)]
+def judge(case, answers):
+    """What is wrong; empty: nothing. And the share of the bound that is used. `answers`: of train_wrapped, by rank."""
     wanted, bound = train_plain(case)
-    means = [sum(losses[step] for losses, _ in answers) / ranks for step in range(STEPS)]
+    means = [sum(losses[step] for losses, _ in answers) / len(answers) for step in range(STEPS)]
     off = max(abs(a - b) / abs(b) for a, b in zip(means, wanted))
     if any(not torch.equal(parameters, answers[0][1]) for _, parameters in answers):
         return "the ranks end with different parameters", 0.0
@@ -164,29 +166,44 @@ def judge(folder, case):
     return "", off / bound
 
 
+def ranks_of(case):
+    return case["shard"] * case["replicate"]
+
+
 def launch(ranks, folders):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__,
-               "--worker", *map(str, folders)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if result.returncode:
-        print(f"torchrun with {ranks} ranks: {result.returncode}: {result.stderr[-3000:]}", file=sys.stderr)
-    return result.returncode == 0
+    """Under torchrun, whose main runs in this process: the answers of all ranks for each folder. Raises Failure."""
+    os.environ.update(OMP_NUM_THREADS="1", TORCH_DISTRIBUTED_DEBUG="OFF", PYTHONWARNINGS="ignore")
+    try:
+        torchrun(["--standalone", "--nproc-per-node", str(ranks), __file__, "--worker", *map(str, folders)])
+    except ChildFailedError as error:
+        raise Failure(f"torchrun with {ranks} ranks: {error}") from None
+    return {folder: [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)] for folder in folders}
 
 
 def train_all(cases):
     """What is wrong with each case that is not good, and the shares of the bound that the others use."""
     bad, used = [], []
-    for ranks in sorted({case["shard"] * case["replicate"] for case in cases.values()}):
-        folders = [folder for folder, case in cases.items() if case["shard"] * case["replicate"] == ranks]
-        if not launch(ranks, folders):
-            bad += [f"{folder.name}: did not run" for folder in folders]
+    fewest = min(map(ranks_of, cases.values()))
+    answers = {}
+    with Pools() as pools:  # forks before torchrun starts threads
+        for folder, case in cases.items():
+            try:
+                if ranks_of(case) != fewest:
+                    answers[folder] = pools.run(ranks_of(case), "torch_applier_trains", "train_wrapped", folder)
+            except Failure as failure:
+                print(f"{folder.name}: {getattr(failure, 'trace', failure)}", file=sys.stderr)
+    try:
+        answers |= launch(fewest, [folder for folder, case in cases.items() if ranks_of(case) == fewest])
+    except Failure as failure:
+        print(failure, file=sys.stderr)
+    for folder, case in cases.items():
+        if folder not in answers:
+            bad.append(f"{folder.name}: did not run")
             continue
-        for folder in folders:
-            text, share = judge(folder, cases[folder])
-            used.append(share)
-            if text:
-                bad.append(f"{folder.name} ({cases[folder]['dialect']}, {ranks} ranks): {text}\n    {json.dumps(cases[folder])}")
+        text, share = judge(case, answers[folder])
+        used.append(share)
+        if text:
+            bad.append(f"{folder.name} ({case['dialect']}, {ranks_of(case)} ranks): {text}\n    {json.dumps(case)}")
     return bad, used
 
 
