@@ -80,4 +80,11 @@ struct HangReport {
 [[nodiscard]] HangReport DiagnoseHang(const std::vector<FlightDump>& dumps, const Program* program,
                                       Seconds patience);
 
+// Whether a text has lines of PyTorch's NCCL watchdog, or is what ncclras prints.
+[[nodiscard]] bool IsHangLog(std::string_view text);
+
+// The same from such a text, where no dump was written: the collective that each rank gave up in,
+// or how far it came. Less is known: of one group and one collective only. O(text).
+[[nodiscard]] HangReport DiagnoseHangLog(std::string_view text, const Program* program);
+
 }  // namespace shardwright

@@ -14,6 +14,8 @@
 #include "cli/flow.h"
 #include "cli/table.h"
 #include "core/error.h"
+#include "core/files.h"
+#include "core/json.h"
 #include "planner/evaluate.h"
 #include "traces/flight_recorder.h"
 
@@ -24,23 +26,25 @@ using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
 constexpr const char* kHangAbout =
-    R"(Says why a job stands still, from the Flight Recorder's dumps of all ranks.
+    R"(Says why a job stands still, from the Flight Recorder's dumps of all ranks, or from its log.
 
 Examples:
   shardwright hang dumps/
   shardwright hang nccl_trace_rank_0 nccl_trace_rank_1 --plan plan.json
   shardwright hang dumps/ --plan plan.json --json
+  shardwright hang job.log --plan plan.json
 
 Dumps are what PyTorch writes with TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_FR_BUFFER_SIZE=2000 to
 TORCH_FR_DUMP_TEMP_FILE and the rank, or what torch._C._distributed_c10d._dump_fr_trace() returns,
 as pickle or JSON; nothing in them is run. A folder stands for the files in it whose names end with
 a rank. Ranks are held against each other and, with --plan, against the program of the plan, which
-names unit, phase and micro-batch.
+names unit, phase and micro-batch. Where no dump was written, logs with lines of the watchdog do
+("WorkNCCL(SeqNum=..., OpType=..., NumelIn=..."), or what ncclras prints.
 
 Exits with 1 when something is wrong.)";
 
 constexpr std::array<PositionalRow, 1> kHangPositionals = {
-    {{"DUMP", "dumps whose names end with their rank, or folders of them",
+    {{"DUMP", "dumps whose names end with their rank, folders of them, or logs",
       "hang needs the dumps of all ranks, or their folder", true, FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 2> kHangFlags = {{
@@ -263,6 +267,22 @@ std::string HangJson(const HangReport& report) {
   return json.dump(2) + "\n";
 }
 
+// All logs one behind the other; empty: the files are dumps.
+std::string TextOfLogs(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    if (!Exists(name) || IsFolder(name)) {
+      return "";
+    }
+    const std::string one = ReadTextFile(name);
+    if (!IsHangLog(one) || one.starts_with('{') || one.starts_with('\x80')) {
+      return "";
+    }
+    text += one + "\n";
+  }
+  return text;
+}
+
 int RunHang(const Arguments& arguments) {
   Seconds patience(5.0);
   arguments.Set("--patience", patience, [](const Flag& flag) { return ReadTime(flag, true); });
@@ -270,8 +290,11 @@ int RunHang(const Arguments& arguments) {
   if (arguments.Get("--plan").is_given()) {
     program = LowerAndVerify(ReadPlanFile(arguments.Get("--plan").text, arguments.streams));
   }
-  const HangReport report = DiagnoseHang(ReadFlightDumps(arguments.lists.at("DUMP")),
-                                         program.has_value() ? &*program : nullptr, patience);
+  const Program* planned = program.has_value() ? &*program : nullptr;
+  const std::vector<std::string>& names = arguments.lists.at("DUMP");
+  const std::string log = TextOfLogs(names);
+  const HangReport report = log.empty() ? DiagnoseHang(ReadFlightDumps(names), planned, patience)
+                                        : DiagnoseHangLog(log, planned);
   arguments.Print(arguments.IsJson() ? HangJson(report) : HangText(report));
   for (const std::string& note : report.notes) {
     Warn(note);

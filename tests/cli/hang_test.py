@@ -444,5 +444,89 @@ class Strangers(HangTestCase):
             self.assertIn("u001b[31m", out)
 
 
+class Logs(ShardwrightTestCase):
+    """Lines of PyTorch's watchdog and of ncclras, where no dump was written. Forms of three public reports, with other numbers."""
+
+    @staticmethod
+    def timeout(rank, number, op, numel_in, numel_out, group="[PG 1 Rank {}]", queued=None):
+        """What a rank prints as it gives up, in the form of 2024 and 2025."""
+        name = group.format(rank)
+        return (f"[rank{rank}]:[E321 02:07:08.408 ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective operation timeout: "
+                f"WorkNCCL(SeqNum={number}, OpType={op}, NumelIn={numel_in}, NumelOut={numel_out}, Timeout(ms)=600000) ran for 600060 "
+                "milliseconds before timing out.\n"
+                f"[rank{rank}]:[E321 02:07:08.465 ProcessGroupNCCL.cpp:1664] {name} Exception (either an error or timeout) detected by "
+                f"watchdog at work: {number}, last enqueued NCCL work: {queued or number + 2}, last completed NCCL work: {number - 1}.\n")
+
+    def hang(self, text, *more):
+        (self.folder / "job.log").write_text(text, encoding="utf-8")
+        code, out, err = self.run_program("hang", "job.log", *more, "--json")
+        self.assertIn(code, (0, 1), err)
+        return json.loads(out)
+
+    def test_all_ranks_in_one_all_reduce(self):
+        """LlamaFactory 7396: every rank gives up in the same all-reduce, with two more queued behind."""
+        found = self.hang("".join(self.timeout(r, 1580, "ALLREDUCE", 466119168, 466119168) for r in range(8)))["findings"]
+        self.assertEqual([(f["kind"], f["ranks"], f["collective"]) for f in found], [("all_wait", list(range(8)), 1580)])
+        self.assertIn("all-reduce of 466,119,168 elements", found[0]["text"])
+
+    def test_a_silent_rank(self):
+        """LlamaFactory 6269: a reduce-scatter of FSDP in which rank 2 says nothing, as its host never came there."""
+        log = "".join(self.timeout(r, 7753, "_REDUCE_SCATTER_BASE", 544997376, 68124672) for r in range(8) if r != 2)
+        found = self.hang("loading\n" + log)["findings"]
+        self.assertEqual([(f["kind"], f["ranks"], f["waiting"]) for f in found], [("no_dump", [2], [0, 1, 3, 4, 5, 6, 7])])
+
+    def test_ranks_at_different_collectives(self):
+        """PyTorch 118369, of a release without sizes: rank 7 is 32,000 collectives behind."""
+        line = ("[E ProcessGroupNCCL.cpp:458] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, "
+                "OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800887 milliseconds before timing out.\n")
+        log = "".join(line.format(r, 96117) for r in range(7)) + line.format(7, 64088) + line.format(0, 96120)
+        found = self.hang(log)["findings"]
+        self.assertEqual([(f["kind"], f["ranks"], f["collective"]) for f in found], [("late", [7], 96117)])
+
+    def test_one_rank_with_another_size_and_one_with_another_collective(self):
+        ranks = [self.timeout(r, 31, "_ALLGATHER_BASE", 100, 400) for r in (0, 1, 3)]
+        found = self.hang("".join(ranks) + self.timeout(2, 31, "_ALLGATHER_BASE", 25, 100))["findings"]
+        self.assertEqual([(f["kind"], f["ranks"]) for f in found], [("other_size", [2])])
+        found = self.hang("".join(ranks) + self.timeout(2, 31, "ALLREDUCE", 1, 1))["findings"]
+        self.assertEqual([(f["kind"], f["ranks"], f["found"]["op"]) for f in found], [("other_op", [2], "all-reduce")])
+
+    def test_groups_apart(self):
+        """A mesh's inner group differs, the outer one only waits: the first is told first."""
+        log = "".join(self.timeout(r, 9, "ALLREDUCE", 64, 64, "[PG ID 0 PG GUID 0(default_pg) Rank {}]") for r in (0, 1, 2, 3))
+        log += self.timeout(0, 5, "ALLREDUCE", 8, 8, "[PG ID 2 PG GUID 7(mesh_shard) Rank {}]")
+        log += self.timeout(1, 5, "ALLREDUCE", 8, 8, "[PG ID 2 PG GUID 7(mesh_shard) Rank {}]")
+        log += self.timeout(2, 5, "BROADCAST", 8, 8, "[PG ID 2 PG GUID 7(mesh_shard) Rank {}]")
+        found = self.hang(log)["findings"]
+        self.assertEqual([(f["kind"], f["process_group"]) for f in found],
+                         [("other_op", "ID 2 PG GUID 7(mesh_shard)"), ("all_wait", "ID 0 PG GUID 0(default_pg)")])
+
+    def test_a_plan_names_the_unit(self):
+        """All blocks of GPT-2 have one size: any of them may be meant."""
+        self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128", "--no-search", "-o", "plan.json")
+        plan = json.loads((self.folder / "plan.json").read_text())
+        self.assertEqual(plan["plan"]["units"][0]["name"], "transformer.h.0")
+        # A block of GPT-2: 12 d^2 + 13 d of d = 768.
+        block = 12 * 768 * 768 + 13 * 768
+        log = "".join(self.timeout(r, 40, "_ALLGATHER_BASE", block // 4, block) for r in range(4))
+        expected = self.hang(log, "--plan", "plan.json")["findings"][0]["expected"]
+        self.assertEqual(expected["units"], [f"transformer.h.{i}" for i in range(12)])
+
+    def test_ncclras(self):
+        """Two counts of operations, and a communicator of which a rank is not there; in NCCL's form, with other numbers."""
+        head = "Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors\n"
+        late = head + ("#0-0 (27a0) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
+                       "  7 ranks have launched up to operation 64\n"
+                       "  Rank 5 has launched up to operation 60 -- GPU 3 managed by process 16 on node b\n")
+        found = self.hang(late)["findings"]
+        self.assertEqual([(f["kind"], f["ranks"], f["collective"], f["expected"]["op"]) for f in found], [("late", [5], 61, "all-reduce")])
+        self.assertEqual(found[0]["waiting"], [0, 1, 2, 3, 4, 6, 7])
+        two = head + ("#0-0 (27a0) MISMATCH\n  Communicator ranks have different collective operation counts\n"
+                      "  6 ranks have launched up to operation 50\n  2 ranks have launched up to operation 49\n"
+                      "  Rank 0 -- GPU 0 managed by process 48 on node a\n  Rank 3 -- GPU 3 managed by process 49 on node a\n")
+        self.assertEqual([f["ranks"] for f in self.hang(two)["findings"]], [[0, 3]])
+        gone = head + "#1-0 (27a1) INCOMPLETE\n  Missing communicator data from 1 rank\n  The missing rank: 21\n"
+        self.assertEqual([(f["kind"], f["ranks"]) for f in self.hang(gone)["findings"]], [("no_dump", [21])])
+
+
 if __name__ == "__main__":
     main()
