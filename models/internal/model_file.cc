@@ -587,6 +587,11 @@ class FileReader {
            x.elements == y.elements && x.per_sample == y.per_sample && x.input == y.input;
   }
 
+  static bool IsJoined(std::string_view whole, std::string_view begin, std::string_view end) {
+    return whole.size() == begin.size() + end.size() && whole.starts_with(begin) &&
+           whole.ends_with(end);
+  }
+
   // Where a copied op stands and which parameters it reads.
   struct CopiedPlace {
     ModuleId module;
@@ -599,6 +604,7 @@ class FileReader {
                                       [&](const auto& in) { return IsLike(*in.now, in.then); });
     const Model& model = builder_.model();
     std::vector<CopiedPlace> places;
+    places.reserve(from.places.size());
     ModuleId layer;
     for (std::size_t i = 0; is_alike && i < from.places.size(); ++i) {
       const OpIteration::Place& place = from.places[i];
@@ -611,7 +617,8 @@ class FileReader {
         }
         module = ModuleId(layer.value + place.offset);
         if (!layer.valid() || module.value >= model.modules.size() ||
-            model.modules[module.value].fqn != model.modules[layer.value].fqn + place.inside) {
+            !IsJoined(model.modules[module.value].fqn, model.modules[layer.value].fqn,
+                      place.inside)) {
           return {};
         }
       }
@@ -833,7 +840,14 @@ class FileReader {
   std::string Numbered(const std::string& name, ModuleId module) {
     const std::uint64_t number =
         name_numbers_.try_emplace(name, name_numbers_.size()).first->second;
-    const int count = ++names_[std::uint64_t{module.value} << 32 | number];
+    first_names_.resize(builder_.model().modules.size());
+    std::uint64_t& first = first_names_[module.value];
+    int count = 1;
+    if (first == 0) {
+      first = number + 1;
+    } else {
+      count = ++names_[std::uint64_t{module.value} << 32 | number] + (first == number + 1 ? 1 : 0);
+    }
     return count == 1 ? name : name + '_' + std::to_string(count);
   }
 
@@ -939,7 +953,8 @@ class FileReader {
   std::unordered_map<std::string, std::size_t> writers_;
   std::size_t listed_modules_ = 0, listed_params_ = 0;  // modules_ and params_ have all before
   std::unordered_map<std::string, std::uint64_t> name_numbers_;
-  std::unordered_map<std::uint64_t, int> names_;  // ops per module (high half) and name
+  std::vector<std::uint64_t> first_names_;        // per module that of its first op, plus 1
+  std::unordered_map<std::uint64_t, int> names_;  // further ops per module (high half) and name
   std::vector<bool> used_;  // per parameter, those of ties at the one whose storage they are
 };
 

@@ -104,6 +104,7 @@ class Expander {
       reads_bound_ = reads_bound_ || bound_.contains(name);
       for (const Scope* s = &scope; s != nullptr; s = s->outer) {
         if (const auto found = s->values.find(name); found != s->values.end()) {
+          reads_numbered_ = reads_numbered_ || s == numbered_;
           return found->second;
         }
       }
@@ -212,12 +213,17 @@ class Expander {
     Scope numbered{.values = {}, .outer = &scope};
     std::map<Value, std::int64_t> bodies;  // the number of each, by values of "alike"
     Value before;
-    for (std::int64_t i = 0; i < count && IsWanted(entry, scope); ++i) {
+    std::int64_t like = 1;
+    for (std::int64_t i = 0; i < count && IsWanted(entry, scope); i += like) {
       Bind(numbered, variable, i);
+      numbered_ = &numbered;
+      reads_numbered_ = false;
       Value values = Expand(differing, numbered);
+      numbered_ = nullptr;
+      like = reads_numbered_ ? 1 : count - i;
       if (values == before) {
         Value& times = list.back()["repeat"];
-        times = times.get<std::int64_t>() + 1;
+        times = times.get<std::int64_t>() + like;
         continue;
       }
       const auto [body, is_new] = bodies.try_emplace(values, bodies_);
@@ -232,7 +238,8 @@ class Expander {
         list.back() = BodyOf(entry, named);
         ++bodies_;
       }
-      list.back().update({{"repeat", 1}, {"from", i}, {"index", variable}, {"body", body->second}});
+      list.back().update(
+          {{"repeat", like}, {"from", i}, {"index", variable}, {"body", body->second}});
       before = std::move(values);
     }
   }
@@ -294,6 +301,8 @@ class Expander {
   std::set<std::string, std::less<>> bound_;  // names that a scope has bound
   std::map<std::string, Value> known_;        // words that read none of them
   bool reads_bound_ = false;
+  const Scope* numbered_ = nullptr;  // the scope of a layer's number, while values are asked for it
+  bool reads_numbered_ = false;
   Budget entries_{at_.where, "modules and ops", kMostTemplateEntries};
   int depth_ = 0;
 };

@@ -1,6 +1,11 @@
+#include "models/internal/model_file.h"
+
 #include <cstdint>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <regex>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -311,6 +316,124 @@ TEST_CASE("ModelFile.GateAndUpInOneTensor") {
   CHECK(gated.in == 5);  // half of 10
   CHECK(gated.rows == 4);
   CHECK(model.tensors[model.ops[1].outputs[0].value].elements == 4 * 5);
+}
+
+// All that a model has, but for the specs of its ops, one line a thing.
+std::string Described(const Model& model) {
+  std::ostringstream out;
+  for (const Module& m : model.modules) {
+    out << m.fqn << ' ' << m.name << ' ' << m.class_name << ' ' << m.parent.value << ' '
+        << m.buffer_elements << ' ' << m.children.size() << '\n';
+  }
+  for (const Parameter& p : model.params) {
+    out << p.fqn << ' ' << p.module.value << ' ' << p.Elements() << ' ' << p.trainable << '\n';
+  }
+  for (const Tensor& t : model.tensors) {
+    out << t.elements << ' ' << t.producer.value << ' ' << t.per_sample << '\n';
+  }
+  for (const ModelOp& op : model.ops) {
+    out << op.name << ' ' << op.module.value << ' ' << op.spec;
+    for (const TensorId id : op.inputs) {
+      out << " <" << id.value;
+    }
+    for (const TensorId id : op.outputs) {
+      out << " >" << id.value;
+    }
+    for (const ParamId id : op.params) {
+      out << " p" << id.value;
+    }
+    out << '\n';
+  }
+  return out.str();
+}
+
+// What a template writes for layers of two kinds: by number, and each written out. Between them
+// the tensor "x" of "before" stays as it is and "x" of "ops" changes.
+nlohmann::json TakingTurns(const std::vector<std::pair<std::string, int>>& turns,
+                           bool is_written_out) {
+  const std::map<std::string, nlohmann::json> modules = {
+      {"dense",
+       nlohmann::json::parse(R"({"name": "{i}", "class": "Dense", "buffers": 3, "modules": [
+        {"name": "a", "class": "Linear", "params": [{"name": "weight", "shape": [4, 4]}]}]})")},
+      {"wide", nlohmann::json::parse(R"({"name": "{i}", "class": "Wide", "modules": [
+        {"name": "c", "class": "Linear", "params": [{"name": "weight", "shape": [8, 4], "frozen": true}]},
+        {"name": "b", "class": "Linear", "params": [{"name": "weight", "shape": [4, 8]}]}]})")}};
+  const std::map<std::string, nlohmann::json> ops = {
+      {"dense", nlohmann::json::parse(R"([
+        {"op": "linear", "module": "layers.{i}.a", "inputs": ["x"], "output": "y"},
+        {"op": "activation", "module": "layers", "inputs": ["y"], "output": "y", "function": "relu"},
+        {"op": "add", "module": "layers.{i}", "inputs": ["y", "x"], "output": "x"},
+        {"op": "add", "module": "layers.{i}", "inputs": ["x", "before"], "output": "x"}])")},
+      {"wide", nlohmann::json::parse(R"([
+        {"op": "linear", "module": "layers.{i}", "params": ["layers.{i}.c.weight"], "inputs": ["x"], "output": "y"},
+        {"op": "linear", "module": "layers.{i}", "params": ["layers.{i}.b.weight"], "inputs": ["y"], "output": "x"}])")},
+      // Reads whatever "x" is: rows of 4 before the last layer, rows of 6 behind it.
+      {"any", nlohmann::json::parse(R"([
+        {"op": "activation", "module": "layers", "inputs": ["x"], "output": "x", "function": "gelu"}])")}};
+  nlohmann::json layers = nlohmann::json::array();
+  nlohmann::json list = nlohmann::json::parse(
+      R"([{"op": "linear", "module": "in", "inputs": ["data"], "output": "x"},
+          {"op": "activation", "module": "in", "inputs": ["x"], "output": "before", "function": "relu"}])");
+  std::map<std::string, int> numbers;
+  int from = 0;
+  for (const auto& [kind, count] : turns) {
+    const auto [number, is_new] = numbers.try_emplace(kind, static_cast<int>(numbers.size()));
+    const nlohmann::json repeat = {
+        {"repeat", count}, {"from", from}, {"index", "i"}, {"body", number->second}};
+    for (int i = from; is_written_out && i < from + count; ++i) {
+      if (kind != "any") {
+        layers.push_back(nlohmann::json::parse(
+            std::regex_replace(modules.at(kind).dump(), std::regex("\\{i\\}"), std::to_string(i))));
+      }
+      for (const nlohmann::json& op : ops.at(kind)) {
+        list.push_back(nlohmann::json::parse(
+            std::regex_replace(op.dump(), std::regex("\\{i\\}"), std::to_string(i))));
+      }
+    }
+    if (!is_written_out) {
+      nlohmann::json entry = repeat;
+      entry.update(is_new ? nlohmann::json{{"ops", ops.at(kind)}} : nlohmann::json::object());
+      list.push_back(entry);
+      if (kind != "any") {
+        entry = repeat;
+        entry.update(is_new ? modules.at(kind) : nlohmann::json::object());
+        entry["body"] = 10 + number->second;
+        layers.push_back(entry);
+      }
+    }
+    from += count;
+    if (kind == "any" && is_new) {
+      list.push_back({{"op", "linear"}, {"module", "out"}, {"inputs", {"x"}}, {"output", "x"}});
+    }
+  }
+  const auto linear = [](const char* name, int rows) -> nlohmann::json {
+    return {{"name", name},
+            {"class", "Linear"},
+            {"params", {{{"name", "weight"}, {"shape", {rows, 4}}}}}};
+  };
+  return {{"format", "shardwright-model"},
+          {"version", 1},
+          {"inputs", {{"data", {{"shape", {5, 4}}}}}},
+          {"modules",
+           {linear("in", 4),
+            {{"name", "layers"}, {"class", "ModuleList"}, {"modules", layers}},
+            linear("out", 6)}},
+          {"ops", list}};
+}
+
+TEST_CASE("ModelFile.CopiesOfALayerAreWhatTheyWouldBeWrittenOut") {
+  const TemplateSource source{.config = "config.json", .angles = {}};
+  const auto read = [&](const nlohmann::json& json) {
+    return ReadModelFile(JsonValue::Parse(json.dump(), "m.json"), "m", {}, &source);
+  };
+  const std::vector<std::pair<std::string, int>> turns = {{"dense", 3}, {"wide", 1}, {"dense", 2},
+                                                          {"wide", 2},  {"any", 3},  {"any", 2}};
+  const Model repeated = read(TakingTurns(turns, /*is_written_out=*/false));
+  const Model written = read(TakingTurns(turns, /*is_written_out=*/true));
+  CHECK(written.ops.size() == 2 + 5 * 4 + 3 * 2 + 5 + 1);
+  CHECK(written.params.size() == 1 + 5 + 3 * 2 + 1);
+  CHECK(Described(repeated) == Described(written));
+  CHECK(repeated.specs == written.specs);
 }
 
 TEST_CASE("ModelFile.LoopVariables") {
