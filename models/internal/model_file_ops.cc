@@ -476,21 +476,10 @@ struct Kind {
 };
 
 std::vector<std::string_view> AttentionKeys() {
-  return {"heads",
-          "kv_heads",
-          "head_dim",
-          "value_dim",
-          "causal",
-          "window",
-          "p",
-          "factor",
-          "soft_cap",
-          "alibi_max",
-          "packed_by_head",
-          "materialized",
-          "native_groups",
-          "heads_first",
-          "values_beside"};
+  return {"heads",        "kv_heads",       "head_dim",    "value_dim",
+          "causal",       "window",         "p",           "factor",
+          "soft_cap",     "stops_gradient", "alibi_max",   "packed_by_head",
+          "materialized", "native_groups",  "heads_first", "values_beside"};
 }
 
 std::vector<std::string_view> OtherKeys() {
@@ -542,7 +531,7 @@ const std::vector<Kind>& Kinds() {
       {"add", element(K::kAdd), 1, 2, 0, 1, {}},
       {"mul", element(K::kMul), 2, 2, 0, 0, {}},
       {"scale", element(K::kScale), 1, 1, 0, 0, {"factor"}},
-      {"dropout", element(K::kDropout), 1, 1, 0, 0, {"p"}},
+      {"dropout", element(K::kDropout), 1, 1, 0, 0, {"p", "stops_gradient"}},
       {"position_bias", AddPositionBias, 0, 0, 1, 1, {"causal", "max_distance"}},
       {"conv2d", AddConv2d, 1, 1, 1, 2, {"stride", "padding", "groups", "tokens_out"}},
       {"batch_norm", AddBatchNorm, 1, 1, 2, 2, {"epsilon", "synchronized"}},
@@ -557,14 +546,14 @@ const std::vector<Kind>& Kinds() {
        1,
        1,
        {"experts_per_token", "factor", "unnormalized", "unscaled", "sigmoid", "groups",
-        "groups_per_token"}},
+        "groups_per_token", "stops_gradient"}},
       {"experts",
        AddExperts,
        2,
        2,
        2,
        kMany,
-       {"function", "gated", "experts_per_token", "up_last"}},
+       {"function", "gated", "experts_per_token", "up_last", "stops_gradient"}},
       {"log_softmax", element(K::kLogSoftmax), 1, 1, 0, 0, {}},
       {"nll_loss", loss(K::kNllLoss), 2, 2, 0, 0, {}},
       {"cross_entropy", loss(K::kCrossEntropy), 2, 2, 0, 0, {}},

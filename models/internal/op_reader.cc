@@ -155,7 +155,13 @@ std::vector<FileTensor> OpReader::Emit(const OpSpec& spec, const std::vector<std
   for (const FileTensor& tensor : op_.inputs) {
     inputs.push_back(tensor.id);
   }
-  const ModelOpId id = builder_.AddOp(op_.module, op_.name, spec, std::move(inputs), op_.params);
+  std::optional<OpSpec> stopped;
+  if (Flag("stops_gradient")) {
+    stopped = spec;
+    stopped->other.stops_gradient = true;
+  }
+  const ModelOpId id = builder_.AddOp(op_.module, op_.name, stopped ? *stopped : spec,
+                                      std::move(inputs), op_.params);
   std::vector<FileTensor> outputs;
   for (const TensorId output : builder_.model().ops[id.value].outputs) {
     outputs.push_back({.id = output, .dims = dims, .is_index = false});

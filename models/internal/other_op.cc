@@ -145,7 +145,6 @@ std::vector<FileTensor> AddOther(OpReader& r) {
     cost.backward_workspace = ReadData(r, *workspace, "elements", "bytes");
   }
   cost.is_cast = r.Flag("cast");
-  cost.stops_gradient = r.Flag("stops_gradient");
   if (const std::optional<JsonValue> saved = EntriesOf(r, "saved")) {
     for (std::size_t i = 0; i < saved->size(); ++i) {
       (*saved)[i].AllowOnly({"elements", "bytes"});

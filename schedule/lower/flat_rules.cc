@@ -17,6 +17,53 @@ FlatRules::FlatRules(Emitter& emitter, const UnitSpans& spans,
   for (const ResolvedUnit& u : units) {
     is_root_.push_back(u.modules.front() == ModuleId(0));
   }
+  FindRequiresGrad();
+}
+
+bool FlatRules::WouldMakeNode(const ModelOp& op) const {
+  return std::any_of(op.inputs.begin(), op.inputs.end(),
+                     [&](TensorId t) { return requires_grad_[t.value]; }) ||
+         std::any_of(op.params.begin(), op.params.end(),
+                     [&](ParamId p) { return e_.a.param_grad[p.value]; });
+}
+
+bool FlatRules::MakesNode(const ModelOp& op) const {
+  return WouldMakeNode(op) && !e_.in.model.SpecOf(op).other.stops_gradient;
+}
+
+void FlatRules::FindRequiresGrad() {
+  const Model& model = e_.in.model;
+  requires_grad_.assign(model.tensors.size(), false);
+  for (const ModelOp& op : model.ops) {
+    const bool makes_node = MakesNode(op);
+    for (const TensorId t : op.outputs) {
+      const TensorRole role = model.tensors[t.value].role;
+      requires_grad_[t.value] =
+          makes_node && role != TensorRole::kIndex && role != TensorRole::kBool;
+    }
+  }
+}
+
+// tools/export_model.py writes detach() and .data as an op "detach"; the other ops without
+// gradients run under torch.no_grad().
+bool FlatRules::IsWithoutGrad(UnitSpans::Span call) const {
+  bool is_stopped = false;
+  for (std::uint32_t i = call.first; i <= call.last; ++i) {
+    const ModelOp& op = e_.in.model.ops[i];
+    if (MakesNode(op)) {
+      return false;
+    }
+    is_stopped =
+        is_stopped || (WouldMakeNode(op) && e_.in.model.SpecOf(op).other.function != "detach");
+  }
+  return is_stopped;
+}
+
+UnitSpans::Span FlatRules::FirstWithGrad(UnitId u) const {
+  const auto& spans = spans_.spans[u.value];
+  const auto found = std::find_if(spans.begin(), spans.end(),
+                                  [&](const UnitSpans::Span& s) { return !IsWithoutGrad(s); });
+  return found == spans.end() ? spans.front() : *found;
 }
 
 void FlatRules::EndInit() {
@@ -60,13 +107,12 @@ void FlatRules::FindFinals() {
         calls.push_back(spans_.backward_from[unit.value][c]);
       }
     }
-    const bool is_first =
-        calls.empty() || calls.front().first == spans_.spans[unit.value].front().first;
+    const UnitSpans::Span first = FirstWithGrad(unit);
+    const bool is_first = calls.empty() || calls.front().first == first.first;
     if (!is_first) {
       CheckHook(unit);
     }
-    const std::uint32_t made =
-        is_first ? spans_.spans[entered.value].front().first : calls.front().first;
+    const std::uint32_t made = is_first ? FirstWithGrad(entered).first : calls.front().first;
     finals_.push_back({backward_from[made], unit});
   }
   std::stable_sort(finals_.begin(), finals_.end(),

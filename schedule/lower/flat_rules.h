@@ -36,6 +36,14 @@ class FlatRules : public StepRules {
   }
   // Of units that run: is x entered before y?
   [[nodiscard]] bool EntersBefore(UnitId x, UnitId y) const;
+  // Does autograd make a node of the op?
+  [[nodiscard]] bool MakesNode(const ModelOp& op) const;
+  // Is it a call under torch.no_grad()? False where nothing in it would have made a node anyway.
+  [[nodiscard]] bool IsWithoutGrad(UnitSpans::Span call) const;
+  // The unit's first call that is none, whose hooks torch keeps; the first one where all are.
+  [[nodiscard]] UnitSpans::Span FirstWithGrad(UnitId u) const;
+  // Does the tensor require a gradient, whether or not a loss depends on it?
+  [[nodiscard]] bool RequiresGrad(TensorId t) const { return requires_grad_[t.value]; }
   // From pass to pass, where there is no backward.
   [[nodiscard]] virtual bool StaysGathered(UnitId /*u*/) const { return false; }
   // Units with parameters in the order in which forward enters them first.
@@ -108,6 +116,8 @@ class FlatRules : public StepRules {
   const GroupId shard_group_;
 
  private:
+  void FindRequiresGrad();
+  [[nodiscard]] bool WouldMakeNode(const ModelOp& op) const;
   void FindFinals();
   void CheckHook(UnitId u) const;
   [[nodiscard]] BufferId AllocUnsharded(UnitId u);
@@ -116,6 +126,7 @@ class FlatRules : public StepRules {
   // was allocated for that is appended to `staged`.
   [[nodiscard]] BufferId StageShard(UnitId u, Phase phase, std::vector<BufferId>& staged);
 
+  std::vector<bool> requires_grad_;  // per tensor
   std::vector<UnitId> entered_;
   // The flat gradients that backward completes, in its order, and after which op.
   struct Final {

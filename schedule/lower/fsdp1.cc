@@ -71,7 +71,6 @@ class Fsdp1Rules : public FlatRules {
         e_.body->Alloc(At(UnitId(u)).unsharded, PointKind::kAllocOnce);
       }
     }
-    queued_ = FirstStepDiffers() && !first ? CarriedEvents() : 0;
     free_events_.clear();
     if (!first) {
       for (std::uint32_t i = 0; i < CarriedEvents(); ++i) {
@@ -88,6 +87,7 @@ class Fsdp1Rules : public FlatRules {
   }
 
   void InRegion(std::uint32_t region, Phase phase) override { hooks_.InRegion(region, phase); }
+  void BeforeForwardOp(std::uint32_t model_op, Phase /*phase*/) override { at_ = model_op; }
 
   void EndForward() override {
     hooks_.InRegion(kNoRegion, Phase::kForward);
@@ -105,6 +105,7 @@ class Fsdp1Rules : public FlatRules {
     }
     FlatRules::PreForward(u, phase);
     handles_[u.value].was_entered = true;
+    handles_[u.value].looks_freed = false;
     if (HasParams(u) && phase == Phase::kForward && MakesViewsEarly()) {
       PrefetchForward(u);
     }
@@ -124,9 +125,14 @@ class Fsdp1Rules : public FlatRules {
     }
     left_.push_back(u);
     FlatRules::PostForward(u, phase);
-    handle.needs_backward = has_grad_output_[u.value];
-    handle.ran_pre_backward = handle.has_ended = false;
-    handle.looks_freed = !plan_.use_orig_params && plan_.shard_size > 1;
+    const Call& call = CallAt(u);
+    if (!call.is_without_grad) {  // _register_pre_backward_hooks
+      handle.needs_backward = call.has_grad_output;
+      handle.ran_pre_backward = handle.has_ended = false;
+    }
+    // With gradients SHARD_GRAD_OP skips the sharded views (_use_sharded_flat_param).
+    const bool skips_views = plan_.use_orig_params && !call.is_without_grad && !IsFullShard(u);
+    handle.looks_freed = plan_.shard_size > 1 && !skips_views;
   }
 
   void PreBackward(UnitId u) override { hooked_.push_back(u); }
@@ -162,6 +168,8 @@ class Fsdp1Rules : public FlatRules {
     handle.ran_pre_backward = handle.in_backward = true;
     if (std::exchange(handle.needs_backward, false)) {
       SeeUnshard(u);
+    } else {
+      CheckUnsharded(u);
     }
     handle.looks_freed = false;
     Unshard(u, Phase::kBackward);
@@ -181,6 +189,19 @@ class Fsdp1Rules : public FlatRules {
           "a trainable parameter in it, or its parameters in a unit around it",
           "torch fails: expected to be in states [<TrainingState.IDLE: 1>] but "
           "current state is TrainingState.FORWARD_BACKWARD");
+    }
+  }
+
+  // The latest call of a unit says whether it is gathered in backward, also for those before.
+  void CheckUnsharded(UnitId u) {
+    if (!At(u).unsharded.valid() && !InPlace(u)) {
+      throw InputError("plan: units[" + std::to_string(u.value) + "]",
+                       "unit \"" + Info(u).name +
+                           "\", whose last call returns nothing that needs a gradient and an "
+                           "earlier one does",
+                       "its parameters in a unit around it, or \"reshard\": \"never\"",
+                       "torch does not gather it in backward and fails: setStorage ... out of "
+                       "bounds for storage of size 0");
     }
   }
 
@@ -204,6 +225,7 @@ class Fsdp1Rules : public FlatRules {
     e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, kNoSubject);
     for (std::uint32_t u = 0; u < unit_count(); ++u) {  // gathers that nobody used, too
       if (IsFreedInBackward(UnitId(u)) && !handles_[u].looks_freed) {
+        SeeReshard(UnitId(u), IsEntered(UnitId(u)) && !handles_[u].has_ended);
         FreeUnsharded(UnitId(u));
       }
       if (last_micro_batch_ && Syncs()) {
@@ -272,49 +294,61 @@ class Fsdp1Rules : public FlatRules {
     bool has_ended = false;         // the hook after backward ran since it left forward last
     bool is_pending_frozen = true;  // the hook on its inputs has not run
     bool is_prefetched = false;
-    // Resharded last, freed or not. Without use_orig_params torch then takes it for freed at the
+    // Resharded last, freed or not, with views of the shard: torch then takes it for freed at the
     // end of backward, for good (already_resharded in _catch_all_reshard of _runtime_utils.py).
     bool looks_freed = false;
     std::size_t place = 0;  // in left_
   };
 
-  // Does what a unit returns need a gradient, whether or not a loss depends on it? And all-frozen
-  // units by the op that has made their input: they end when that gradient is complete (a hook on
-  // all inputs of the first call), whoever it comes from; without such inputs, with the whole
-  // backward.
+  // What torch sees of a call of a unit's module.
+  struct Call {
+    std::uint32_t first = 0;       // model op
+    bool is_without_grad = false;  // torch.no_grad()
+    bool has_grad_output = false;  // returns something that needs a gradient
+  };
+
+  // The call whose op was run last.
+  [[nodiscard]] const Call& CallAt(UnitId u) const {
+    const std::vector<Call>& calls = calls_[u.value];
+    const auto behind =
+        std::upper_bound(calls.begin(), calls.end(), at_,
+                         [](std::uint32_t op, const Call& c) { return op < c.first; });
+    return behind == calls.begin() ? *behind : *std::prev(behind);
+  }
+
+  // The calls of units, and all-frozen units by the op that has made their input. These end when
+  // that gradient is complete (a hook on all inputs of the first call with gradients), whoever it
+  // comes from; without such inputs, with the whole backward.
   void FindHooks() {
     const Model& model = e_.in.model;
     frozen_ends_.resize(model.ops.size());
-    std::vector<bool> needs(model.tensors.size(), false);
-    const auto needs_grad = [&](TensorId t) { return needs[t.value]; };
-    for (const ModelOp& op : model.ops) {
-      const bool any = std::any_of(op.inputs.begin(), op.inputs.end(), needs_grad) ||
-                       std::any_of(op.params.begin(), op.params.end(),
-                                   [&](ParamId p) { return e_.a.param_grad[p.value]; });
-      for (const TensorId t : op.outputs) {
-        const TensorRole role = model.tensors[t.value].role;
-        needs[t.value] = any && !model.SpecOf(op).other.stops_gradient &&
-                         role != TensorRole::kIndex && role != TensorRole::kBool;
-      }
-    }
     std::vector<bool> is_frozen(handles_.size(), true);
     for (std::size_t p = 0; p < model.params.size(); ++p) {
       const UnitId u = spans_.unit_of_param[p];
       is_frozen[u.value] = is_frozen[u.value] && !e_.a.param_grad[p];
     }
-    has_grad_output_.assign(handles_.size(), false);
+    calls_.resize(handles_.size());
     for (std::uint32_t u = 0; u < handles_.size(); ++u) {
-      for (const UnitSpans::Span& s : spans_.spans[u]) {
-        const auto& outputs = model.ops[s.last].outputs;
-        has_grad_output_[u] = has_grad_output_[u] || spans_.backward_first[u] != kNoRegion ||
-                              std::any_of(outputs.begin(), outputs.end(), needs_grad);
-      }
-      if (is_frozen[u] && !spans_.spans[u].empty()) {
-        AddFrozenEnd(UnitId(u), spans_.spans[u].front());
+      FindCalls(UnitId(u));
+      if (is_frozen[u] && !calls_[u].empty() && !IsWithoutGrad(FirstWithGrad(UnitId(u)))) {
+        AddFrozenEnd(UnitId(u), FirstWithGrad(UnitId(u)));
       }
     }
     for (std::vector<UnitId>& ends : frozen_ends_) {
       std::sort(ends.begin(), ends.end(), [&](UnitId x, UnitId y) { return EntersBefore(x, y); });
+    }
+  }
+
+  void FindCalls(UnitId u) {
+    const auto& backward = spans_.backward_from[u.value];
+    for (const UnitSpans::Span& s : spans_.spans[u.value]) {
+      const auto& outputs = e_.in.model.ops[s.last].outputs;
+      const bool has_output =
+          std::any_of(outputs.begin(), outputs.end(), [&](TensorId t) { return RequiresGrad(t); });
+      const bool runs_backward =
+          std::any_of(backward.begin(), backward.end(),
+                      [&](const UnitSpans::Span& b) { return b.first == s.first; });
+      calls_[u.value].push_back({s.first, IsWithoutGrad(s), has_output || runs_backward});
     }
   }
 
@@ -375,7 +409,7 @@ class Fsdp1Rules : public FlatRules {
 
   // What a selective checkpoint sees of _unshard: the rate limiter where it finds an event, and the
   // gather. Events are counted apart from free_events_, from the first step on: a run has to get
-  // through that one, and it begins without any.
+  // through that one, and it begins without any. The next step begins with those that it leaves.
   void SeeUnshard(UnitId u) {
     if (handles_[u.value].is_prefetched) {
       return;
@@ -534,7 +568,8 @@ class Fsdp1Rules : public FlatRules {
   }
 
   std::vector<Handle> handles_;
-  std::vector<bool> has_grad_output_;
+  std::vector<std::vector<Call>> calls_;          // per unit, in their order
+  std::uint32_t at_ = 0;                          // the model op that ran last
   std::vector<bool> carried_, still_gathered_;    // per unit, or empty
   std::vector<std::vector<UnitId>> frozen_ends_;  // per model op
   std::vector<UnitId> hooked_;  // whose backward begins with the op at hand, outer ones first
@@ -545,7 +580,7 @@ class Fsdp1Rules : public FlatRules {
   OpId initialized_;  // the last unit's parameters
   std::optional<std::uint32_t> carried_events_;
   std::deque<FreeEvent> free_events_;
-  std::size_t queued_ = 0;  // frees that the limiter's queue has, if the step is the first one
+  std::size_t queued_ = 0;  // frees that the limiter's queue has
   SelectiveHooks hooks_{e_};
 };
 

@@ -10,7 +10,6 @@ what the random ones leave out.
 """
 
 import contextlib
-import fnmatch
 import json
 import pathlib
 import random
@@ -391,9 +390,9 @@ def unchecked(ours, case):
         parameter["unit"] = unit_of[id(model.get_parameter(parameter["fqn"]))]
     _, param, reduce = (LONG[dtype] for dtype in case["precision"])
     regions = [{"keep_every": 1, **region} for region in case["recompute"]]
-    for parameter in plain["parameters"]:
-        if any(fnmatch.fnmatchcase(parameter["fqn"], pattern) for pattern in case["frozen"]):
-            parameter["trainable"] = False
+    random_networks.freeze(model, case["frozen"])
+    for parameter in plain["parameters"]:  # also by the second of two names
+        parameter["trainable"] = model.get_parameter(parameter["fqn"]).requires_grad
     return {**plain, "recompute": regions, "dtypes": {**plain["dtypes"], "param": param, "reduce": reduce}}
 
 

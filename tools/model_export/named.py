@@ -114,6 +114,8 @@ def matrix(g, ref, features=None):
 def emit(g, call, op, inputs, output, dims, params=(), module=None, **keys):
     from .graph import Value
     value = Value(f"t{len(g.ops)}", dims)
+    if call.is_stopped and (any(name in g.learning for name in inputs) or any(name in g.trainable for name in params)):
+        keys["stops_gradient"] = True
     g.append({"op": op, "module": call.module if module is None else module, "name": f"{op}_{len(g.ops)}", "inputs": list(inputs),
               "output": value.name, "params": list(params), **keys})
     g.remember(output, value)
