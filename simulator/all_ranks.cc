@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "schedule/group_place.h"
 #include "simulator/internal/engine_state.h"
 #include "simulator/internal/event_loop.h"
 
@@ -77,9 +78,7 @@ AllRanks::AllRanks(std::span<const RankProgram> inputs, const AllRanksOptions& o
 }
 
 Exchange* AllRanks::ExchangeOf(std::size_t rank, const Group& group, std::uint32_t id) {
-  const auto r = static_cast<std::int64_t>(rank);
-  const std::int64_t block = group.size * group.stride;
-  Exchange& exchange = exchanges_[{id, r / block * block + r % group.stride}];
+  Exchange& exchange = exchanges_[{id, PlaceInGroup(group, Rank(rank)).base}];
   exchange.member_count = static_cast<std::size_t>(group.size);
   return &exchange;
 }

@@ -9,6 +9,7 @@
 #include <boost/math/special_functions/erf.hpp>
 
 #include "core/error.h"
+#include "schedule/group_place.h"
 #include "simulator/all_ranks.h"
 #include "simulator/internal/engine_state.h"
 
@@ -57,10 +58,9 @@ struct Party {
 std::vector<Party> PartiesOf(const Group& group, const std::vector<SlowRank>& followed) {
   std::vector<Party> parties;
   std::vector<std::int64_t> firsts;  // lowest rank of each
-  const std::int64_t block = group.size * group.stride;
   for (std::uint32_t i = 0; i < followed.size(); ++i) {
-    const std::int64_t rank = followed[i].rank;
-    const std::int64_t first = rank / block * block + rank % group.stride;
+    const std::int64_t first =
+        PlaceInGroup(group, Rank(static_cast<std::size_t>(followed[i].rank))).base;
     const auto known = std::find(firsts.begin(), firsts.end(), first);
     if (known == firsts.end()) {
       firsts.push_back(first);
