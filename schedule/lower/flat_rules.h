@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "schedule/lower/unit_rules.h"
@@ -38,7 +39,8 @@ class FlatRules : public StepRules {
   [[nodiscard]] bool EntersBefore(UnitId x, UnitId y) const;
   // Does autograd make a node of the op?
   [[nodiscard]] bool MakesNode(const ModelOp& op) const;
-  // Is it a call under torch.no_grad()? False where nothing in it would have made a node anyway.
+  // Is it a call under torch.no_grad()? Where nothing in it would have made a node anyway, the ops
+  // before and behind it say so.
   [[nodiscard]] bool IsWithoutGrad(UnitSpans::Span call) const;
   // The unit's first call that is none, whose hooks torch keeps; the first one where all are.
   [[nodiscard]] UnitSpans::Span FirstWithGrad(UnitId u) const;
@@ -118,6 +120,8 @@ class FlatRules : public StepRules {
  private:
   void FindRequiresGrad();
   [[nodiscard]] bool WouldMakeNode(const ModelOp& op) const;
+  // Does the op run under torch.no_grad()? Nothing where it would have made no node anyway.
+  [[nodiscard]] std::optional<bool> IsWithoutGrad(const ModelOp& op) const;
   void FindFinals();
   void CheckHook(UnitId u) const;
   [[nodiscard]] BufferId AllocUnsharded(UnitId u);
@@ -127,6 +131,7 @@ class FlatRules : public StepRules {
   [[nodiscard]] BufferId StageShard(UnitId u, Phase phase, std::vector<BufferId>& staged);
 
   std::vector<bool> requires_grad_;  // per tensor
+  bool has_no_grad_ = false;         // some op runs under torch.no_grad()
   std::vector<UnitId> entered_;
   // The flat gradients that backward completes, in its order, and after which op.
   struct Final {
