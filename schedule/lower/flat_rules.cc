@@ -27,15 +27,11 @@ bool FlatRules::WouldMakeNode(const ModelOp& op) const {
                      [&](ParamId p) { return e_.a.param_grad[p.value]; });
 }
 
-bool FlatRules::MakesNode(const ModelOp& op) const {
-  return WouldMakeNode(op) && !e_.in.model.SpecOf(op).other.stops_gradient;
-}
-
 void FlatRules::FindRequiresGrad() {
   const Model& model = e_.in.model;
   requires_grad_.assign(model.tensors.size(), false);
   for (const ModelOp& op : model.ops) {
-    const bool makes_node = MakesNode(op);
+    const bool makes_node = WouldMakeNode(op) && !model.SpecOf(op).other.stops_gradient;
     has_no_grad_ = has_no_grad_ || IsWithoutGrad(op) == true;
     for (const TensorId t : op.outputs) {
       const TensorRole role = model.tensors[t.value].role;
@@ -51,7 +47,7 @@ std::optional<bool> FlatRules::IsWithoutGrad(const ModelOp& op) const {
   if (!WouldMakeNode(op) || e_.in.model.SpecOf(op).other.function == "detach") {
     return std::nullopt;
   }
-  return !MakesNode(op);
+  return e_.in.model.SpecOf(op).other.stops_gradient;
 }
 
 bool FlatRules::IsWithoutGrad(UnitSpans::Span call) const {

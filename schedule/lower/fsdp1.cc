@@ -355,8 +355,8 @@ class Fsdp1Rules : public FlatRules {
     const auto& backward = spans_.backward_from[u.value];
     for (const UnitSpans::Span& s : spans_.spans[u.value]) {
       const auto& outputs = e_.in.model.ops[s.last].outputs;
-      const bool has_output =
-          std::any_of(outputs.begin(), outputs.end(), [&](TensorId t) { return RequiresGrad(t); });
+      const bool has_output = std::any_of(outputs.begin(), outputs.end(),
+                                          [&](TensorId t) { return requires_grad_[t.value]; });
       const bool runs_backward =
           std::any_of(backward.begin(), backward.end(),
                       [&](const UnitSpans::Span& b) { return b.first == s.first; });
