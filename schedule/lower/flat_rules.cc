@@ -27,15 +27,12 @@ bool FlatRules::WouldMakeNode(const ModelOp& op) const {
                      [&](ParamId p) { return e_.a.param_grad[p.value]; });
 }
 
-bool FlatRules::MakesNode(const ModelOp& op) const {
-  return WouldMakeNode(op) && !e_.in.model.SpecOf(op).other.stops_gradient;
-}
-
 void FlatRules::FindRequiresGrad() {
   const Model& model = e_.in.model;
   requires_grad_.assign(model.tensors.size(), false);
   for (const ModelOp& op : model.ops) {
-    const bool makes_node = MakesNode(op);
+    const bool makes_node = WouldMakeNode(op) && !model.SpecOf(op).other.stops_gradient;
+    has_no_grad_ = has_no_grad_ || IsWithoutGrad(op) == true;
     for (const TensorId t : op.outputs) {
       const TensorRole role = model.tensors[t.value].role;
       requires_grad_[t.value] =
@@ -46,17 +43,36 @@ void FlatRules::FindRequiresGrad() {
 
 // tools/export_model.py writes detach() and .data as an op "detach"; the other ops without
 // gradients run under torch.no_grad().
+std::optional<bool> FlatRules::IsWithoutGrad(const ModelOp& op) const {
+  if (!WouldMakeNode(op) || e_.in.model.SpecOf(op).other.function == "detach") {
+    return std::nullopt;
+  }
+  return e_.in.model.SpecOf(op).other.stops_gradient;
+}
+
 bool FlatRules::IsWithoutGrad(UnitSpans::Span call) const {
-  bool is_stopped = false;
+  if (!has_no_grad_) {
+    return false;
+  }
+  const std::vector<ModelOp>& ops = e_.in.model.ops;
+  std::optional<bool> found, before, behind;
   for (std::uint32_t i = call.first; i <= call.last; ++i) {
-    const ModelOp& op = e_.in.model.ops[i];
-    if (MakesNode(op)) {
+    const std::optional<bool> here = IsWithoutGrad(ops[i]);
+    if (here == false) {
       return false;
     }
-    is_stopped =
-        is_stopped || (WouldMakeNode(op) && e_.in.model.SpecOf(op).other.function != "detach");
+    found = here ? here : found;
   }
-  return is_stopped;
+  if (found) {
+    return *found;
+  }
+  for (std::size_t i = call.first; i-- > 0 && !before;) {
+    before = IsWithoutGrad(ops[i]);
+  }
+  for (std::size_t i = call.last + 1; i < ops.size() && before == true && !behind; ++i) {
+    behind = IsWithoutGrad(ops[i]);
+  }
+  return behind == true;
 }
 
 UnitSpans::Span FlatRules::FirstWithGrad(UnitId u) const {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "schedule/lower/unit_rules.h"
@@ -36,14 +37,11 @@ class FlatRules : public StepRules {
   }
   // Of units that run: is x entered before y?
   [[nodiscard]] bool EntersBefore(UnitId x, UnitId y) const;
-  // Does autograd make a node of the op?
-  [[nodiscard]] bool MakesNode(const ModelOp& op) const;
-  // Is it a call under torch.no_grad()? False where nothing in it would have made a node anyway.
+  // Is it a call under torch.no_grad()? Where nothing in it would have made a node anyway, the ops
+  // before and behind it say so.
   [[nodiscard]] bool IsWithoutGrad(UnitSpans::Span call) const;
   // The unit's first call that is none, whose hooks torch keeps; the first one where all are.
   [[nodiscard]] UnitSpans::Span FirstWithGrad(UnitId u) const;
-  // Does the tensor require a gradient, whether or not a loss depends on it?
-  [[nodiscard]] bool RequiresGrad(TensorId t) const { return requires_grad_[t.value]; }
   // From pass to pass, where there is no backward.
   [[nodiscard]] virtual bool StaysGathered(UnitId /*u*/) const { return false; }
   // Units with parameters in the order in which forward enters them first.
@@ -114,10 +112,13 @@ class FlatRules : public StepRules {
 
   const DivideFactors factors_;  // before and behind the reduction
   const GroupId shard_group_;
+  std::vector<bool> requires_grad_;  // per tensor, whether or not a loss depends on it
 
  private:
   void FindRequiresGrad();
   [[nodiscard]] bool WouldMakeNode(const ModelOp& op) const;
+  // Does the op run under torch.no_grad()? Nothing where it would have made no node anyway.
+  [[nodiscard]] std::optional<bool> IsWithoutGrad(const ModelOp& op) const;
   void FindFinals();
   void CheckHook(UnitId u) const;
   [[nodiscard]] BufferId AllocUnsharded(UnitId u);
@@ -126,7 +127,7 @@ class FlatRules : public StepRules {
   // was allocated for that is appended to `staged`.
   [[nodiscard]] BufferId StageShard(UnitId u, Phase phase, std::vector<BufferId>& staged);
 
-  std::vector<bool> requires_grad_;  // per tensor
+  bool has_no_grad_ = false;  // some op runs under torch.no_grad()
   std::vector<UnitId> entered_;
   // The flat gradients that backward completes, in its order, and after which op.
   struct Final {

@@ -339,12 +339,24 @@ class Fsdp1Rules : public FlatRules {
     }
   }
 
+  // The views of a unit that is gathered ahead are made in the mode of the unit before it.
+  void CheckForwardPrefetch(UnitId u) const {
+    if (calls_[u.value].front().is_without_grad && calls_[u.value].size() > 1) {
+      throw InputError("plan.forward_prefetch",
+                       "true, and a unit whose first call runs under torch.no_grad(): units[" +
+                           std::to_string(u.value) + "]",
+                       "false",
+                       "torch makes the unit's views under no_grad or not by where it prefetches "
+                       "them, which moves its reduction");
+    }
+  }
+
   void FindCalls(UnitId u) {
     const auto& backward = spans_.backward_from[u.value];
     for (const UnitSpans::Span& s : spans_.spans[u.value]) {
       const auto& outputs = e_.in.model.ops[s.last].outputs;
-      const bool has_output =
-          std::any_of(outputs.begin(), outputs.end(), [&](TensorId t) { return RequiresGrad(t); });
+      const bool has_output = std::any_of(outputs.begin(), outputs.end(),
+                                          [&](TensorId t) { return requires_grad_[t.value]; });
       const bool runs_backward =
           std::any_of(backward.begin(), backward.end(),
                       [&](const UnitSpans::Span& b) { return b.first == s.first; });
@@ -373,6 +385,7 @@ class Fsdp1Rules : public FlatRules {
     auto next = std::lower_bound(entered().begin(), entered().end(), u,
                                  [&](UnitId x, UnitId y) { return EntersBefore(x, y); });
     if (++next != entered().end() && !handles_[next->value].was_entered) {
+      CheckForwardPrefetch(*next);
       SeeUnshard(*next);
       handles_[next->value].is_prefetched = true;
       handles_[next->value].looks_freed = false;

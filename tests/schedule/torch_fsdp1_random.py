@@ -58,6 +58,10 @@ def selectively(*modules):
     return [{"module": module, "kind": "selective", "keep_every": 2} for module in modules]
 
 
+def with_modes(calls):
+    return {**layers(), "body": {**layers()["body"], "calls": calls}}
+
+
 def borrowing():
     """A linear layer, whose weight the second one uses, too."""
     return {**layers(), "body": {"kind": "seq", "list": False, "calls": [[0, "chain"], [1, "residual"]],
@@ -135,6 +139,19 @@ FIXED = {
     "an all-frozen layer that returns what it is given": fixed(LAYERS, network=returning(), frozen=["body.layers.1.*"]),
     "replicas only, a module under two names, no_sync": {
         **fixed([], shard=1, replicate=2, accumulation=2, sync="last", precision=("fp32", "bf16", "fp32")), "network": under_two_names()},
+    "a layer first called under no_grad": fixed(LAYERS, network=with_modes([[0, "chain"], [1, "no_grad"], [1, "chain"], [2, "chain"]])),
+    "a layer first called under no_grad, cast": fixed(
+        LAYERS, network=with_modes([[0, "chain"], [1, "no_grad"], [1, "chain"], [2, "chain"]]), precision=("fp32", "bf16", "fp32")),
+    "a layer called under no_grad last, kept": {
+        **fixed([], network=with_modes([[0, "chain"], [1, "chain"], [1, "no_grad"], [2, "chain"]])),
+        "units": [{"modules": [name], "reshard": "never"} for name in (*LAYERS, "")]},
+    "a layer called under no_grad alone, kept for good": {
+        **fixed([], network=with_modes([[0, "chain"], [1, "no_grad"], [2, "chain"]]), accumulation=2),
+        "units": [{"modules": [name], "reshard": "never"} for name in (*LAYERS, "")]},
+    "a frozen layer first called under no_grad": fixed(
+        LAYERS, network=with_modes([[0, "chain"], [1, "no_grad"], [1, "chain"], [2, "chain"]]), frozen=["body.layers.1.*"]),
+    "a frozen layer whose last call is given data": fixed(
+        LAYERS, network=with_modes([[0, "chain"], [1, "chain"], [1, "data"], [2, "chain"]]), frozen=["body.layers.1.*"]),
     "forward only": fixed(LAYERS[:2], mode="forward", forward_prefetch=True),
     "offloaded": fixed(LAYERS, offload=True, precision=("fp32", "bf16", "fp32")),
     "offloaded and clipped": fixed(LAYERS, offload=True, clip=True, replicate=2, frozen=["body.layers.0.*"]),
