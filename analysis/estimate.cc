@@ -47,10 +47,10 @@ Searched SearchBatch(const PlanFile& problem, std::int64_t global_batch, std::in
     options.fixed.micro_batch = true;
     options.base.micro_batch = micro_batch;
   }
-  searched.result = Search(InputOf(searched.file), options);
+  searched.result = SearchSimplest(searched.file, options);
   if (!searched.result.is_feasible) {
     options.effort = kMisfitEffort;
-    searched.result = Search(InputOf(searched.file), options);
+    searched.result = SearchSimplest(searched.file, options);
   }
   return searched;
 }
@@ -80,6 +80,41 @@ std::pair<Searched, bool> SearchMicroBatches(const PlanFile& problem, const Sear
 }
 
 }  // namespace
+
+SearchResult SearchSimplest(const PlanFile& job, const SearchOptions& options,
+                            std::optional<Seconds>* offloading) {
+  SearchResult all = Search(InputOf(job), options);
+  const bool is_stopped = options.stop != nullptr && options.stop->load();
+  if (!all.is_feasible || all.best.plan.offload == Offload() || options.fixed.offload ||
+      options.objective != Objective::kTime || options.previous != nullptr || is_stopped) {
+    return all;
+  }
+  PlanFile chosen = job;
+  chosen.plan = all.best.plan;
+  const Seconds most = all.best.step_time * (1 + ConfidenceOf(chosen).band);
+  // No second search where none of its plans can be as fast.
+  if (std::none_of(all.candidates.begin(), all.candidates.end(), [&](const Candidate& c) {
+        return c.plan.offload == Offload() && c.bound <= most &&
+               (c.status == CandidateStatus::kFits || c.status == CandidateStatus::kRetries ||
+                c.status == CandidateStatus::kPrunedTime || c.status == CandidateStatus::kNotTried);
+      })) {
+    return all;
+  }
+  SearchOptions without = options;
+  without.fixed.offload = true;
+  without.base.offload = {};
+  SearchResult simple = Search(InputOf(job), without);
+  if (!simple.is_feasible || simple.best.retries > all.best.retries ||
+      simple.best.step_time > most) {
+    return all;
+  }
+  if (offloading != nullptr) {
+    *offloading = all.best.step_time;
+  }
+  simple.lower_bound = std::min(simple.lower_bound, all.lower_bound);
+  simple.proven_gap = 1 - simple.lower_bound.value / simple.best.step_time.value;
+  return simple;
+}
 
 Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch, const SearchOptions& given,
                      bool explains_misfits) {

@@ -4,6 +4,7 @@
 // each micro-batch, without the proof and the refinement of `shardwright plan`.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,12 @@ struct Estimate {
 // Without `explains_misfits` a job that does not fit gets no `floor` and no `fixes`.
 [[nodiscard]] Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch,
                                    const SearchOptions& given = {}, bool explains_misfits = true);
+
+// Search by step time, but a plan that offloads gives way to the fastest one without offloading if
+// that is slower by no more than the prediction may be off. `offloading` then gets the step time of
+// the plan that gave way. The lower bound is that of all plans. At most twice the time of Search.
+[[nodiscard]] SearchResult SearchSimplest(const PlanFile& job, const SearchOptions& options,
+                                          std::optional<Seconds>* offloading = nullptr);
 
 // The linear modules that get LoRA adapters where nobody says which, as PEFT chooses them by the
 // names of a model's modules: {"q_proj", "v_proj"} of Llama, {"c_attn"} of GPT-2. Empty: not known.

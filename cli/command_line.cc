@@ -189,8 +189,14 @@ void CheckWords(const CLI::App& app, const Parsed& parsed) {
     }
   }
   if (!extras.empty()) {
+    const std::vector<std::string> flags = FlagNames(*parsed.app);
+    const bool names_model = parsed.command->positionals.empty() &&
+                             std::find(flags.begin(), flags.end(), "--model") != flags.end();
     throw UsageError("unexpected argument \"" + extras[0] + "\" of shardwright " + name +
-                     WhatItTakes(*parsed.command));
+                     WhatItTakes(*parsed.command) +
+                     (names_model ? "; did you mean --model " + extras[0] +
+                                        (extras.size() > 1 ? " --cluster " + extras[1] : "") + "?"
+                                  : ""));
   }
   const auto check = [&](const std::string& flag) {
     const Flag given = parsed.arguments.Get(flag);

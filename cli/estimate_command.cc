@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -36,6 +37,7 @@ Examples:
   shardwright estimate llama-3-70b "2x8 H100" --seq 4096 --tokens 1e10
   shardwright estimate llama-3-70b "4x A100-80" --lora-rank 16 --seq 2048
   shardwright estimate llama-3-8b dgx-h100 --seq 8192 --tokens 1e12 --deadline "30 days"
+  shardwright estimate llama-3-8b 8xH100 --solve seq
   shardwright estimate ./config.json "l40s x4, nic 2x100 Gbit/s, nodes 2" --json
 
 A short search over micro-batches, recomputation, sharding and offloading with PyTorch's
@@ -119,9 +121,10 @@ struct OnNodes {
   Question question;
   Estimate estimate;
 
-  // Nothing: it does not fit.
+  // By the slow end of the band. Nothing: it does not fit.
   [[nodiscard]] std::optional<Seconds> Time() const {
-    return estimate.fits ? std::optional(Seconds(TotalsOf(question, estimate).seconds))
+    return estimate.fits ? std::optional(Seconds(TotalsOf(question, estimate).seconds *
+                                                 (1 + estimate.confidence.band)))
                          : std::nullopt;
   }
 };
@@ -212,11 +215,146 @@ int RunDeadline(Arguments arguments) {
   return AnswerFor(arguments, answer.question, answer.estimate);
 }
 
+// What --solve asks for.
+struct Asked {
+  const char* name;   // "seq"
+  const char* flag;   // that says it
+  const char* words;  // "longest sequence that fits"
+  std::int64_t least;
+  std::int64_t most;
+};
+
+constexpr std::array<Asked, 4> kAsked = {{
+    {"seq", "--seq", "longest sequence that fits", 256, kMaxSequence},
+    {"micro-batch", "--micro-batch", "largest micro-batch that fits", 1, 1 << 16},
+    {"gpus", "--gpus", "fewest GPUs that hold the job", 1, kMostRanks},
+    {"lora-rank", "--lora-rank", "highest rank of adapters that fits", 1, 1 << 13},
+}};
+
+// Powers of two and eighths between them; GPUs: powers of two within a node, then whole nodes.
+std::vector<std::int64_t> GridOf(const Asked& asked, std::int64_t gpus_per_node) {
+  std::vector<std::int64_t> grid;
+  const bool are_gpus = std::string_view(asked.name) == "gpus";
+  for (std::int64_t power = asked.least; power <= asked.most; power *= 2) {
+    for (std::int64_t eighth = 0; !are_gpus && eighth < 8; ++eighth) {
+      const std::int64_t value = power + power * eighth / 8;
+      if ((grid.empty() || value > grid.back()) && value <= asked.most) {
+        grid.push_back(value);
+      }
+    }
+    if (are_gpus && power < gpus_per_node) {
+      grid.push_back(power);
+    }
+  }
+  for (std::int64_t gpus = gpus_per_node; are_gpus && gpus <= asked.most; gpus += gpus_per_node) {
+    grid.push_back(gpus);
+  }
+  return grid;
+}
+
+void SetAsked(const Asked& asked, std::int64_t value, std::int64_t gpus_per_node,
+              Arguments& arguments) {
+  if (std::string_view(asked.name) == "gpus") {
+    arguments.text["--nodes"] = std::to_string(std::max<std::int64_t>(1, value / gpus_per_node));
+    value = std::min(value, gpus_per_node);
+  }
+  arguments.text[asked.flag] = std::to_string(value);
+}
+
+// Fits without retries of the allocator, with the least batch where none is given.
+bool FitsWith(const Arguments& arguments) {
+  try {
+    const Question question = ReadQuestion(arguments);
+    const PlanFile problem = MakeJobFile(question.options);
+    const std::int64_t pass =
+        problem.cluster.RankCount() * std::max<std::int64_t>(1, question.given.base.micro_batch);
+    const std::int64_t batch =
+        question.options.global_batch > 0 ? question.options.global_batch : pass;
+    if (batch % pass != 0) {
+      return false;
+    }
+    Estimate estimate = EstimateJob(problem, batch, question.given, false);
+    if (estimate.fits && estimate.outcome.retries_per_step > 0 &&
+        question.options.global_batch == 0) {
+      estimate = EstimateJob(problem, 0, question.given, false);  // any micro-batch will do
+    }
+    return estimate.fits && estimate.outcome.retries_per_step == 0;
+  } catch (const InputError&) {
+    return false;  // a model has no such length, a node no such number
+  }
+}
+
+// The first index where `holds`, which then holds for all behind it; `count`: for none. Asks of
+// indices up to twice the answer, since large jobs take longer to estimate.
+template <class Holds>
+std::size_t FirstIndex(std::size_t count, Holds holds) {
+  std::size_t end = 1;
+  while (end < count && !holds(end - 1)) {
+    end *= 2;
+  }
+  std::size_t low = end / 2, high = std::min(end, count);
+  while (low < high) {
+    const std::size_t middle = low + (high - low) / 2;
+    (holds(middle) ? high : low) = holds(middle) ? middle : middle + 1;
+  }
+  return low;
+}
+
+int AnswerQuestion(const Arguments& arguments, const std::string& solved);
+
+// One search by doubling and bisection.
+int RunSolve(Arguments arguments) {
+  constexpr std::array<std::string_view, 4> kNames = {"seq", "micro-batch", "gpus", "lora-rank"};
+  const Asked& asked = kAsked[ReadChoice(arguments.Get("--solve"), kNames)];
+  const bool are_gpus = std::string_view(asked.name) == "gpus";
+  for (const char* flag : {asked.flag, "--deadline", are_gpus ? "--nodes" : asked.flag}) {
+    if (arguments.Get(flag).is_given()) {
+      throw UsageError(std::string("--solve ") + asked.name + " and " + flag +
+                       " cannot both be given");
+    }
+  }
+  const std::int64_t per_node = LoadCluster(arguments.Get("CLUSTER").text, 1).gpus_per_node;
+  const std::vector<std::int64_t> grid = GridOf(asked, per_node);
+  std::map<std::size_t, bool> known;
+  const auto fits = [&](std::size_t i) {
+    const auto [it, is_new] = known.try_emplace(i);
+    if (is_new) {
+      SetAsked(asked, grid[i], per_node, arguments);
+      it->second = FitsWith(arguments);
+    }
+    return it->second;
+  };
+  const std::size_t edge =
+      FirstIndex(grid.size(), [&](std::size_t i) { return fits(i) == are_gpus; });
+  const std::size_t found = are_gpus ? std::min(edge, grid.size() - 1) : edge > 0 ? edge - 1 : 0;
+  SetAsked(asked, grid[found], per_node, arguments);
+  if (!fits(found)) {
+    return AnswerQuestion(arguments, "");
+  }
+  const std::size_t next = are_gpus ? found - 1 : found + 1;  // found 0: no index
+  std::string solved = std::string(asked.words) + ": " + WithCommas(grid[found]);
+  if (next < grid.size()) {
+    solved += "; " + WithCommas(grid[next]) + (are_gpus ? " do not" : " does not");
+  }
+  solved += are_gpus ? " (tried: powers of two in a node, then whole nodes)"
+                     : " (tried: powers of two and eighths between them)";
+  SetAsked(asked, grid[found], per_node, arguments);
+  return AnswerQuestion(arguments, solved);
+}
+
 int RunEstimateCommand(const Arguments& arguments) {
+  if (arguments.Get("--solve").is_given()) {
+    return RunSolve(arguments);
+  }
   if (arguments.Get("--deadline").is_given()) {
     return RunDeadline(arguments);
   }
+  return AnswerQuestion(arguments, "");
+}
+
+int AnswerQuestion(const Arguments& arguments, const std::string& solved) {
   Question question = ReadQuestion(arguments);
+  question.solved = solved;
   const PlanFile problem = MakeJobFile(question.options);
   const std::int64_t ranks = problem.cluster.RankCount();
   const std::int64_t micro = question.given.base.micro_batch;
@@ -226,6 +364,10 @@ int RunEstimateCommand(const Arguments& arguments) {
                      std::to_string(micro));
   }
   Estimate estimate = EstimateJob(problem, question.options.global_batch, question.given);
+  if (!solved.empty() && estimate.outcome.retries_per_step > 0 &&
+      question.options.global_batch == 0) {
+    estimate = EstimateJob(problem, ranks * std::max<std::int64_t>(1, micro), question.given);
+  }
   if (!estimate.fits) {
     TryLora(question, estimate);
   }

@@ -59,10 +59,13 @@ std::string NextCommand(const Arguments& arguments, const Question& question, co
     const Flag flag = arguments.Get(name);
     const bool is_set_below = name == "--global-batch" || name == "--tokens" ||
                               name == "--deadline" || name == "--precision" || name == "--price" ||
-                              name == "--lora-targets";
+                              name == "--lora-targets" || name == "--solve";
     if (flag.is_given() && !is_set_below) {
       command += " " + name + " " + ShellWord(flag.text);
     }
+  }
+  if (const Flag gpus = arguments.Get("--gpus"); gpus.is_given()) {  // of --solve
+    command += " --gpus " + gpus.text;
   }
   const bool is_lora = e.file.job.lora_rank > 0;
   const Flag precision = arguments.Get("--precision");
@@ -123,7 +126,8 @@ std::string Nodes(std::int64_t count) {
 
 // "30 days; 11 nodes take 31.2 days".
 std::string DeadlineWords(const MetDeadline& met) {
-  const std::string limit = Duration(met.limit.value);
+  const std::string limit =
+      Duration(met.limit.value) + ", by the slow end of the band and without failures (goodput)";
   if (met.fewer_nodes == 0) {
     return limit;
   }
@@ -254,7 +258,8 @@ Totals TotalsOf(const Question& question, const Estimate& e) {
 }
 
 std::string EstimateText(const Arguments& arguments, const Question& question, const Estimate& e) {
-  return e.fits ? FitText(arguments, question, e) : MisfitText(question, e);
+  const std::string solved = question.solved.empty() ? "" : question.solved + "\n";
+  return solved + (e.fits ? FitText(arguments, question, e) : MisfitText(question, e));
 }
 
 std::string EstimateJson(const Arguments& arguments, const Question& question, const Estimate& e) {
@@ -266,6 +271,9 @@ std::string EstimateJson(const Arguments& arguments, const Question& question, c
   json["nodes"] = file.cluster.node_count;
   json["ranks"] = file.cluster.RankCount();
   json["fits"] = e.fits;
+  if (!question.solved.empty()) {
+    json["solved"] = question.solved;
+  }
   json["memory_limit_bytes"] = e.limit.value;
   if (e.fits) {
     const Totals totals = TotalsOf(question, e);

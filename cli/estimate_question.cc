@@ -11,11 +11,13 @@
 namespace shardwright {
 namespace {
 
-constexpr std::array<FlagRow, 19> kEstimateFlags = {{
+constexpr std::array<FlagRow, 20> kEstimateFlags = {{
     {"--nodes", "N", "nodes in use"},
     {"--seq", "N", "tokens per sample (default: the model's, at most 2048)"},
     {"--tokens", "N", "tokens (images) of the whole run (default 1e9)"},
     {"--deadline", "TIME", "the fewest nodes that end the run in that time, such as '30 days'"},
+    {"--solve", "seq|micro-batch|gpus|lora-rank",
+     "the longest sequence, largest micro-batch, fewest GPUs or highest rank that fits"},
     {"--price", "X", "of one GPU-hour, in your currency: the answer has the cost, too"},
     {"--global-batch", "N", "samples per step over all ranks (default: ranks x micro-batch)"},
     {"--micro-batch", "N", "samples per rank and pass (default: the fastest that fits)"},

@@ -9,6 +9,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include "analysis/estimate.h"
 #include "cli/exit_codes.h"
 #include "cli/flow.h"
 #include "cli/search_progress.h"
@@ -177,8 +178,9 @@ SearchResult RunSearch(const PlanOptions& options, const SearchInput& input,
   if (options.objective == Objective::kCost) {
     return SearchCost(options, input, search, searched);
   }
-  return options.objective == Objective::kPareto ? SearchFront(input, search)
-                                                 : Search(input, search);
+  return options.objective == Objective::kPareto
+             ? SearchFront(input, search)
+             : SearchSimplest(searched.file, search, &searched.offload_time);
 }
 
 }  // namespace

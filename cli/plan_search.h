@@ -31,6 +31,8 @@ struct SearchedPlan {
   std::vector<NodeCountResult> counts;     // with Objective::kCost
   // Of the same choices by our own schedule, where no dialect was asked for; none: it does not fit.
   std::optional<Seconds> native_time;
+  // Of a faster plan that offloads, where the gain is within the band of the prediction.
+  std::optional<Seconds> offload_time;
   bool is_interrupted = false;  // by a Ctrl-C of ours: parts may be missing
 };
 

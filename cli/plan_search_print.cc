@@ -57,6 +57,12 @@ std::string PlanRows(const SearchedPlan& searched) {
   if (r.best.host_memory > Bytes(0)) {
     table.Row({"host memory", Format(r.best.host_memory) + " per node"});
   }
+  if (searched.offload_time) {
+    const double gain = 1 - searched.offload_time->value / r.best.step_time.value;
+    table.Row({"offloading", Format(*searched.offload_time) + ", " + Percent(gain) +
+                                 " less, which is within the error of this prediction; --offload "
+                                 "parameters searches such plans"});
+  }
   if (searched.native_time && *searched.native_time < r.best.step_time) {
     const double gain = 1 - searched.native_time->value / r.best.step_time.value;
     table.Row({"native", Format(*searched.native_time) + ", " + Percent(gain) +
@@ -187,6 +193,9 @@ void AddChosen(const SearchedPlan& searched, Json& json) {
   json["memory_bytes"] = r.candidates[r.best.index].Needs().value;
   json["memory_margin"] = searched.file.job.memory_margin;
   json["retries_per_step"] = r.best.retries;
+  if (searched.offload_time) {
+    json["offload_step_time_s"] = searched.offload_time->value;
+  }
   if (searched.native_time) {
     json["native_step_time_s"] = searched.native_time->value;
   }

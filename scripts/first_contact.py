@@ -20,6 +20,8 @@ train_micro_batch_size_per_gpu train_batch_size base_model output_dir num_train_
 parallelism training activation_checkpoint dist_config model_class step_scheduler recipe""".split()
 FEATURE = re.compile(r"since (.+?) (?:cannot be predicted|(?:is|are) not (?:read|simulated))", re.DOTALL)
 MODEL = re.compile(r"looks like a hub id|a zoo name|expected (?:a model|one of)|model_type|these files do not name a model")
+# Names the layers of the file's own model, which the stand-in has not.
+OWN_LAYERS = re.compile(r"a class of|linear modules of|--lora-targets: got")
 COLUMNS = ["files", "read", "read, another model", "refused by feature", "refused otherwise"]
 
 
@@ -50,7 +52,7 @@ def judge(program, folder, path, cluster):
     if code and not FEATURE.search(said) and MODEL.search(said):
         column = "read, another model"
         code, said = ask(program, folder, path, *flags, "--model", "llama-3-8b", "--seq", "2048")
-        if code and ("a class of" in said or "linear modules of" in said):  # the layers of the model that is not here
+        if code and OWN_LAYERS.search(said):
             return column, said
         if code and "--seq" in said:
             code, said = ask(program, folder, path, *flags, "--model", "llama-3-8b")
@@ -62,7 +64,7 @@ def judge(program, folder, path, cluster):
             if again == 0 or not re.search("GPUs of|ranks", words):
                 code, said = again, words
                 break
-    if code == 0:
+    if code == 0 or (column != "read" and OWN_LAYERS.search(said)):
         return column, said
     feature = FEATURE.search(said)
     if feature:

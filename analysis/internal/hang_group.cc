@@ -53,7 +53,12 @@ class GroupDoctor {
       }
       const std::size_t there = variants.empty() ? 0 : variants[0].members.size();
       if (there < group_.members.size()) {
-        FindLate(at, variants[0]);
+        if (NextToEnd() < at) {
+          FindAllWait();  // the others only queued more behind it
+        }
+        if (findings_.empty()) {
+          FindLate(at, variants[0]);
+        }
         return std::move(findings_);
       }
       ++alike_;
@@ -184,20 +189,26 @@ class GroupDoctor {
     }
   }
 
-  // Whether what the rank queued behind is the others' without their first, where it contradicts
-  // two that were swapped: AG RS AG RS against RS AG RS AG.
-  static bool GoesOnWithout(const RankCalls& member, std::int64_t at,
-                            const std::vector<HangCall>& expected) {
-    constexpr std::size_t kMost = 8;
-    bool is_skip = true, is_swap = true;
-    for (std::size_t i = 0; i < kMost && i + 1 < expected.size(); ++i) {
-      const std::int64_t here = at + static_cast<std::int64_t>(i);
-      if (member.Has(here)) {
-        is_skip = is_skip && AreAlike(member.At(here), expected[i + 1]);
-        is_swap = is_swap && (i < 2 || AreAlike(member.At(here), expected[i]));
+  // Whether the rank's calls from the `first` on are the others' that come `shift` later.
+  static bool Follows(const RankCalls& member, std::int64_t at,
+                      const std::vector<HangCall>& expected, std::int64_t first,
+                      std::int64_t shift) {
+    constexpr std::int64_t kMost = 8;
+    for (std::int64_t i = first; i < std::min(kMost, std::ssize(expected) - 1); ++i) {
+      if (member.Has(at + i) &&
+          !AreAlike(member.At(at + i), expected[static_cast<std::size_t>(i + shift)])) {
+        return false;
       }
     }
-    return is_skip && !is_swap;
+    return true;
+  }
+
+  // Whether what the rank queued behind contradicts a swap, AG RS AG RS against RS AG RS AG, or a
+  // call more: it is the others' without their first, or with another one in its place.
+  static bool IsNeitherSwapNorExtra(const RankCalls& member, std::int64_t at,
+                                    const std::vector<HangCall>& expected) {
+    return (Follows(member, at, expected, 0, 1) && !Follows(member, at, expected, 2, 0)) ||
+           (Follows(member, at, expected, 1, 0) && !Follows(member, at, expected, 1, -1));
   }
 
   // What became of `expected`, of which the last `ahead` are not issued yet, on a rank that issued
@@ -215,7 +226,8 @@ class GroupDoctor {
     // What is made up for later has the stack of that later phase.
     HangCall later = next == nullptr ? HangCall{} : *next;
     later.phase = HangPhase::kUnknown;
-    if (next != nullptr && AreAlike(later, expected[0]) && !GoesOnWithout(member, at, expected)) {
+    if (next != nullptr && AreAlike(later, expected[0]) &&
+        !IsNeitherSwapNorExtra(member, at, expected)) {
       const bool is_next = expected.size() > 1 && AreAlike(own, expected[1]);
       finding.kind = is_next ? HangKind::kSwapped : HangKind::kExtra;
       if (is_next) {

@@ -297,7 +297,8 @@ void ApplyZero(const S& s, PlanFile& file) {
       s.param_persistence_threshold.value_or(defaults.persistence_threshold);
   zero.max_live_parameters = s.max_live_parameters.value_or(defaults.max_live_parameters);
   zero.max_reuse_distance = s.max_reuse_distance.value_or(defaults.max_reuse_distance);
-  zero.sub_group = s.sub_group_size.value_or(defaults.sub_group);
+  // 0 makes a group of each parameter, as 1 does (stage3.py, _create_fp16_sub_groups).
+  zero.sub_group = std::max<std::int64_t>(1, s.sub_group_size.value_or(defaults.sub_group));
   plan.units =
       FetchedUnits(file.model.model, s.leaf_module_classes.value_or(std::vector<std::string>()));
 }

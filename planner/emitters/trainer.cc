@@ -1,5 +1,6 @@
 #include "planner/emitters/trainer.h"
 
+#include <algorithm>
 #include <array>
 
 #include "core/error.h"
@@ -16,7 +17,7 @@ using S = TrainerSettings;
 // The plan knows whether weights decay, not how much.
 constexpr double kSomeWeightDecay = 0.01;
 
-constexpr std::array<SettingRow<S>, 29> kRows = {{
+constexpr std::array<SettingRow<S>, 30> kRows = {{
     {"output_dir", &S::output_dir},
     {"per_device_train_batch_size", &S::per_device_train_batch_size},
     {"gradient_accumulation_steps", &S::gradient_accumulation_steps},
@@ -46,6 +47,7 @@ constexpr std::array<SettingRow<S>, 29> kRows = {{
     {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch", &S::sync_each_batch},
     {"ddp_find_unused_parameters", &S::find_unused_parameters},
     {"ddp_static_graph", &S::static_graph},
+    {"ddp_bucket_cap_mb", &S::bucket_cap_mb},
 }};
 
 constexpr std::array<LossReason, 19> kReasons = {{
@@ -70,8 +72,8 @@ constexpr std::array<LossReason, 19> kReasons = {{
     {"plan.units.forward_prefetch", "fsdp_config has no prefetch lists"},
     {"plan.units.backward_prefetch", "fsdp_config has no prefetch lists"},
     {"plan.units", "layers are wrapped by class; the rest is cut by Accelerate"},
-    {"plan.first_bucket", "the Trainer leaves DDP its own first bucket"},
-    {"plan.bucket", "the Trainer leaves DDP its own buckets"},
+    {"plan.first_bucket", "ddp_bucket_cap_mb is that of the first bucket, too"},
+    {"plan.bucket", "ddp_bucket_cap_mb is a number of MiB"},
 }};
 
 std::string OptimName(const OptimizerSpec& optimizer) {
@@ -224,8 +226,14 @@ void ApplyTrainer(const TrainerSettings& settings, PlanFile& file) {
   plan.sync = settings.sync_each_batch.value_or(false) || plan.accumulation == 1 ? SyncMode::kEvery
                                                                                  : SyncMode::kLast;
   if (plan.dialect == Dialect::kDdp) {
-    plan.find_unused_parameters = settings.find_unused_parameters.value_or(false);
+    // create_accelerator of trainer.py, for a PreTrainedModel.
+    plan.find_unused_parameters =
+        settings.find_unused_parameters.value_or(!settings.gradient_checkpointing.value_or(false));
     plan.static_graph = settings.static_graph.value_or(false);
+    if (settings.bucket_cap_mb) {
+      plan.bucket = *settings.bucket_cap_mb * kMiB;
+      plan.first_bucket = plan.bucket;
+    }
   }
   ApplyTrainerOptimizer(settings, job);
   job.clip_gradients = settings.max_grad_norm.value_or(1.0) > 0.0;
@@ -248,6 +256,11 @@ Emission EmitTrainer(const PlanFile& file, const EmitOptions& options) {
     ApplyHfDdp(fsdp.mixed_precision, emission.as_emitted);
     settings.find_unused_parameters = file.plan.find_unused_parameters;
     settings.static_graph = file.plan.static_graph;
+    if (const Plan defaults;
+        file.plan.bucket != defaults.bucket || file.plan.first_bucket != defaults.first_bucket) {
+      settings.bucket_cap_mb =
+          std::max<std::int64_t>(1, (file.plan.bucket.value + kMiB.value / 2) / kMiB.value);
+    }
     settings.gradient_checkpointing = RecomputesEveryBlock(file.model.model, file.plan);
     if (!*settings.gradient_checkpointing) {
       emission.as_emitted.plan.recompute.clear();

@@ -44,6 +44,7 @@ struct TrainerSettings {
   std::optional<bool> sync_each_batch;
   std::optional<bool> find_unused_parameters;  // DDP
   std::optional<bool> static_graph;            // DDP
+  std::optional<std::int64_t> bucket_cap_mb;   // DDP: of all buckets, the first among them
 };
 
 // The key fsdp_config.reshard_after_forward stands twice: a boolean for version 2, a string for 1.

@@ -412,6 +412,7 @@ void CheckSizes(const RunSettings& run) {
   if (const auto& t = run.trainer) {
     check(t->per_device_train_batch_size, kMostSamples, "per_device_train_batch_size");
     check(t->gradient_accumulation_steps, kMostSteps, "gradient_accumulation_steps");
+    check(t->bucket_cap_mb, kMostMib, "ddp_bucket_cap_mb");
   }
   if (const auto& a = run.accelerate) {
     check(a->num_processes, kMostRanks, "num_processes");

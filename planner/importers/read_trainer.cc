@@ -178,6 +178,7 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
   }
   if (!type || type->AsString() == "lora") {
     file.script.adapters = ReadAdapters(root, LlamaFactoryAdapters(), FrozenFormat::kParam);
+    s.find_unused_parameters = s.find_unused_parameters.value_or(false);  // hparams/parser.py
   } else {
     RefuseQuantized(root);
   }
@@ -419,6 +420,7 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
     RefuseQuantized(root);
   }
   s.bf16 = HasBf16(root);
+  s.find_unused_parameters = s.find_unused_parameters.value_or(false);  // it says so to the Trainer
   ReadPlugins(root, file);
   ReadAxolotlRecompute(root, file);
   if (!s.per_device_train_batch_size) {

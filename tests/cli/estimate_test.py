@@ -169,22 +169,61 @@ class Answers(ShardwrightTestCase):
 
     def test_a_deadline(self):
         job = ("estimate", "gpt2", "8xA100-80", "--seq", "512", "--tokens", "1e12")
-        times = {}
+        times, slow = {}, {}
         for nodes in (1, 2, 3, 4, 5):
-            times[nodes] = json.loads(self.succeed(*job, "--nodes", str(nodes), "--json"))["total_s"]
-        deadline = (times[3] + times[4]) / 2  # three nodes are late, four are not
+            one = json.loads(self.succeed(*job, "--nodes", str(nodes), "--json"))
+            times[nodes], slow[nodes] = one["total_s"], one["total_s"] * (1 + one["band"])
+        # Three nodes end in time by the middle of the band, but late by its slow end.
+        deadline = (max(times[3], slow[4]) + slow[3]) / 2
         asked = (*job, "--deadline", f"{deadline:.0f} s")
         report = json.loads(self.succeed(*asked, "--json"))
         self.assertEqual((report["nodes"], report["fewer_nodes"]), (4, 3))
-        self.assertEqual((report["total_s"], report["fewer_total_s"]), (times[4], times[3]))
+        self.assertEqual(report["total_s"], times[4])
+        self.assertAlmostEqual(report["fewer_total_s"], slow[3], delta=1e-9 * slow[3])
         self.assertAlmostEqual(report["deadline_s"], deadline, delta=0.5)
         self.assertIn(" --nodes 4 ", report["next"])
-        self.assertRegex(self.succeed(*asked), rf"\n  deadline  {NUMBER} (days|h); 3 nodes take {NUMBER} (days|h)\n")
+        self.assertRegex(self.succeed(*asked), rf"\n  deadline  {NUMBER} (days|h), by the slow end of the band and without failures \(goodput\); 3 nodes")
         # Only numbers that divide the batch: not 5.
         job = (*job, "--global-batch", "3072")
-        four = json.loads(self.succeed(*job, "--nodes", "4", "--json"))["total_s"]
+        one = json.loads(self.succeed(*job, "--nodes", "4", "--json"))
+        four = one["total_s"] * (1 + one["band"])
         batch = json.loads(self.succeed(*job, "--deadline", f"{0.99 * four:.0f} s", "--json"))
         self.assertEqual((batch["global_batch"], batch["nodes"], batch["fewer_nodes"]), (3072, 6, 4))
+
+    def test_solve(self):
+        """The value found fits without retries and the next one of its grid does not, as asked for each by itself."""
+        def fits(*job):
+            for batch in ((), () if "--micro-batch" in job else ("--micro-batch", "1")):
+                code, out, err = self.run_program(*job, *batch, "--json")
+                self.assertIn(code, (0, 1), err)
+                report = json.loads(out)
+                if report["fits"] and report["allocator_retries_per_step"] == 0:
+                    return True
+            return False
+
+        for asked, job, words in (("seq", ("gpt-neox-20b", "8xA100-40", "--offload", "none", "--lora-rank", "8"), "longest sequence that fits"),
+                                  ("micro-batch", ("gpt2", "8xA100-40"), "largest micro-batch that fits")):
+            solved = json.loads(self.succeed("estimate", *job, "--solve", asked, "--json"))["solved"]
+            self.assertTrue(solved.startswith(words + ": "), solved)
+            found, beyond = (int(n.replace(",", "")) for n in re.findall(r"[\d,]*\d(?= does not|;)", solved))
+            self.assertTrue(found < beyond <= found * 1.126, solved)
+            self.assertTrue(fits("estimate", *job, f"--{asked}", str(found)))
+            self.assertFalse(fits("estimate", *job, f"--{asked}", str(beyond)))
+        # Nodes of one GPU: each number asked for by itself.
+        job = ("estimate", "llama-3-8b", "1xA100-40", "--offload", "none")
+        fewest = next(nodes for nodes in range(1, 20) if fits(*job, "--nodes", str(nodes)))
+        self.assertGreater(fewest * 38, 8.03e9 * 16 / 2**30)  # parameters, gradients and two moments in fp32
+        solved = json.loads(self.succeed(*job, "--solve", "gpus", "--json"))
+        self.assertEqual(solved["allocator_retries_per_step"], 0)
+        self.assertEqual((solved["ranks"], solved["solved"].split(" (")[0]),
+                         (fewest, f"fewest GPUs that hold the job: {fewest}; {fewest - 1} do not"))
+        # Part of a node: the command that searches on says so, and runs.
+        solved = json.loads(self.succeed("estimate", "gpt2", "8xH100", "--solve", "gpus", "--json"))
+        self.assertEqual((solved["ranks"], solved["solved"].split(" (")[0]), (1, "fewest GPUs that hold the job: 1"))
+        self.assertIn(" --gpus 1 ", solved["next"])
+        self.succeed("plan", "--no-search", *solved["next"].split()[2:])
+        self.assertEqual(self.run_program("estimate", "gpt2", "8xH100", "--solve", "seq", "--seq", "512"),
+                         (2, "", "error: --solve seq and --seq cannot both be given\n"))
 
     def test_a_deadline_that_nothing_meets(self):
         job = ("estimate", "gpt2", "8xA100-80", "--seq", "512", "--tokens", "1e15", "--global-batch", "16")

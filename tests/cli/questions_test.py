@@ -29,13 +29,17 @@ class Questions(ShardwrightTestCase):
         blocks = [block.split("```")[0] for block in page.split("```sh\n")[1:]]
         lines = [line for block in blocks for line in block.splitlines()]
         # Every question has its commands.
-        self.assertEqual(page.count("**"), 2 * (10 + 26))
-        self.assertGreater(len(lines), 25)
+        self.assertEqual(page.count("**"), 2 * (10 + 50))
+        self.assertGreater(len(lines), 50)
+        said = {}  # of commands that write nothing and stand more than once
         for line in lines:
             command, _, key = line.partition(MARK)
             words = shlex.split(command)
             self.assertEqual(words[0], "shardwright", line)
-            code, out, err = self.run_program(*words[1:])
+            once = command.strip()
+            if once not in said or "-o" in words:
+                said[once] = self.run_program(*words[1:])
+            code, out, err = said[once]
             self.assertEqual((code, err), (0, ""), line)
             self.assertIn(key.strip(), out, line)
 

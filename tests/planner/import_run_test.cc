@@ -244,6 +244,38 @@ TEST_CASE("Trainer: the words of version 4, and plain data parallelism") {
   CHECK(ddp.job.precision.param == DType::kFp16);
 }
 
+// trainer.py of transformers: DDP looks for unused parameters unless the file says otherwise or
+// recomputes; distributed.py of torch 2.13: bucket_cap_mb is that of the first bucket, too.
+TEST_CASE("Trainer: what DDP is told") {
+  const auto plan_of = [](const std::string& more) {
+    return Imported({{"t.json", R"({"output_dir": "o")" + more + "}"}}).plan;
+  };
+  const Plan plain = plan_of("");
+  CHECK(plain.find_unused_parameters);
+  CHECK(plain.first_bucket == kMiB);
+  CHECK(plain.bucket == 25 * kMiB);
+  CHECK(!plan_of(R"(, "gradient_checkpointing": true)").find_unused_parameters);
+  CHECK(!plan_of(R"(, "ddp_find_unused_parameters": false)").find_unused_parameters);
+  CHECK(plan_of(R"(, "ddp_find_unused_parameters": true, "gradient_checkpointing": true)")
+            .find_unused_parameters);
+  const Plan large = plan_of(R"(, "ddp_bucket_cap_mb": 100)");
+  CHECK(large.first_bucket == 100 * kMiB);
+  CHECK(large.bucket == 100 * kMiB);
+  CHECK(ErrorOf({{"t.json", R"({"output_dir": "o", "ddp_bucket_cap_mb": 0})"}})
+            .ends_with("t.json: ddp_bucket_cap_mb: got 0, expected an integer in [1, 1048576]"));
+}
+
+TEST_CASE("DeepSpeed: a sub-group of 0 elements is one of each parameter") {
+  const auto sub_group_of = [](const std::string& size) {
+    return Imported({{"ds.json", R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+        "zero_optimization": {"stage": 3, "sub_group_size": )" +
+                                     size + "}}"}})
+        .plan.zero.sub_group;
+  };
+  CHECK(sub_group_of("0") == 1);
+  CHECK(sub_group_of("5") == 5);
+}
+
 TEST_CASE("Trainer: whose kernels") {
   const auto facts = [](const std::string& more) {
     const Folder folder;
