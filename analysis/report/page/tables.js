@@ -25,6 +25,10 @@ const tables = (() => {
       element("tbody", null, ...rows.map((row) => cells(row, (i) => i === 0 ? "th" : "td", "row"))));
     const scroll = element("div", null, made);
     scroll.className = "scroll";
+    scroll.setAttribute("role", "group");
+    scroll.setAttribute("aria-label", caption || head.join(", "));
+    // A table wider than the page is scrolled by keys.
+    new ResizeObserver(() => { scroll.tabIndex = scroll.scrollWidth > scroll.clientWidth ? 0 : -1; }).observe(scroll);
     return scroll;
   };
   // Boxes of classes of the style sheet, with their names: [class, name].
