@@ -51,7 +51,6 @@ WORKS = {
     "price": {"QUESTIONS": "questions.json"},
     "calibrate": {"TRACE": "run.json", "-o": "calibrated.json", "--profile": "generic", "--plan": "plan.json", "--cluster": "cluster.json",
                   "--profiles": "profiles", "--rendezvous-key": "key"},
-    "fit": {"RUNS": "runs.json", "-o": "fitted.json", "--date": "2026-01-01", "--profiles": "profiles"},
     "report": {"PLAN": "plan.json", "SIM": "sim.json", "MEASURED": "run.json", "-o": "page.html", "--search": "search.json",
                "--what-if": "sweep.json"},
     "diff": {"PLAN": "plan.json", "OTHER": "plan.json"},
@@ -73,7 +72,6 @@ INSTEAD = {
     ("eval", "--data"): None,  # to its end; run reads the same
     ("run", "--rendezvous-key"): None, ("eval", "--rendezvous-key"): None,  # a key of the user's own; cli_wire
     ("calibrate", "--rendezvous-key"): None, ("calibrate", "--cluster"): None,  # of nccl-tests and GPUs alone
-    ("fit", "--profiles"): None,  # read when rows of several stacks are fitted
 }
 
 
@@ -187,8 +185,7 @@ FOLDERS = {
     "dumps": (("hang", "dumps"),),
     "recorded": (("compare", "plan.json", "recorded"), ("advise", "recorded", "--plan", "plan.json"),
                  ("calibrate", "recorded", "--plan", "plan.json", "-o", "c.json")),
-    "few": (("fit", "runs.json", "-o", "f.json", "--date", "2026-01-01", "--profiles", "few"),
-            ("validate", "runs.json", "--profiles", "few")),
+    "few": (("validate", "runs.json", "--profiles", "few"),),
     "digits": (("run", "images.json", "--data", "digits", "--steps", "1"),),
     "tokens": (("run", "plan.json", "--data", "tokens", "--steps", "1"), ("run", "plan.json", "--data", "tokens/a.bin", "--steps", "1")),
 }
