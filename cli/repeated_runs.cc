@@ -84,7 +84,7 @@ class RepeatedRuns {
         throw rows[i][0].Error("a run that can be lowered");
       }
       const std::string& gpu = runs_[run].plan.cluster.gpu.name;
-      const auto [found, is_new] = profiles.try_emplace({gpu, point}, bases_.at(gpu));
+      const auto [found, is_new] = profiles.try_emplace({gpu, point}, bases_.find(gpu)->second);
       for (const std::string& path : is_new ? points[point].Keys() : std::vector<std::string>()) {
         *NumberAt(found->second, path, points.path().str()).value =
             points[point].At(path).AsDouble();
