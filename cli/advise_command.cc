@@ -42,8 +42,8 @@ Examples:
   shardwright advise run.json.gz -o better.json --patch better.diff
   shardwright advise traces/ --plan plan.json --fix batch,mesh --json
 
-TRACE is of PyTorch's profiler (several ranks: one file each, or a folder), of Nsight Systems, of
-Chakra, or of `shardwright run`. Shows where a step goes and which units compute waits for, and
+TRACE is of PyTorch's profiler (several ranks: one file each, or a folder), of Nsight Systems,
+or of `shardwright run`. Shows where a step goes and which units compute waits for, and
 ranks what would help by gain over effort. With the plan of the job (--plan; traces of our own carry
 it) the profile is corrected by the trace, each change and the best plan are simulated, and a patch
 of the job's settings is made. Without one, gains are what a change could save at most.

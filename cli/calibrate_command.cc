@@ -53,7 +53,7 @@ Examples:
   shardwright calibrate --device cuda --cluster 'h200-141 x4, nvlink 450 GB/s' -o mine.json
 
 Traces are those of `shardwright run --trace`, each of which carries its plan; those of PyTorch's
-profiler, Nsight Systems or Chakra, with --plan; those of PyTorch's profiler of any other program,
+profiler or Nsight Systems, with --plan; those of PyTorch's profiler of any other program,
 whose kernels count where record_shapes was on; what nccl-tests print, with --cluster; or a table of
 runs with their step times (CSV, columns as for validate), of which one row is enough. With --device
 and no traces, plans run on the device first: on all GPUs of --cluster, a process each, and on one.
@@ -150,7 +150,6 @@ std::vector<TracedRun> ReadTraces(const Arguments& arguments,
         break;
       case MeasuredKind::kKineto:
       case MeasuredKind::kNsight:
-      case MeasuredKind::kChakra:
         foreign.push_back(file);
         break;
       case MeasuredKind::kNcclText:

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -39,6 +40,13 @@ struct Parsed {
 void AddSwitch(Parsed& parsed, const std::string& name, const std::string& help) {
   parsed.app->add_flag(name, parsed.switches[name], help);
 }
+
+// The titles of --help, each above its first command.
+constexpr std::array<std::pair<std::string_view, const char*>, 4> kTitles = {
+    {{"estimate", "Commands"},
+     {"advise", "What is wrong with a run"},
+     {"list", "More commands"},
+     {"calibrate", "Workshop: profiles from measurements"}}};
 
 void AddCommand(CLI::App& app, const Command& command, Parsed& parsed) {
   const std::string about(command.about);
@@ -249,8 +257,13 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", kVersionText);
   std::vector<Parsed> commands(AllCommands().size());
+  std::string title;
   for (std::size_t i = 0; i < commands.size(); ++i) {
     AddCommand(app, *AllCommands()[i], commands[i]);
+    for (const auto& [first, of_group] : kTitles) {
+      title = first == commands[i].command->name ? of_group : title;
+    }
+    commands[i].app->group(title);
   }
   CheckValues(argc, argv);
   // "help estimate" is "estimate --help", and nothing at all is "--help".

@@ -38,7 +38,7 @@ Examples:
   shardwright compare plan.json run.json.gz --json
 
 MEASURED is a trace of `shardwright run`, of PyTorch's profiler (plain or gzip; several ranks: one
-file each, or a folder with them), an SQLite export of Nsight Systems or a Chakra execution trace.
+file each, or a folder with them) or an SQLite export of Nsight Systems.
 SIM is a trace of `shardwright simulate` or a plan, which is then simulated. Says first how well the
 trace is a run of the plan. Exits with 1 when it is not, when the step time differs by more than
 --fail-above, or when the measured trace contradicts the program.)";

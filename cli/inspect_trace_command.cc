@@ -31,8 +31,8 @@ Examples:
   shardwright inspect-trace snapshot.pickle
   shardwright inspect-trace all_gather.txt --op all_gather --json
 
-Reads traces of PyTorch's profiler, SQLite exports of Nsight Systems, Chakra execution traces, CUDA
-memory snapshots (torch.cuda.memory._dump_snapshot), and what nccl-tests print.)";
+Reads traces of PyTorch's profiler, SQLite exports of Nsight Systems, CUDA memory snapshots
+(torch.cuda.memory._dump_snapshot), and what nccl-tests print.)";
 
 constexpr std::array<PositionalRow, 1> kInspectTracePositionals = {
     {{"FILE", "what was measured", "inspect-trace needs a file", false, FileRole::kRead}}};
@@ -207,8 +207,7 @@ int RunInspectTrace(const Arguments& arguments) {
       throw InputError(file, "a trace of Shardwright", "what another program measured",
                        "shardwright inspect PLAN --trace " + file + " checks it");
     case MeasuredKind::kKineto:
-    case MeasuredKind::kNsight:
-    case MeasuredKind::kChakra: {
+    case MeasuredKind::kNsight: {
       const ProfilerRecording recording = ReadRecording(file);
       (as_json ? void(json = RecordingJson(recording)) : void(text = RecordingText(recording)));
       break;

@@ -11,7 +11,6 @@
 #include "core/files.h"
 #include "core/parallel.h"
 #include "core/printable.h"
-#include "traces/chakra_read.h"
 #include "traces/kineto.h"
 #include "traces/measured_file.h"
 #include "traces/nsight.h"
@@ -43,7 +42,7 @@ class ReadingTeller {
 };
 
 bool IsTraceName(std::string_view name) {
-  constexpr std::array<std::string_view, 4> kEnds = {".json", ".json.gz", ".sqlite", ".et"};
+  constexpr std::array<std::string_view, 3> kEnds = {".json", ".json.gz", ".sqlite"};
   // What `simulate --chakra` writes beside traces is none itself.
   return !name.starts_with('.') && name != "comm_groups.json" &&
          std::any_of(kEnds.begin(), kEnds.end(), [&](auto end) { return name.ends_with(end); });
@@ -58,7 +57,7 @@ std::vector<std::string> TracesIn(const std::string& folder) {
   }
   if (files.empty()) {
     throw InputError(folder, "a folder without traces",
-                     "files that end in .json, .json.gz, .sqlite or .et");
+                     "files that end in .json, .json.gz or .sqlite");
   }
   return files;
 }
@@ -85,12 +84,9 @@ ProfilerRecording ReadRecording(const std::string& file) {
       return ReadKineto(file);
     case MeasuredKind::kNsight:
       return ReadNsight(file);
-    case MeasuredKind::kChakra:
-      return ReadChakra(file);
     default:
       throw InputError(file, "a file of kind " + std::string(NameOf(kind)),
-                       "a trace of PyTorch's profiler, an export of Nsight Systems, or a Chakra "
-                       "execution trace");
+                       "a trace of PyTorch's profiler or an export of Nsight Systems");
   }
 }
 

@@ -40,8 +40,8 @@ Examples:
 
 The page needs no network. Traces are those of `shardwright simulate --trace` and of
 `shardwright run --trace`; without a simulated one, the plan is simulated. MEASURED may also be a
-trace of PyTorch's profiler, an SQLite export of Nsight Systems or a Chakra execution trace, one file
-per rank, or a folder of them.)";
+trace of PyTorch's profiler or an SQLite export of Nsight Systems, one file per rank, or a folder of
+them.)";
 
 constexpr std::array<PositionalRow, 3> kReportPositionals = {{
     {"PLAN", "plan file or - (standard input)", "report needs a plan file, or - for standard input",

@@ -55,18 +55,13 @@ bool IsRunList(const std::string& file) {
 
 RunList ReadRunList(const std::string& file) {
   const JsonValue json = JsonValue::ReadFile(file);
-  json.AllowOnly({"format", "version", "name", "skipped", "bands", "plans", "runs"});
+  json.AllowOnly({"format", "version", "bands", "plans", "repeat", "runs"});
   (void)json.At("format").AsChoice({kFormat});
   (void)json.At("version").AsInt(1, 1);
   RunList list;
-  list.name = TextOf(json, "name");
-  if (list.name.empty()) {
-    list.name = file;
-  }
-  const auto skipped = json.Find("skipped");
-  list.skipped = skipped ? static_cast<std::size_t>(skipped->AsInt()) : 0;
   list.has_bands = IsSet(json, "bands");
   list.wants_plans = IsSet(json, "plans");
+  list.repeats = IsSet(json, "repeat");
   const JsonValue runs = json.At("runs");
   for (std::size_t i = 0; i < runs.size(); ++i) {
     list.runs.push_back(runs[i]);

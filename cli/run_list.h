@@ -3,7 +3,6 @@
 // Lists of runs (docs/cli.md, "validate"): jobs as flags of `shardwright plan`, or as plan files,
 // each with a name and, where it ran, what its step took.
 
-#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -13,10 +12,9 @@
 namespace shardwright {
 
 struct RunList {
-  std::string name;          // what wrote the list; empty: the file's name
-  std::size_t skipped = 0;   // rows that its writer left out
   bool has_bands = false;    // bands are asked for
   bool wants_plans = false;  // plan files instead of predictions
+  bool repeats = false;      // step times at points that standard input has (RepeatRuns)
   std::vector<JsonValue> runs;
 };
 

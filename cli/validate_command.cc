@@ -7,6 +7,7 @@
 #include "analysis/confidence.h"
 #include "analysis/predict_run.h"
 #include "cli/command.h"
+#include "cli/repeated_runs.h"
 #include "cli/run_list.h"
 #include "cli/table.h"
 #include "core/error.h"
@@ -85,6 +86,10 @@ int RunValidate(const Arguments& arguments) {
     ShipProfilesOf(folder.text);
   }
   const RunList list = ReadRunList(arguments.Get("RUNS").text);
+  if (list.repeats) {
+    RepeatRuns(list, arguments);
+    return kExitOk;
+  }
   std::vector<Json> runs(list.runs.size());
   ParallelFor(runs.size(), ThreadCount(),
               [&](std::size_t i, std::size_t) { runs[i] = PredictListed(list.runs[i], list); });

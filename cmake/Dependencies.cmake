@@ -12,6 +12,8 @@ if(NOT TARGET SQLite3::SQLite3)  # its name since CMake 4.3
 endif()
 find_package(pugixml 1.13 CONFIG REQUIRED)
 find_package(CLI11 2.1 REQUIRED)
+# It writes the manual pages and completions, and runs tests.
+find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
 # Settings files of other frameworks.
 find_package(yaml-cpp 0.7 REQUIRED)
 find_package(tomlplusplus 3.3 CONFIG REQUIRED)
@@ -23,7 +25,6 @@ if(SHARDWRIGHT_OPENBLAS AND NOT SHARDWRIGHT_WHEEL)
 endif()
 if(SHARDWRIGHT_TESTS)
   find_package(doctest 2.4 REQUIRED)
-  find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
 endif()
 if(SHARDWRIGHT_BENCH)
   find_package(benchmark 1.7 REQUIRED)

@@ -4,15 +4,15 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# The program prints its own pages and completions.
+# Made from the program's own help.
 set(manual "${PROJECT_BINARY_DIR}/manual")
 set(completions "${PROJECT_BINARY_DIR}/completions")
 add_custom_command(
   OUTPUT "${manual}/stamp"
-  COMMAND "${CMAKE_COMMAND}" -DPROGRAM=$<TARGET_FILE:shardwright> "-DMANUAL=${manual}" "-DCOMPLETIONS=${completions}"
-          -P "${PROJECT_SOURCE_DIR}/cmake/manual.cmake"
+  COMMAND "${Python3_EXECUTABLE}" -B "${PROJECT_SOURCE_DIR}/python/shardwright/shell.py" --program $<TARGET_FILE:shardwright>
+          write "${manual}" "${completions}"
   COMMAND "${CMAKE_COMMAND}" -E touch "${manual}/stamp"
-  DEPENDS shardwright "${PROJECT_SOURCE_DIR}/cmake/manual.cmake"
+  DEPENDS shardwright "${PROJECT_SOURCE_DIR}/python/shardwright/shell.py"
   COMMENT "Writing manual pages and completions"
   VERBATIM)
 add_custom_target(manual ALL DEPENDS "${manual}/stamp")

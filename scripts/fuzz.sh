@@ -50,7 +50,7 @@ fuzz() {
     config) seeds+=(models/zoo tests/data/bad_models) ;;
     model) seeds+=(tests/data/models tests/data/bad_models) ;;
     cluster) seeds+=(topologies/catalog tests/data/topologies) ;;
-    recordings) seeds+=(tests/fuzz/corpus/chakra tests/fuzz/corpus/kineto tests/fuzz/corpus/nsight) ;;
+    recordings) seeds+=(tests/fuzz/corpus/kineto tests/fuzz/corpus/nsight) ;;
     profile) seeds+=(topologies/profiles) ;;
     # Shorter ones are not whole. For the others they are slow to mutate and say little.
     chrome | manifest | nsight | plan | recordings) longest=12288 ;;

@@ -12,12 +12,17 @@
 #include "core/text.h"
 #include "core/threads.h"
 #include "schedule/group_place.h"
-#include "traces/internal/chakra_words.h"
 
 namespace shardwright {
 namespace {
 
-using internal::ChakraType;
+// Numbers of Chakra's execution traces (et_def.proto of schema 0.0.4). Fields of Node:
+constexpr int kNodeId = 1, kNodeName = 2, kNodeType = 3, kNodeCtrlDeps = 4, kNodeDataDeps = 5,
+              kNodeStart = 6, kNodeDuration = 7, kNode = 10;
+// Members of AttributeProto:
+constexpr int kAttributeName = 1, kInt64 = 9, kUint64 = 13, kBool = 27, kString = 29;
+
+enum class ChakraType : std::uint8_t { kLoad = 2, kStore = 3, kCompute = 4, kCollective = 7 };
 
 void PutVarint(std::uint64_t value, std::string& out) {
   constexpr std::uint64_t kSeven = 0x7f;
@@ -50,14 +55,14 @@ class Message {
   }
   void Attribute(int field, std::string_view name, int member, std::uint64_t value) {
     Message attribute;
-    attribute.Text(internal::kAttributeName, name);
+    attribute.Text(kAttributeName, name);
     attribute.Number(member, value);
     Text(field, attribute.text_);
   }
   void Attribute(int field, std::string_view name, std::string_view value) {
     Message attribute;
-    attribute.Text(internal::kAttributeName, name);
-    attribute.Text(internal::kString, value);
+    attribute.Text(kAttributeName, name);
+    attribute.Text(kString, value);
     Text(field, attribute.text_);
   }
   // Behind its size, as messages of a file stand.
@@ -70,15 +75,13 @@ class Message {
   std::string text_;
 };
 
-constexpr int kNode = internal::kNodeAttribute;
-
+// CollectiveCommType.
 std::optional<std::uint64_t> CommTypeOf(OpCode code) {
-  for (const internal::ChakraCollective& row : internal::kChakraCollectives) {
-    if (row.code == code) {
-      return row.comm_type;
-    }
-  }
-  return std::nullopt;
+  static const std::map<OpCode, std::uint64_t> kTypes = {
+      {OpCode::kAllReduce, 0}, {OpCode::kAllGather, 2},     {OpCode::kBroadcast, 5},
+      {OpCode::kAllToAll, 6},  {OpCode::kReduceScatter, 7}, {OpCode::kBarrier, 9}};
+  const auto found = kTypes.find(code);
+  return found == kTypes.end() ? std::nullopt : std::optional(found->second);
 }
 
 std::int64_t RankCount(const Program& program) {
@@ -111,19 +114,17 @@ void AddSizes(const Program& program, const OpShape& shape, Message& node) {
     flops += kernel.flops.value;
     bytes += kernel.read.value + kernel.written.value;
   }
-  node.Attribute(kNode, "num_ops", internal::kInt64,
-                 static_cast<std::uint64_t>(std::llround(flops)));
-  node.Attribute(kNode, "tensor_size", internal::kUint64, static_cast<std::uint64_t>(bytes));
+  node.Attribute(kNode, "num_ops", kInt64, static_cast<std::uint64_t>(std::llround(flops)));
+  node.Attribute(kNode, "tensor_size", kUint64, static_cast<std::uint64_t>(bytes));
 }
 
 void AddCollective(const Program& program, const OpShape& shape, const GroupNumbers& numbers,
                    std::int64_t rank, Message& node) {
   const Group& group = program.groups[shape.group.value];
-  node.Attribute(kNode, "comm_type", internal::kInt64, *CommTypeOf(shape.code));
+  node.Attribute(kNode, "comm_type", kInt64, *CommTypeOf(shape.code));
   // Of what this rank puts in.
   const std::int64_t parts = shape.code == OpCode::kAllGather ? group.size : 1;
-  node.Attribute(kNode, "comm_size", internal::kInt64,
-                 static_cast<std::uint64_t>(shape.bytes.value / parts));
+  node.Attribute(kNode, "comm_size", kInt64, static_cast<std::uint64_t>(shape.bytes.value / parts));
   const auto number = numbers.find({shape.group.value, MembersOf(group, rank)});
   if (number != numbers.end()) {
     node.Attribute(kNode, "pg_name", std::to_string(number->second));
@@ -157,11 +158,10 @@ std::map<std::uint32_t, const Span*> LastStep(const Trace& trace) {
 std::string MetadataOf(const Program& program, std::int64_t rank) {
   constexpr int kVersion = 1, kAttribute = 2;
   Message metadata;
-  metadata.Text(kVersion, internal::kChakraVersion);
+  metadata.Text(kVersion, "0.0.4");
   metadata.Attribute(kAttribute, "source", "simulated");
-  metadata.Attribute(kAttribute, "rank", internal::kUint64, static_cast<std::uint64_t>(rank));
-  metadata.Attribute(kAttribute, "ranks", internal::kUint64,
-                     static_cast<std::uint64_t>(RankCount(program)));
+  metadata.Attribute(kAttribute, "rank", kUint64, static_cast<std::uint64_t>(rank));
+  metadata.Attribute(kAttribute, "ranks", kUint64, static_cast<std::uint64_t>(RankCount(program)));
   std::string out;
   metadata.WriteTo(out);
   return out;
@@ -180,9 +180,9 @@ std::string TraceOf(const Program& program, const std::map<std::uint32_t, const 
     const Op& op = program.step.ops[i];
     const OpShape& shape = program.ShapeOf(op);
     Message node;
-    node.Number(internal::kNodeId, i);
-    node.Text(internal::kNodeName, OpName(program, op));
-    node.Number(internal::kNodeType, static_cast<std::uint64_t>(TypeOf(shape.code)));
+    node.Number(kNodeId, i);
+    node.Text(kNodeName, OpName(program, op));
+    node.Number(kNodeType, static_cast<std::uint64_t>(TypeOf(shape.code)));
     std::vector<std::uint64_t> needed;
     for (const Edge& edge : program.step.EdgesOf(OpId(i))) {
       if (!edge.is_carried()) {
@@ -191,15 +191,15 @@ std::string TraceOf(const Program& program, const std::map<std::uint32_t, const 
     }
     std::optional<std::uint32_t>& last = before[static_cast<std::size_t>(shape.stream)];
     if (last.has_value()) {
-      node.List(internal::kNodeCtrlDeps, {*last});
+      node.List(kNodeCtrlDeps, {*last});
     }
     last = i;
-    node.List(internal::kNodeDataDeps, needed);
+    node.List(kNodeDataDeps, needed);
     if (const auto span = spans.find(i); span != spans.end()) {
-      node.Number(internal::kNodeStart, Microseconds(span->second->start - begin));
-      node.Number(internal::kNodeDuration, Microseconds(span->second->end - span->second->start));
+      node.Number(kNodeStart, Microseconds(span->second->start - begin));
+      node.Number(kNodeDuration, Microseconds(span->second->end - span->second->start));
     }
-    node.Attribute(kNode, "is_cpu_op", internal::kBool, InfoOf(shape.code).runs_on_host ? 1 : 0);
+    node.Attribute(kNode, "is_cpu_op", kBool, InfoOf(shape.code).runs_on_host ? 1 : 0);
     if (CommTypeOf(shape.code).has_value()) {
       AddCollective(program, shape, numbers, rank, node);
     } else {

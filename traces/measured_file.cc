@@ -3,15 +3,14 @@
 #include <array>
 
 #include "core/error.h"
-#include "traces/chakra_read.h"
 #include "traces/gzip.h"
 
 namespace shardwright {
 namespace {
 
 constexpr std::string_view kRule =
-    "a trace of Shardwright or PyTorch's profiler, an SQLite export of Nsight Systems, a Chakra "
-    "execution trace, a CUDA memory snapshot, or what nccl-tests print";
+    "a trace of Shardwright or PyTorch's profiler, an SQLite export of Nsight Systems, a CUDA "
+    "memory snapshot, or what nccl-tests print";
 
 std::string Beginning(const std::string& file) {
   constexpr std::size_t kEnough = std::size_t{1} << 16;
@@ -33,7 +32,7 @@ std::string Beginning(const std::string& file) {
 
 std::string_view NameOf(MeasuredKind kind) {
   static constexpr std::array<std::string_view, kMeasuredKindCount> kNames = {
-      "shardwright", "kineto", "nsight", "snapshot", "nccl-tests", "nccl-tests-json", "chakra"};
+      "shardwright", "kineto", "nsight", "snapshot", "nccl-tests", "nccl-tests-json"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -43,8 +42,9 @@ MeasuredKind DetectMeasured(const std::string& file) {
   if (text.starts_with("SQLite format 3")) {
     return MeasuredKind::kNsight;
   }
-  if (IsChakra(text) || file.ends_with(".et")) {
-    return MeasuredKind::kChakra;
+  if (file.ends_with(".et")) {
+    throw InputError(file, "a Chakra execution trace", kRule,
+                     "give the profiler's trace that it was converted from");
   }
   if (text.starts_with('\x80')) {
     return MeasuredKind::kSnapshot;

@@ -15,9 +15,8 @@ enum class MeasuredKind : std::uint8_t {
   kSnapshot,  // torch.cuda.memory._dump_snapshot
   kNcclText,  // what nccl-tests print
   kNcclJson,  // nccl-tests -J
-  kChakra,    // a Chakra execution trace
 };
-inline constexpr std::size_t kMeasuredKindCount = 7;
+inline constexpr std::size_t kMeasuredKindCount = 6;
 [[nodiscard]] std::string_view NameOf(MeasuredKind kind);
 
 // Reads the beginning of the file only. Throws InputError when it is none of these, and says what

@@ -83,7 +83,7 @@ struct AllocatorSample {
 
 struct ProfilerRecording {
   std::string file;
-  std::string source;  // "kineto", "nsight" or "chakra"
+  std::string source;  // "kineto" or "nsight"
   std::int64_t rank = 0;
   std::int64_t ranks = 0;  // of the job; 0: not recorded
   bool on_device = false;  // false: the host did the work, and there are no launches

@@ -34,8 +34,8 @@ class Agents(ShardwrightTestCase):
                 self.assertLessEqual({word for word in words if re.match("--?[a-z]", word)}, flags, line)
 
     def test_every_command_is_listed(self):
-        names = re.findall(r"^  ([\w-]+)  ", self.succeed("--help").split("Subcommands:")[1], re.MULTILINE)
-        self.assertGreater(len(names), 30)
+        names = re.findall(r"^  ([a-z][\w-]*)  ", self.succeed("--help"), re.MULTILINE)
+        self.assertGreater(len(names), 28)
         for page in ("AGENTS.md", "llms.txt"):
             self.assertEqual(re.findall(r"^- `([\w-]+)`: ", (ROOT / page).read_text(), re.MULTILINE), names)
 

@@ -68,7 +68,7 @@ class Help(ShardwrightTestCase):
         """`--help --json` of a command has the flags, values and texts that its help shows, in whatever order the two words come."""
         whole = json.loads(self.succeed("--help", "--json"))
         self.assertEqual((whole["schema"], whole["schema_version"], whole["version"]), ("shardwright-help", 1, "0.1.0"))
-        listed = [line.split()[0] for line in self.succeed("--help").split("Subcommands:")[1].splitlines() if line.strip()]
+        listed = re.findall(r"^  ([a-z][\w-]*)  ", self.succeed("--help"), re.MULTILINE)
         self.assertEqual([command["name"] for command in whole["commands"]], listed)
         for command in whole["commands"]:
             words = (command["name"], "--json", "--help")

@@ -51,7 +51,6 @@ WORKS = {
     "price": {"QUESTIONS": "questions.json"},
     "calibrate": {"TRACE": "run.json", "-o": "calibrated.json", "--profile": "generic", "--plan": "plan.json", "--cluster": "cluster.json",
                   "--profiles": "profiles", "--rendezvous-key": "key"},
-    "fit": {"RUNS": "runs.json", "-o": "fitted.json", "--date": "2026-01-01", "--profiles": "profiles"},
     "report": {"PLAN": "plan.json", "SIM": "sim.json", "MEASURED": "run.json", "-o": "page.html", "--search": "search.json",
                "--what-if": "sweep.json"},
     "diff": {"PLAN": "plan.json", "OTHER": "plan.json"},
@@ -73,32 +72,11 @@ INSTEAD = {
     ("eval", "--data"): None,  # to its end; run reads the same
     ("run", "--rendezvous-key"): None, ("eval", "--rendezvous-key"): None,  # a key of the user's own; cli_wire
     ("calibrate", "--rendezvous-key"): None, ("calibrate", "--cluster"): None,  # of nccl-tests and GPUs alone
-    ("fit", "--profiles"): None,  # read when rows of several stacks are fitted
 }
 
 
 def deep(opening, closing, inside=""):
     return opening * DEPTH + inside + closing * DEPTH
-
-
-def varint(number):
-    encoded = b""
-    while number > 127:
-        encoded += bytes([number & 127 | 128])
-        number >>= 7
-    return encoded + bytes([number])
-
-
-def message(number, content):
-    """A field of protobuf."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def chakra_with(groups):
-    """A Chakra trace whose metadata node has this list of process groups."""
-    values = message(1, ("['" + groups + "']").encode())
-    node = varint(1 << 3) + varint(1) + message(2, b"## process_group:init ##") + varint(3 << 3) + varint(1) + message(10, values)
-    return b"".join(varint(len(part)) + part for part in (message(1, b"0.0.4"), node))
 
 
 def nested_pickle(depth):
@@ -120,8 +98,6 @@ def deep_files(folder):
     for name, text in texts.items():
         (folder / name).write_text(text)
     (folder / "lists_rank_0").write_bytes(nested_pickle(DEPTH))
-    (folder / "groups.et").write_bytes(chakra_with('[{"pg_name": ' + deep("[", "]") + "}]"))
-    (folder / "messages.et").write_bytes(varint(5) + message(1, b"0.0.4"[:3]) + varint(DEPTH) + b"\x0a" * DEPTH)
     database = sqlite3.connect(folder / "views.sqlite")
     database.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
     database.execute("PRAGMA writable_schema = 1")
@@ -168,7 +144,7 @@ def make_good(folder, run):
     shutil.copy(folder / "profiles" / "generic.json", folder / "few")
     shutil.copytree(TESTS / "data" / "digits", folder / "digits")
     (folder / "recorded").mkdir()
-    shutil.copy(TESTS / "fuzz" / "corpus" / "chakra" / "converted.et", folder / "recorded" / "step.0.et")
+    shutil.copy(TESTS / "fuzz" / "corpus" / "kineto" / "trace.json", folder / "recorded" / "rank0.json")
     (folder / "tokens").mkdir()
     (folder / "tokens" / "a.bin").write_bytes(bytes(1000))
     make_settings(folder / "settings")
@@ -209,15 +185,14 @@ FOLDERS = {
     "dumps": (("hang", "dumps"),),
     "recorded": (("compare", "plan.json", "recorded"), ("advise", "recorded", "--plan", "plan.json"),
                  ("calibrate", "recorded", "--plan", "plan.json", "-o", "c.json")),
-    "few": (("fit", "runs.json", "-o", "f.json", "--date", "2026-01-01", "--profiles", "few"),
-            ("validate", "runs.json", "--profiles", "few")),
+    "few": (("validate", "runs.json", "--profiles", "few"),),
     "digits": (("run", "images.json", "--data", "digits", "--steps", "1"),),
     "tokens": (("run", "plan.json", "--data", "tokens", "--steps", "1"), ("run", "plan.json", "--data", "tokens/a.bin", "--steps", "1")),
 }
 # Names that readers look for beside what they were given, in folders that lack them.
 ALSO = {"hub": ("model.safetensors.index.json", "model.json"), "sharded": ("model.safetensors", "model.json"),
         "checkpoints": ("manifest.json", "step-00000009/manifest.json", ".unfinished-step-00000009-1"),
-        "dumps": ("nccl_trace_rank_7",), "recorded": ("z.json", "z.json.gz", "z.et", "z.sqlite", "comm_groups.json"),
+        "dumps": ("nccl_trace_rank_7",), "recorded": ("z.json", "z.json.gz", "z.sqlite", "comm_groups.json"),
         "few": ("a.json",), "tokens": ("b.bin", "b.txt"), "digits": ("a-images-idx3-ubyte",), "settings": ()}
 
 

@@ -290,12 +290,6 @@ class Growth(ShardwrightTestCase):
             return "inspect-trace", "n.sqlite"
         self.grows("rows of Nsight's tables", 10_000, nsight, codes=(0, 1, 3))
 
-        def chakra(n):
-            nodes = [{"id": i, "name": f"n{i}", "type": 4, "data_deps": list(range(max(0, i - 4), i)), "duration_micros": 1,
-                      "attr": []} for i in range(n)]
-            return self.write("chakra.json", {"schema": "1.1.1-chakra.0.0.4", "nodes": nodes})
-        self.grows("nodes of a Chakra trace", 5_000, lambda n: ("inspect-trace", chakra(n)), codes=(0, 1, 3))
-
         def snapshot(n):
             trace = [{"action": "alloc" if i % 2 == 0 else "free_completed", "addr": 512 * (i // 2), "size": 512, "stream": 0, "frames": [],
                       "time_us": i} for i in range(n)]

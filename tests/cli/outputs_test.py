@@ -36,7 +36,6 @@ RECIPES = {
     "report --output": ("report", "plan.json", "--output"),
     "check --save": ("check", "budget.toml", "--save"), "topo --output": ("topo", "import", "matrix.txt", "--gpu", "h100-80", "--nic", "400 Gbit/s", "--output"),
     "calibrate --output": ("calibrate", "traces/run.json.gz", "--plan", "plan.json", "--even-if-worse", "--output"),
-    "fit --output": ("fit", "runs.json", "--date", "2026-01-01", "--output"),
 }
 ELSEWHERE = {"export --output": "interpreters_test.py",  # needs Python with torch
              "page --output": "page_test.py"}  # needs the page that scripts/web.sh makes

@@ -42,7 +42,7 @@ class Folders(ShardwrightTestCase):
                                          ("run", "checkpoint", ["plan.json"]), ("run", "keep", ["plan.json"]),
                                          ("run", "every", ["plan.json"]), ("run", "trace", ["plan.json"]),
                                          ("run", "device", ["plan.json"]), ("sweep", "csv", PLAN[1:]), ("report", "output", ["plan.json"]),
-                                         ("fit", "output", ["runs.json"]), ("calibrate", "output", ["run.json"]),
+                                         ("calibrate", "output", ["run.json"]),
                                          ("eval", "checkpoint", ["plan.json"]), ("import-run", "output", ["run.json"]),
                                          ("topo", "output", ["import", "topo.txt"])):
             with self.subTest(command=command, flag=flag):

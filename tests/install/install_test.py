@@ -1,6 +1,7 @@
 """Installs Shardwright into empty folders, from the build tree and from its packages, and uses it from there."""
 
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -55,8 +56,7 @@ class Runtime(Scratch):
     def test_files(self) -> None:
         files = {path.relative_to(self.prefix).as_posix() for path in self.prefix.rglob("*") if path.is_file()}
         pages = {name for name in files if name.endswith(".1")}
-        commands = [line.split()[0] for line in run(self.prefix / "bin" / "shardwright", "--help", folder=self.folder)
-                    .split("Subcommands:")[1].splitlines() if line.strip()]
+        commands = re.findall(r"^  ([a-z][\w-]*)  ", run(self.prefix / "bin" / "shardwright", "--help", folder=self.folder), re.MULTILINE)
         self.assertEqual(pages, {"share/man/man1/shardwright.1", *(f"share/man/man1/shardwright-{name}.1" for name in commands)})
         # Built only where there is an MPI.
         module = {f"lib/shardwright/{name}.so" for name in ("shardwright_mpi", "shardwright_onednn") if (BUILD / f"{name}.so").exists()}

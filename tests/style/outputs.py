@@ -18,7 +18,7 @@ RULES = [  # what is looked for, in files of these endings, but for these files;
      "starts a program"),
     (re.compile(r"\bopen\([^)]*[\"'][wax]b?\+?[\"']|\.write_(text|bytes)\(|\bos\.(replace|rename)\(|\.rename\(|\.replace\([^,()]*\)"), (".py",),
      {"tools/model_export/outside.py": "the one writer", "python/write_commands.py": "runs when the package is built",
-      "web/assemble.py": "runs when the page is built"},
+      "python/shardwright/shell.py": "writes pages and completions when packages are built", "web/assemble.py": "runs when the page is built"},
      "writes past tools/model_export/outside.py"),
     (re.compile(r"\bpickle\.loads?\(|\bUnpickler\b|\btorch\.load\(|\bFileSystemReader\b|\byaml\.load\(|\bmarshal\b|\bshelve\b"), (".py",), {},
      "may run what a file says"),

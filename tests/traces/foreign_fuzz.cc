@@ -12,7 +12,6 @@
 #include "models/loader.h"
 #include "tests/traces/fuzz.h"
 #include "topologies/import_topology.h"
-#include "traces/chakra_read.h"
 #include "traces/flight_recorder.h"
 #include "traces/gzip.h"
 #include "traces/kineto.h"
@@ -86,30 +85,6 @@ const std::string kFlightJson =
     R"({"version":"2.10","pg_config":{"0":{"name":"0","desc":"default_pg","ranks":"[0, 1]"}},"entries":[)"
     R"({"process_group":["0","default_pg"],"profiling_name":"gloo:all_reduce","collective_seq_id":1,"input_sizes":[[4]],)"
     R"("input_dtypes":["Float"],"output_sizes":[[4]],"time_created_ns":1795687337424386670,"retired":true,"is_p2p":false}]})";
-
-// The metadata, an op of the host and a collective that it calls, each behind its size; fields are
-// their tags, sizes and values as et_def.proto has them.
-std::string ChakraTrace() {
-  const auto text = [](char tag, const std::string& value) {
-    return std::string{tag, static_cast<char>(value.size())} + value;
-  };
-  const auto message = [](const std::string& value) {
-    return static_cast<char>(value.size()) + value;
-  };
-  const auto number = [&](const std::string& name, char value) {
-    return text('R', text('\n', name) + std::string{'H', value});  // attr, int64_val
-  };
-  const std::string host = std::string("\x08\x01", 2) + text('\x12', "aten::mm") +
-                           std::string("\x18\x04\x30\x07\x38\x05", 6) +
-                           text('R', text('\n', "is_cpu_op") + "\xd8\x01\x01");
-  const std::string work = std::string("\x08\x02", 2) + text('\x12', "ncclDevKernel_AllGather") +
-                           std::string("\x18\x07\x22\x01\x01\x2a\x01\x01\x30\x09\x38\x05", 12) +
-                           number("comm_type", 2) + number("comm_size", 64) + number("stream", 7) +
-                           text('R', text('\n', "pg_name") + "\xea\x01\x01" + "0");
-  const std::string group = std::string("\x08\x03", 2) + std::string("\x18\x01", 2) +
-                            text('B', text('\n', R"(['[{"pg_name": "0", "group_size": 4}]'])"));
-  return message(text('\n', "0.0.4")) + message(group) + message(host) + message(work);
-}
 
 std::string NsightExport() {
   sqlite3* database = nullptr;
@@ -224,7 +199,6 @@ std::vector<FuzzTarget> Targets() {
       {"flight recorder", FlightDumpPickle(), OfFile(ReadFlightDump)},
       {"flight recorder, JSON", kFlightJson, OfFile(ReadFlightDump)},
       {"nsight", NsightExport(), OfFile(ReadNsight)},
-      {"chakra", ChakraTrace(), OfFile(ReadChakra)},
       {"nccl-tests", kNccl, OfFile(test)},
       {"nccl-tests, JSON", kNcclJson, OfFile(test)},
       {"any measured file", KinetoTrace(), OfFile(DetectMeasured)},
