@@ -10,12 +10,14 @@
 namespace shardwright {
 namespace {
 
-// The two adapter matrices of one module.
+// The two adapter matrices of one module, and their own modules: none where they belong to it.
 struct Adapter {
   std::int64_t in = 0;
   std::int64_t out = 0;
   ParamId a;
   ParamId b;
+  ModuleId module_a = {};
+  ModuleId module_b = {};
 };
 // By module; most modules have none.
 using Adapters = std::vector<std::optional<Adapter>>;
@@ -80,26 +82,91 @@ Parameter AdapterParam(const Module& module, ModuleId id, const char* name, std:
   return param;
 }
 
-// Inserts the adapters behind their module's own parameters, which keeps the registration order,
-// freezes everything else and renumbers.
+// Puts the new modules behind those that they belong to, which keeps the order, and renumbers.
+void InsertModules(Model& model, Adapters& adapters) {
+  std::vector<bool> is_shared(model.modules.size(), false);  // registered more than once
+  for (const Module& module : model.modules) {
+    if (module.same_as.valid()) {
+      is_shared[module.same_as.value] = true;
+    }
+  }
+  std::vector<Module> modules;
+  std::vector<ModuleId> renamed(model.modules.size());
+  std::vector<std::vector<ModuleId>> fresh(model.modules.size());  // as renamed
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    renamed[m] = ModuleId(modules.size());
+    modules.push_back(std::move(model.modules[m]));
+    const auto add = [&](const char* name) {
+      const ModuleId id(modules.size());
+      Module child;
+      child.name = name;
+      child.fqn = modules[renamed[m].value].fqn + '.' + name;
+      child.class_name = "Linear";
+      child.parent = ModuleId(m);
+      modules.push_back(std::move(child));
+      fresh[m].push_back(id);
+      return id;
+    };
+    if (adapters[m] && modules.back().children.empty() && !is_shared[m]) {
+      adapters[m]->module_a = add("lora_A");
+      adapters[m]->module_b = add("lora_B");
+    }
+  }
+  const auto rename = [&](ModuleId& id) { id = id.valid() ? renamed[id.value] : id; };
+  for (Module& module : modules) {
+    rename(module.parent);
+    rename(module.same_as);
+    std::for_each(module.children.begin(), module.children.end(), rename);
+  }
+  for (std::size_t m = 0; m < renamed.size(); ++m) {
+    std::vector<ModuleId>& children = modules[renamed[m].value].children;
+    children.insert(children.end(), fresh[m].begin(), fresh[m].end());
+  }
+  for (Parameter& param : model.params) {
+    rename(param.module);
+  }
+  Adapters moved(modules.size());
+  for (std::size_t m = 0; m < renamed.size(); ++m) {
+    moved[renamed[m].value] = adapters[m];
+  }
+  adapters = std::move(moved);
+  for (ModelOp& op : model.ops) {
+    rename(op.module);
+    rename(op.called_again);
+    std::for_each(op.returns_input.begin(), op.returns_input.end(), rename);
+  }
+  model.modules = std::move(modules);
+}
+
+// Inserts the new parameters behind those of the module that they belong to, which keeps the
+// registration order, freezes everything else and renumbers.
 void InsertParams(Model& model, Adapters& adapters, std::int64_t rank) {
   std::vector<Parameter> params;
   std::vector<ParamId> renamed(model.params.size());
+  std::vector<std::vector<ParamId>> given(model.modules.size());
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
-    Module& module = model.modules[m];
-    for (ParamId& id : module.params) {
+    given[m].swap(model.modules[m].params);
+  }
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    for (const ParamId id : given[m]) {
       renamed[id.value] = ParamId(params.size());
+      model.modules[m].params.push_back(renamed[id.value]);
       params.push_back(std::move(model.params[id.value]));
       params.back().trainable = false;
-      id = renamed[id.value];
     }
-    if (adapters[m]) {
-      adapters[m]->a = ParamId(params.size());
-      params.push_back(AdapterParam(module, ModuleId(m), "lora_A.weight", rank, adapters[m]->in));
-      adapters[m]->b = ParamId(params.size());
-      params.push_back(AdapterParam(module, ModuleId(m), "lora_B.weight", adapters[m]->out, rank));
-      module.params.insert(module.params.end(), {adapters[m]->a, adapters[m]->b});
+    if (!adapters[m]) {
+      continue;
     }
+    const auto add = [&](const char* name, ModuleId own, std::int64_t out, std::int64_t in) {
+      const ModuleId owner = own.valid() ? own : ModuleId(m);
+      const ParamId id(params.size());
+      params.push_back(AdapterParam(model.modules[m], owner, name, out, in));
+      model.modules[owner.value].params.push_back(id);
+      return id;
+    };
+    Adapter& adapter = *adapters[m];
+    adapter.a = add("lora_A.weight", adapter.module_a, rank, adapter.in);
+    adapter.b = add("lora_B.weight", adapter.module_b, adapter.out, rank);
   }
   for (Parameter& param : params) {
     if (param.tied_to.valid()) {
@@ -180,8 +247,9 @@ void InsertOps(Model& model, const Adapters& adapters, const TrainableSpec& trai
                            .dropout_p = trained.lora_dropout};
       x = appender.Append(module, "lora_dropout", dropout, {x}, {});
     }
-    TensorId t = appender.Append(module, "lora_A", down, {x}, {adapter->a});
-    t = appender.Append(module, "lora_B", up, {t}, {adapter->b});
+    const auto of = [&](ModuleId own) { return own.valid() ? own : module; };
+    TensorId t = appender.Append(of(adapter->module_a), "lora_A", down, {x}, {adapter->a});
+    t = appender.Append(of(adapter->module_b), "lora_B", up, {t}, {adapter->b});
     t = appender.Append(module, "lora_scale", scale, {t}, {});
     replaced[y.value] = appender.Append(module, "lora_add", add, {y, t}, {});
   }
@@ -304,6 +372,7 @@ void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) 
                      "at least one pattern, such as \"q_proj\"");
   }
   Adapters adapters = FindTargets(model, spec, where);
+  InsertModules(model, adapters);
   InsertParams(model, adapters, spec.lora_rank);
   InsertOps(model, adapters, spec);
 }

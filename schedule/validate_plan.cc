@@ -148,6 +148,24 @@ void CheckJob(const Job& job, const std::string& where) {
   }
 }
 
+// Units with parameters that learn and others that do not are refused.
+void CheckUniformUnits(const Model& model, const Plan& plan, const std::string& where,
+                       const std::string& why) {
+  const std::vector<ResolvedUnit> units = ResolveUnits(model, plan, where);
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    for (const ParamId id : units[u].params) {
+      const Parameter& param = model.params[id.value];
+      const Parameter& first = model.params[units[u].params[0].value];
+      if (param.trainable != first.trainable) {
+        throw InputError(UnitField(where, u, "modules"),
+                         "trainable and frozen parameters (" + Quoted(first.fqn) + ", " +
+                             Quoted(param.fqn) + ")",
+                         "all trainable or all frozen " + why);
+      }
+    }
+  }
+}
+
 // Which dialects have parameters, and states, of several formats in a unit.
 void CheckFormats(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
   const auto refuse = [&](const char* field, std::string_view name, const std::string& expected,
@@ -157,12 +175,18 @@ void CheckFormats(const Model& model, const Job& job, const Plan& plan, const st
   };
   const bool is_ddp = plan.dialect == Dialect::kDdp;
   const std::string_view frozen = NameIn(kFrozenFormatNames, job.frozen_format);
-  if (job.frozen_format != FrozenFormat::kMaster && !is_ddp && plan.dialect != Dialect::kFsdp2) {
-    refuse("frozen_format", frozen, "dialect ddp or fsdp2",
+  if (job.frozen_format != FrozenFormat::kMaster && !IsTorch(plan.dialect)) {
+    refuse("frozen_format", frozen, "dialect ddp, fsdp1 or fsdp2",
            "dialect " + std::string(NameOf(plan.dialect)) + " keeps a unit in one dtype");
   }
-  if (job.frozen_format == FrozenFormat::kInt8 && !is_ddp) {
-    refuse("frozen_format", frozen, "dialect ddp", "bitsandbytes cuts no int8 weights into shards");
+  const bool is_nf4 =
+      job.frozen_format == FrozenFormat::kNf4 || job.frozen_format == FrozenFormat::kNf4Double;
+  if (job.frozen_format > FrozenFormat::kParam && !is_nf4 && !is_ddp) {
+    refuse("frozen_format", frozen, "dialect ddp",
+           "only 4-bit weights of bitsandbytes are sharded");
+  }
+  if (job.frozen_format != FrozenFormat::kMaster && plan.dialect == Dialect::kFsdp1) {
+    CheckUniformUnits(model, plan, where, "with frozen_format " + std::string(frozen));
   }
   const bool learns_all = std::all_of(model.params.begin(), model.params.end(),
                                       [](const Parameter& param) { return param.trainable; });
@@ -576,25 +600,10 @@ void CheckOffloadedSums(const Job& job, const Plan& plan, const std::string& whe
 // FSDP1 without use_orig_params and FairScale flatten a unit into one parameter, which is trainable
 // or not.
 void CheckUniformGrad(const Model& model, const Plan& plan, const std::string& where) {
-  const bool is_flat = (plan.dialect == Dialect::kFsdp1 && !plan.use_orig_params) ||
-                       plan.dialect == Dialect::kFairscale;
-  if (!is_flat) {
-    return;
-  }
-  const std::vector<ResolvedUnit> units = ResolveUnits(model, plan, where);
-  for (std::size_t u = 0; u < units.size(); ++u) {
-    for (const ParamId id : units[u].params) {
-      const Parameter& param = model.params[id.value];
-      const Parameter& first = model.params[units[u].params[0].value];
-      if (param.trainable != first.trainable) {
-        throw InputError(UnitField(where, u, "modules"),
-                         "trainable and frozen parameters (" + Quoted(first.fqn) + ", " +
-                             Quoted(param.fqn) + ")",
-                         plan.dialect == Dialect::kFsdp1
-                             ? "all trainable or all frozen with use_orig_params false"
-                             : "all trainable or all frozen under dialect fairscale");
-      }
-    }
+  if (plan.dialect == Dialect::kFsdp1 && !plan.use_orig_params) {
+    CheckUniformUnits(model, plan, where, "with use_orig_params false");
+  } else if (plan.dialect == Dialect::kFairscale) {
+    CheckUniformUnits(model, plan, where, "under dialect fairscale");
   }
 }
 

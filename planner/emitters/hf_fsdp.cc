@@ -41,7 +41,12 @@ std::vector<UnitPlan> OwnUnits(const Model& model) {
 }
 
 std::vector<std::string> LayerClasses(const Model& model, const Plan& plan, std::int64_t version) {
-  std::vector<std::string> classes = UnitClasses(model, plan.units);
+  std::vector<UnitPlan> units = plan.units;
+  std::erase_if(units, [&](const UnitPlan& unit) {  // PEFT's policy adds those of adapters
+    return version == 1 &&
+           (unit.modules[0].ends_with(".lora_A") || unit.modules[0].ends_with(".lora_B"));
+  });
+  std::vector<std::string> classes = UnitClasses(model, units);
   if (version == 2) {
     for (const UnitPlan& unit : OwnUnits(model)) {
       for (const std::string& fqn : unit.modules) {
@@ -97,7 +102,12 @@ void ApplyUnitsV2(const HfFsdp& settings, PlanFile& file) {
 
 void ApplyUnitsV1(const HfFsdp& settings, PlanFile& file) {
   const Model& model = file.model.model;
-  std::vector<UnitPlan> units = UnitsOfModules(model, InstancesOf(model, settings.layer_classes));
+  std::vector<ModuleId> modules = InstancesOf(model, settings.layer_classes);
+  if (file.job.lora_rank > 0 && !modules.empty()) {
+    const std::vector<ModuleId> leaves = LearningLeaves(model);
+    modules.insert(modules.end(), leaves.begin(), leaves.end());
+  }
+  std::vector<UnitPlan> units = UnitsOfModules(model, modules);
   if (!settings.reshard_after_forward) {
     for (UnitPlan& unit : units) {
       unit.reshard.kind = Reshard::Kind::kNever;
@@ -155,6 +165,19 @@ void ApplyPrecision(const HfFsdp& settings, Precision& precision) {
 }
 
 }  // namespace
+
+std::vector<ModuleId> LearningLeaves(const Model& model) {
+  std::vector<ModuleId> leaves;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    const Module& module = model.modules[m];
+    const auto learns = [&](ParamId p) { return model.params[p.value].trainable; };
+    if (module.children.empty() &&
+        std::any_of(module.params.begin(), module.params.end(), learns)) {
+      leaves.emplace_back(m);
+    }
+  }
+  return leaves;
+}
 
 HfFsdp HfFsdpOf(const PlanFile& file) {
   const Model& model = file.model.model;

@@ -35,6 +35,9 @@ struct HfFsdp {
   bool operator==(const HfFsdp&) const = default;
 };
 
+// Of PEFT's policy (fsdp_auto_wrap_policy): each module that learns and has none below it.
+[[nodiscard]] std::vector<ModuleId> LearningLeaves(const Model& model);
+
 // The nearest settings. Plans of dialect fsdp1 take version 1, all others version 2.
 [[nodiscard]] HfFsdp HfFsdpOf(const PlanFile& file);
 

@@ -205,7 +205,7 @@ void ApplyFsdp(const HfFsdp& fsdp, const std::string& where, const char* key, Pl
 }
 
 // What becomes of the base below adapters: FSDP2 under Accelerate upcasts all that is not
-// quantized, DeepSpeed keeps it beside masters of what learns.
+// quantized, FSDP1 what learns, and DeepSpeed keeps the base beside masters of what learns.
 void ApplyAdapters(const RunSettings& run, PlanFile& file) {
   const Adapters& adapters = run.script.adapters;
   if (adapters.rank == 0) {
@@ -216,17 +216,49 @@ void ApplyAdapters(const RunSettings& run, PlanFile& file) {
     throw InputError(run.trainer_file + ": adapters", what,
                      "FSDP2 or no FSDP, since " + what + " cannot be predicted");
   };
-  if (file.plan.dialect == Dialect::kFsdp1) {
-    refuse("adapters under FSDP1");  // PEFT's policy makes a unit of each
-  }
   if (run.deepspeed && is_quantized) {
     refuse("quantized weights under DeepSpeed");
   }
-  if (file.plan.dialect == Dialect::kFsdp2 && adapters.base == FrozenFormat::kInt8) {
+  const bool is_nf4 =
+      adapters.base == FrozenFormat::kNf4 || adapters.base == FrozenFormat::kNf4Double;
+  if (file.plan.dialect != Dialect::kDdp && is_quantized && !is_nf4) {
     refuse("weights in 8 bits under FSDP");
   }
-  const bool is_ddp = file.plan.dialect == Dialect::kDdp;
-  file.job.frozen_format = is_ddp || is_quantized ? adapters.base : FrozenFormat::kMaster;
+  const bool is_kept = file.plan.dialect == Dialect::kDdp || file.plan.dialect == Dialect::kFsdp1 ||
+                       run.script.is_llamafactory_v1;
+  file.job.frozen_format = is_kept || is_quantized ? adapters.base : FrozenFormat::kMaster;
+}
+
+// Version 1 of LLaMA-Factory wraps by itself (plugins/trainer_plugins/distributed/fsdp2.py): what
+// learns of adapters, the layers, an embedding that is not tied, and the rest, which goes after
+// forward as the others do. It upcasts nothing but adapters, and reduces in fp32.
+void ApplyLlamaFactoryV1(const RunSettings& run, PlanFile& file) {
+  const Model& model = file.model.model;
+  const Reshard::Kind reshard = run.trainer->reshard_after_forward.value_or(true)
+                                    ? Reshard::Kind::kAlways
+                                    : Reshard::Kind::kNever;
+  std::vector<ModuleId> modules = InstancesOf(model, model.block_classes);
+  const auto is_tied = [](const Parameter& param) { return param.tied_to.valid(); };
+  for (const ModelOp& op : model.ops) {
+    if (model.SpecOf(op).kind == OpKind::kEmbedding &&
+        std::none_of(model.params.begin(), model.params.end(), is_tied)) {
+      modules.push_back(FirstNameOf(model, op.module));
+    }
+  }
+  if (file.job.lora_rank > 0) {
+    const std::vector<ModuleId> leaves = LearningLeaves(model);
+    modules.insert(modules.end(), leaves.begin(), leaves.end());
+  }
+  std::sort(modules.begin(), modules.end());
+  modules.erase(std::unique(modules.begin(), modules.end()), modules.end());
+  file.plan.units = UnitsOfModules(model, modules);
+  for (UnitPlan& unit : file.plan.units) {
+    unit.reshard.kind = reshard;
+  }
+  file.plan.units.push_back(RootUnitOf(reshard));
+  const DType param = run.trainer->bf16.value_or(true) ? DType::kBf16 : DType::kFp32;
+  const DType master = file.job.lora_rank > 0 ? DType::kFp32 : DType::kBf16;
+  file.job.precision = {.master = master, .param = param, .reduce = DType::kFp32};
 }
 
 void ApplyHf(const RunSettings& run, PlanFile& file) {
@@ -242,6 +274,9 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
   } else if (run.trainer && run.trainer->fsdp.value_or(false)) {
     ApplyFsdp(WithMesh(FromTrainer(*run.trainer, where), run, file), where,
               "transformer_layer_cls_to_wrap", file);
+    if (run.script.is_llamafactory_v1) {
+      ApplyLlamaFactoryV1(run, file);
+    }
   } else {
     const bool bf16 = run.trainer && run.trainer->bf16.value_or(false);
     const bool fp16 = run.trainer && run.trainer->fp16.value_or(false);
@@ -266,6 +301,16 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
   }
   if (run.trainer->gradient_checkpointing.value_or(false)) {
     RecomputeBlocks(file);
+  }
+  if (run.script.global_batch > 0) {
+    const std::int64_t pass = file.cluster.RankCount() * file.plan.micro_batch;
+    if (run.script.global_batch % pass != 0) {
+      throw InputError(
+          run.trainer_file + ": global_batch_size", std::to_string(run.script.global_batch),
+          "a multiple of " + std::to_string(pass) + ", which one pass of all ranks has");
+    }
+    file.plan.accumulation = run.script.global_batch / pass;
+    file.job.global_batch = run.script.global_batch;
   }
   file.plan.offload.activations |= run.script.offloads_activations;
   const bool is_whole = file.job.optimizer.states == StateFormat::kMaster;
@@ -355,6 +400,9 @@ void AppendTrainer(const RunSettings& run, const PlanFile& file, std::vector<Ass
       list.push_back({"optim", "\"adamw_torch_fused\""});
     }
     return;
+  }
+  if (run.script.is_llamafactory_v1) {
+    return;  // its own trainer has not these keys
   }
   const bool is_fsdp = t.fsdp.value_or(false);
   if (!t.fsdp && !IsAccelerateFsdp(run)) {

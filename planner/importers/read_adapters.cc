@@ -1,11 +1,13 @@
 #include "planner/importers/read_adapters.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
 #include <utility>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -70,8 +72,39 @@ void AddTargets(const JsonValue& value, std::vector<std::string>& targets) {
           "names, or a pattern of alternatives and numbers, since adapters by this "
           "pattern cannot be predicted");
     }
-    targets.insert(targets.end(), globs.begin(), globs.end());
+    for (const std::string& glob : globs) {
+      targets.push_back(glob);
+      // Of a model with a vision tower, whose text part stands alone here.
+      for (const std::string_view text_part :
+           {"model.language_model.", "model.text_model.", "language_model.model."}) {
+        if (glob.starts_with(text_part)) {
+          targets.push_back("model." + glob.substr(text_part.size()));
+        }
+      }
+    }
   }
+}
+
+// How the weights of the checkpoint are stored, by the words that its name has on the hub; kMaster:
+// whole.
+FrozenFormat StoredFormat(const JsonValue& root) {
+  constexpr std::array<std::string_view, 11> kOthers = {"gptq", "awq",   "aqlm",        "gguf",
+                                                        "exl2", "hqq",   "nvfp4",       "mxfp4",
+                                                        "-fp8", "w4a16", "prequantized"};
+  for (const char* key : {"base_model", "model_name_or_path", "model"}) {
+    const auto value = root.Find(key);
+    const std::string name = value && value->IsString() ? LowerCase(value->AsString()) : "";
+    const auto has = [&](std::string_view word) { return name.find(word) != std::string::npos; };
+    if (has("bnb-4bit")) {  // Unsloth's
+      return FrozenFormat::kNf4Double;
+    }
+    if (std::any_of(kOthers.begin(), kOthers.end(), has)) {
+      throw value->Error(
+          "a checkpoint of bitsandbytes, GPTQ or AWQ, or a whole one, since "
+          "quantized weights of this kind cannot be predicted");
+    }
+  }
+  return FrozenFormat::kMaster;
 }
 
 // The base below the adapters: LLaMA-Factory says bits, the others which of two.
@@ -91,6 +124,9 @@ FrozenFormat BaseOf(const JsonValue& root, const AdapterKeys& keys, FrozenFormat
                                                             method->AsString() != "bnb" &&
                                                             method->AsString() != "bitsandbytes") {
     throw method->Error("bnb, since weights quantized by another library cannot be predicted");
+  }
+  if (const FrozenFormat stored = StoredFormat(root); stored != FrozenFormat::kMaster) {
+    return stored;  // whatever the other keys say
   }
   if (is_8) {
     return FrozenFormat::kInt8;
@@ -276,6 +312,10 @@ Adapters ReadAdapters(const JsonValue& root, const AdapterKeys& keys, FrozenForm
 }
 
 void RefuseQuantized(const JsonValue& root) {
+  if (StoredFormat(root) != FrozenFormat::kMaster) {
+    throw root.At(root.Find("base_model") ? "base_model" : "model_name_or_path")
+        .Error("a whole checkpoint, since quantized weights without adapters cannot be predicted");
+  }
   for (const char* key : {"load_in_4bit", "load_in_8bit", "quantization_bit"}) {
     const auto value = FindSet(root, key);
     if (value && !(value->IsNumber() && value->AsDouble() == 0.0)) {

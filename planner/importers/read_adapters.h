@@ -25,8 +25,8 @@ struct AdapterKeys {
 [[nodiscard]] const AdapterKeys& LlamaFactoryAdapters();
 
 // The adapters of a file whose script trains some. `base`: how its weights are kept where they are
-// not quantized. Throws InputError for DoRA, modules that are trained beside the adapters, and
-// other things that cannot be predicted.
+// not quantized. Throws InputError for DoRA and other things that
+// cannot be predicted.
 [[nodiscard]] Adapters ReadAdapters(const JsonValue& root, const AdapterKeys& keys,
                                     FrozenFormat base);
 

@@ -97,6 +97,9 @@ void ReadOptimizer(const JsonValue* type, S& s) {
 ReadResult<DeepSpeedSettings> ReadDeepSpeed(const JsonValue& root) {
   ReadResult<S> result = ReadSettings<S>(root, DeepSpeedRows(), SettingKeys::Of("deepspeed"));
   S& s = result.settings;
+  if (s.sub_group_size == 0) {
+    s.sub_group_size = 1;  // each parameter ends a sub-group either way (stage3.py)
+  }
   const std::vector<Leaf> leaves = LeavesOf(root);
   const JsonValue* optimizer = FindLeaf(leaves, kOptimizerDevice);
   const JsonValue* param = FindLeaf(leaves, kParamDevice);

@@ -362,6 +362,19 @@ void ReadPlugins(const JsonValue& root, TrainerFile& file) {
   }
 }
 
+// gpt-oss comes in 4 bits, and is made whole where it says so.
+void CheckDequantized(const JsonValue& root) {
+  const auto config = root.Find("model_quantization_config");
+  const auto more = root.Find("model_quantization_config_kwargs");
+  const auto whole = more && more->IsObject() ? more->Find("dequantize") : std::nullopt;
+  if (config && !config->AsString().empty() &&
+      !(config->AsString() == "Mxfp4Config" && whole && whole->AsBool())) {
+    throw config->Error(
+        "Mxfp4Config with dequantize true, since quantized weights of this kind cannot be "
+        "predicted");
+  }
+}
+
 // Offload goes with recomputation, whose inputs are what is left to travel.
 void ReadAxolotlRecompute(const JsonValue& root, TrainerFile& file) {
   const auto told = root.Find("gradient_checkpointing");
@@ -419,6 +432,7 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
   } else {
     RefuseQuantized(root);
   }
+  CheckDequantized(root);
   s.bf16 = HasBf16(root);
   s.find_unused_parameters = s.find_unused_parameters.value_or(false);  // it says so to the Trainer
   ReadPlugins(root, file);

@@ -18,11 +18,13 @@ struct TrainerFile {
 };
 
 // Throws InputError for what the Trainer refuses, and for what cannot be predicted: DoRA,
-// modules trained beside adapters, training against a second model, optimizers other than AdamW and
-// SGD.
+// training against a second model, optimizers that no table
+// knows.
 // `fsdp_config`: the table of that name, from the file that the key names instead.
 [[nodiscard]] TrainerFile ReadTrainer(const JsonValue& root,
                                       const std::optional<JsonValue>& fsdp_config);
 [[nodiscard]] TrainerFile ReadAxolotl(const JsonValue& root);
+// LLaMA-Factory's version 1, whose trainer is its own.
+[[nodiscard]] TrainerFile ReadLlamaFactoryV1(const JsonValue& root);
 
 }  // namespace shardwright

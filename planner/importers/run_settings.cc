@@ -184,7 +184,7 @@ std::optional<JsonValue> NamedFsdpConfig(const JsonValue& root, const std::strin
 }
 
 using Read = void (*)(const JsonValue& root, const std::string& file, RunSettings& run);
-constexpr std::array<std::pair<std::string_view, Read>, 7> kReaders = {{
+constexpr std::array<std::pair<std::string_view, Read>, 8> kReaders = {{
     {"torchtitan", ReadTorchtitan},
     {"fairseq", ReadFairseq},
     {"fairseq-train", ReadFairseqFlags},
@@ -198,6 +198,11 @@ constexpr std::array<std::pair<std::string_view, Read>, 7> kReaders = {{
      [](const JsonValue& root, const std::string& file, RunSettings& run) {
        run.trainer_file = file;
        PutTrainer(ReadAxolotl(root), file, run);
+     }},
+    {"llamafactory-v1",
+     [](const JsonValue& root, const std::string& file, RunSettings& run) {
+       run.trainer_file = file;
+       PutTrainer(ReadLlamaFactoryV1(root), file, run);
      }},
     {"deepspeed", [](const JsonValue& root, const std::string& file,
                      RunSettings& run) { Put(ReadDeepSpeed(root), file, run.deepspeed, run); }},

@@ -53,6 +53,8 @@ struct ScriptFacts {
   std::int64_t nodes = 0;
   std::int64_t gpus_per_node = 0;
   Adapters adapters;
+  bool is_llamafactory_v1 = false;
+  std::int64_t global_batch = 0;    // of version 1: samples of a step on all ranks
   bool has_bf16_adapters = false;   // otherwise fp32 (PEFT's autocast_adapter_dtype)
   std::vector<Assumption> assumed;  // the script's own defaults
 };

@@ -314,7 +314,11 @@ void CheckAccessSizes(const Program& program, const NamedBody& named, OpId op,
 }
 
 // Rule 9. A kernel that reads over the host link would be priced as if the bytes were the device's.
-bool MayTouch(OpCode code, bool on_host, AccessMode mode) {
+// Managed memory, on the host and owned by a stream of the device, comes to the kernel: states of
+// paged optimizers are the only such buffers.
+bool MayTouch(OpCode code, const Buffer& buffer, AccessMode mode) {
+  const bool on_host = buffer.on_host;
+  const bool is_managed = on_host && buffer.owner != Stream::kHost;
   switch (code) {
     case OpCode::kInitialize:
       return true;
@@ -323,7 +327,7 @@ bool MayTouch(OpCode code, bool on_host, AccessMode mode) {
     case OpCode::kCopyD2h:
       return on_host == (mode == AccessMode::kWrite);
     default:
-      return on_host == InfoOf(code).runs_on_host;
+      return on_host == InfoOf(code).runs_on_host || (is_managed && code == OpCode::kOptimizerStep);
   }
 }
 
@@ -333,7 +337,8 @@ void CheckSides(const Program& program, const NamedBody& named, OpId op,
   const OpCode code = program.ShapeOf(record).code;
   for (const Access& access : named.body->AccessesOf(op)) {
     const bool on_host = program.buffers[access.buffer.value].on_host;
-    if (MayTouch(code, on_host, access.mode) || findings.size() >= kMaxFindings) {
+    if (MayTouch(code, program.buffers[access.buffer.value], access.mode) ||
+        findings.size() >= kMaxFindings) {
       continue;
     }
     const std::vector<Pass> passes = ConcatenatedPasses(program);

@@ -111,8 +111,26 @@ Bytes StepRules::StoredSum(UnitId u, std::int64_t elements, DType learned, bool 
   if (job_.frozen_format == FrozenFormat::kMaster) {
     return Bytes(elements * SizeOf(learned));
   }
+  if (plan_.dialect == Dialect::kFsdp1) {
+    return IsStoredFlat(u) ? StoredFlat(u, per_rank) : Bytes(elements * SizeOf(learned));
+  }
   const std::vector<Bytes> sizes = StoredBytes(u, learned, per_rank);
   return std::accumulate(sizes.begin(), sizes.end(), Bytes(0));
+}
+
+// As LayoutFlat, in elements of the dtype of compute, which packed weights are stored in.
+Bytes StepRules::StoredFlat(UnitId u, bool per_rank) const {
+  constexpr std::int64_t kAlignBytes = 16;
+  Bytes size{0};
+  for (const Bytes bytes : StoredBytes(u, job_.precision.master, false)) {
+    size = plan_.use_orig_params ? Bytes(RoundUp(size.value, kAlignBytes)) : size;
+    size += Bytes(RoundUp(bytes.value, SizeOf(PrecisionOf(u).param)));
+  }
+  const std::int64_t width = SizeOf(PrecisionOf(u).param);
+  const std::int64_t ranks =
+      plan_.shard_size == 1 && plan_.use_orig_params ? plan_.replicate_size : plan_.shard_size;
+  const Bytes shard(CeilDiv(size.value / width, ranks) * width);
+  return per_rank && plan_.shard_size > 1 ? shard : shard * ranks;
 }
 
 Bytes StepRules::ScaleBytes() const {

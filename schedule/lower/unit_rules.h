@@ -124,6 +124,7 @@ class StepRules : public DialectRules {
   [[nodiscard]] Bytes ScaleBytes() const;
   // What of the shard is cast before it is gathered.
   [[nodiscard]] Bytes CastShard(UnitId u, DType dtype) const;
+  [[nodiscard]] Bytes StoredFlat(UnitId u, bool per_rank) const;
   // Codes and scales of one optimizer state, as they are allocated.
   [[nodiscard]] std::vector<Bytes> StatePieces(UnitId u) const;
   [[nodiscard]] Bytes Unsharded(UnitId u) const;    // N p
@@ -137,7 +138,12 @@ class StepRules : public DialectRules {
     return UnitPrecision(job_.precision, Info(u).full_precision);
   }
   [[nodiscard]] bool CastsGather(UnitId u) const {
-    return PrecisionOf(u).param != job_.precision.master;
+    return PrecisionOf(u).param != job_.precision.master && !IsStoredFlat(u);
+  }
+  // A flat parameter of FSDP1 whose members are all frozen, and stored as the job says.
+  [[nodiscard]] bool IsStoredFlat(UnitId u) const {
+    return plan_.dialect == Dialect::kFsdp1 && job_.frozen_format != FrozenFormat::kMaster &&
+           TrainablePaddedElements(e_.in.model, Info(u)) == 0;
   }
   [[nodiscard]] bool CastsReduce(UnitId u) const {
     return PrecisionOf(u).reduce != job_.precision.master;

@@ -240,12 +240,14 @@ OptimizerStep StepRules::UpdateOf(const OptimizerSpec& optimizer,
 void StepRules::AllocStates(UnitId u, Stream owner, std::span<const Bytes> sizes,
                             PieceRange pieces) {
   std::vector<BufferId>& states = At(u).states;
+  const bool is_paged = job_.optimizer.states == StateFormat::kBnb8Paged ||
+                        job_.optimizer.states == StateFormat::kBnb32Paged;
   for (std::size_t k = states.size(); k < sizes.size(); ++k) {
     Buffer b;
     b.size = sizes[k];
     b.category = Category::kOptimizerState;
     b.owner = owner;
-    b.on_host = owner == Stream::kHost;
+    b.on_host = owner == Stream::kHost || is_paged;
     b.pieces = pieces;
     b.zero_filled = true;
     states.push_back(e_.body->NewBuffer(b));

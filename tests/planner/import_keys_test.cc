@@ -314,9 +314,6 @@ TEST_CASE("axolotl: offload beside recomputation, and its mesh") {
 }
 
 TEST_CASE("Frameworks that are not read are named, and so is what trains nothing") {
-  CHECK(
-      ErrorOf({{"v1.yaml", "model: gpt2\ndist_config: {name: fsdp2}\ncutoff_len: 128\n"}})
-          .ends_with("expected no such key, since version 1 of LLaMA-Factory's files is not read"));
   CHECK(ErrorOf({{"n.yaml", "recipe: TrainFinetune\nmodel: {name: x}\n"}})
             .ends_with("since a recipe of NeMo Automodel is not read"));
   const std::string inference = "model_name_or_path: gpt2\ntemplate: default\n";

@@ -348,6 +348,13 @@ TEST_CASE("Scripts: adapters and the base below them") {
   CHECK(small.base == FrozenFormat::kNf4Double);
   CHECK(adapters(axolotl + "adapter: lora\nload_in_8bit: true\n").base == FrozenFormat::kInt8);
   CHECK(adapters(axolotl + "adapter:\nlora_target_linear: true\n") == Adapters());
+  // The text part of a model with a vision tower stands alone here.
+  CHECK(adapters(axolotl +
+                 "adapter: lora\nlora_target_modules: 'model.language_model.layers.[\\d]+.mlp.(up|"
+                 "down)_proj'\n")
+            .targets ==
+        Strings{"model.language_model.layers.*.mlp.up_proj", "model.layers.*.mlp.up_proj",
+                "model.language_model.layers.*.mlp.down_proj", "model.layers.*.mlp.down_proj"});
 
   const std::string factory =
       "model_name_or_path: gpt2\ntemplate: default\nper_device_train_batch_size: 1\n";
@@ -371,6 +378,81 @@ TEST_CASE("Scripts: adapters and the base below them") {
   CHECK(adapters(trl).base == FrozenFormat::kMaster);  // loaded in fp32
 }
 
+// A checkpoint says by its name how its weights are stored, whatever the other keys say.
+TEST_CASE("Scripts: names of checkpoints in few bits") {
+  const Folder folder;
+  const auto text = [](const std::string& name) {
+    return "base_model: " + name + "\nbf16: true\nlora_r: 8\nlora_alpha: 16\nadapter: lora\n";
+  };
+  const Adapters unsloth =
+      FactsOf(Read(folder, {{"a.yml", text("unsloth/gpt2-bnb-4bit")}})).adapters;
+  CHECK(unsloth.base == FrozenFormat::kNf4Double);
+  for (const char* name : {"a/gpt2-GPTQ", "a/gpt2-AWQ", "a/gpt2-AQLM-2Bit", "a/gpt2-GGUF"}) {
+    const std::string said = ErrorOf({{"a.yml", text(name)}});
+    CAPTURE(said);
+    CHECK(said.starts_with("a.yml: base_model: got \"" + std::string(name) + "\""));
+    CHECK(said.ends_with("since quantized weights of this kind cannot be predicted"));
+  }
+  CHECK(ErrorOf({{"a.yml", "base_model: a/gpt2-bnb-4bit\nbf16: true\n"}})
+            .ends_with("since quantized weights without adapters cannot be predicted"));
+  // gpt-oss comes in 4 bits and is made whole.
+  const std::string oss = "base_model: gpt2\nmodel_quantization_config: Mxfp4Config\n";
+  CHECK(FactsOf(Read(folder, {{"a.yml", oss + "model_quantization_config_kwargs:\n"
+                                              "  dequantize: true\n"}}))
+            .model == "gpt2");
+  CHECK(ErrorOf({{"a.yml", oss}})
+            .ends_with("since quantized weights of this kind cannot be predicted"));
+}
+
+// LLaMA-Factory's own trainer: units by its FSDP2 plugin, nothing upcast, every pass reduced.
+TEST_CASE("Scripts: version 1 of LLaMA-Factory") {
+  const std::string run = "model: gpt2\nmodel_class: llm\ncutoff_len: 128\n";
+  const Folder folder;
+  const auto applied = [&](const std::string& more) {
+    PlanFile file = Base(2);
+    ApplyRun(Read(folder, {{"v1.yaml", run + more}}), file);
+    return file;
+  };
+  const PlanFile file = applied(
+      "dist_config: {name: fsdp2}\nmicro_batch_size: 2\n"
+      "global_batch_size: " +
+      std::to_string(3 * 2 * Base(2).cluster.RankCount()));
+  CHECK(file.plan.dialect == Dialect::kFsdp2);
+  CHECK(file.plan.micro_batch == 2);
+  CHECK(file.plan.accumulation == 3);
+  CHECK(file.plan.sync == SyncMode::kEvery);
+  CHECK(file.job.precision == Precision{DType::kBf16, DType::kBf16, DType::kFp32});
+  // GPT-2's head is its embedding, which stays in the root.
+  CHECK(file.plan.units.size() == 13);
+  for (const UnitPlan& unit : file.plan.units) {
+    CHECK(unit.reshard.kind == Reshard::Kind::kAlways);
+  }
+  CHECK(file.plan.recompute.size() == 12);
+  CHECK(applied("dist_config: {name: fsdp2}\nenable_activation_checkpointing: false\n")
+            .plan.recompute.empty());
+  CHECK(applied("").plan.dialect == Dialect::kDdp);
+  const std::string lora =
+      "dist_config: {name: fsdp2}\npeft_config: {name: lora, r: 4, target_modules: all}\n";
+  const Adapters adapters = FactsOf(Read(folder, {{"v1.yaml", run + lora}})).adapters;
+  CHECK(adapters.rank == 4);
+  CHECK(adapters.alpha == 16.0);
+  CHECK(adapters.dropout == 0.05);
+  CHECK(adapters.base == FrozenFormat::kParam);
+  const std::string quant = "quant_config: {name: bnb, quantization_bit: 4}\n";
+  CHECK(applied(lora + quant).job.frozen_format == FrozenFormat::kNf4Double);
+  for (const auto& [more, end] : std::initializer_list<std::pair<std::string, const char*>>{
+           {"optim_config: {name: muon}", "the optimizer muon cannot be predicted"},
+           {"peft_config: {name: freeze}", "expected lora, since freeze cannot be predicted"},
+           {"dist_config: {name: fsdpturbo}",
+            "expected fsdp2 or deepspeed, since fsdpturbo cannot be predicted"},
+           {quant, "expected a peft_config beside it, since bnb cannot be predicted"},
+           {"cp_size: 2", "since context parallelism cannot be predicted"},
+           {"global_batch_size: 3\nmicro_batch_size: 2", "which one pass of all ranks has"}}) {
+    CAPTURE(more);
+    CHECK(ErrorOf({{"v1.yaml", run + more + "\n"}}).ends_with(end));
+  }
+}
+
 TEST_CASE("Scripts: the plan of a run with adapters") {
   const std::string run =
       "base_model: gpt2\nbf16: true\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\n"
@@ -388,8 +470,7 @@ TEST_CASE("Scripts: the plan of a run with adapters") {
   CHECK(file.job.precision == Precision{DType::kFp32, DType::kBf16, DType::kFp32});
   const std::string fsdp = "fsdp_config:\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n";
   CHECK(applied(run + "fsdp_version: 2\n" + fsdp).job.frozen_format == FrozenFormat::kNf4Double);
-  CHECK(ErrorOf({{"a.yml", run + "fsdp_version: 1\n" + fsdp}})
-            .ends_with("since adapters under FSDP1 cannot be predicted"));
+  CHECK(applied(run + "fsdp_version: 1\n" + fsdp).job.frozen_format == FrozenFormat::kNf4Double);
   // FSDP2 under Accelerate upcasts a base in bf16.
   std::string whole = run + "fsdp_version: 2\n" + fsdp;
   whole.replace(whole.find("load_in_4bit: true"), 18, "load_in_4bit: false");

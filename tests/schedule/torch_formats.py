@@ -141,11 +141,10 @@ def check_states(program, folder, name, keys):
     return good
 
 
-def check_base(program, folder, name, keys, form):
+def check_base(program, folder, name, keys, form, whole):
     model = with_adapters(quantized(loaded(name, keys, torch.bfloat16), form))
     flags = ("--precision", f"bf16-mixed+{form}", "--lora-rank", str(RANK), "--lora-targets", "all-linear")
     ours = planned(program, folder, name, keys, *flags)
-    whole = planned(program, folder, name, keys)  # buffers without scales
     good = agree(f"{name}, {form}, weights", ours["parameter_shard"], sum(map(size, model.parameters())))
     return good & agree(f"{name}, {form}, scales", ours["model_buffer"] - whole.get("model_buffer", 0), scales(model))
 
@@ -159,8 +158,9 @@ def main(arguments):
         folder = pathlib.Path(name)
         for checkpoint, keys in CHECKPOINTS.items():
             good &= check_states(arguments[0], folder, checkpoint, keys)
+            whole = planned(arguments[0], folder, checkpoint, keys)  # buffers without scales
             for form in ("nf4", "nf4_double", "int8"):
-                good &= check_base(arguments[0], folder, checkpoint, keys, form)
+                good &= check_base(arguments[0], folder, checkpoint, keys, form, whole)
     return 0 if good else 1
 
 
