@@ -4,7 +4,8 @@
 #include <functional>
 #include <numeric>
 #include <set>
-#include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/strong_components.hpp>
@@ -53,16 +54,33 @@ bool IsTokenLookup(const Model& model, const ModelOp& op) {
   throw InputError(where, found, expected);
 }
 
+// Throws where two modules or parameters have one name. Hashes are sorted, as a set of all names of
+// a model with 130,000 modules is slow.
+template <class T>
+void CheckNames(const std::vector<T>& things, const char* what, const std::string& where) {
+  std::vector<std::pair<std::size_t, std::size_t>> hashes;
+  hashes.reserve(things.size());
+  for (std::size_t i = 0; i < things.size(); ++i) {
+    hashes.emplace_back(std::hash<std::string_view>()(things[i].fqn), i);
+  }
+  std::sort(hashes.begin(), hashes.end());
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    const std::string& name = things[hashes[i].second].fqn;
+    for (std::size_t k = i; k > 0 && hashes[k - 1].first == hashes[i].first; --k) {
+      if (things[hashes[k - 1].second].fqn == name) {
+        Fail(where, std::string("two ") + what + " named " + Quoted(name), "unique names");
+      }
+    }
+  }
+}
+
 void ValidateModules(const Model& model, const std::string& where) {
   if (model.modules.empty()) {
     Fail(where, "no module", "at least the root module");
   }
-  std::unordered_set<std::string_view> names(model.modules.size());
+  CheckNames(model.modules, "modules", where);
   for (std::size_t i = 0; i < model.modules.size(); ++i) {
     const Module& module = model.modules[i];
-    if (!names.insert(module.fqn).second) {
-      Fail(where, "two modules named " + Quoted(module.fqn), "unique names");
-    }
     const bool parent_ok =
         i == 0 ? !module.parent.valid() : module.parent.valid() && module.parent.value < i;
     if (!parent_ok) {
@@ -108,12 +126,9 @@ void ValidateAliases(const Model& model, const std::string& where) {
 }
 
 void ValidateParams(const Model& model, const std::string& where) {
-  std::unordered_set<std::string_view> names(model.params.size());
+  CheckNames(model.params, "parameters", where);
   for (std::size_t i = 0; i < model.params.size(); ++i) {
     const Parameter& param = model.params[i];
-    if (!names.insert(param.fqn).second) {
-      Fail(where, "two parameters named " + Quoted(param.fqn), "unique names");
-    }
     if (param.module.value >= model.modules.size()) {
       Fail(where, "parameter " + Quoted(param.fqn) + " of no module", "a module of the model");
     }

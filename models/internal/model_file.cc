@@ -213,12 +213,12 @@ class FileReader {
     return EvaluateSize(value, sizes_, 1, max);
   }
 
-  // Calls `body` once per iteration of the entry's "repeat", or once when it has none.
-  template <class Body>
-  void Repeat(const JsonValue& entry, LoopValues& loops, const Body& body) {
+  // Calls `each` once per iteration of the entry's "repeat", or once when it has none.
+  template <class Each>
+  void Repeat(const JsonValue& entry, LoopValues& loops, const Each& each) {
     const std::optional<JsonValue> repeat = entry.Find("repeat");
     if (!repeat) {
-      body();
+      each();
       return;
     }
     const std::int64_t count = repeat->AsInt(1, ModelLimits::kLayers);
@@ -231,7 +231,7 @@ class FileReader {
     for (std::int64_t i = first; i < first + count; ++i) {
       CountExpansion(entry);
       loops.back().second = i;
-      body();
+      each();
     }
     loops.pop_back();
   }
@@ -252,8 +252,7 @@ class FileReader {
   Body& BodyOf(Body& own) {
     const std::optional<JsonValue> number =
         source_ == nullptr ? std::nullopt : own.json.Find("body");
-    Body& body = number ? bodies_.try_emplace(number->AsInt(), own).first->second : own;
-    return body;
+    return number ? bodies_.try_emplace(number->AsInt(), own).first->second : own;
   }
 
   void ReadModules(const JsonValue& list, ModuleId parent, LoopValues& loops) {

@@ -205,6 +205,7 @@ class Expander {
   // Leaves the repeat to the reader of the model.json, so that 100 layers cost what one does. The
   // number of the layer stands in names only, as "{i}"; values that depend on it are in "alike".
   // {"repeat": {"i": "6"}, "alike": {"wide": "{i >= 4}"}} gives a repeat of 4 and one of 2.
+  // A body that stands in several repeats is written once, and named by its number ("body").
   void ExpandRepeat(Value& list, const Value& entry, const Scope& scope) {
     const Value& loop = entry.at("repeat");
     const std::string& variable = loop.begin().key();
