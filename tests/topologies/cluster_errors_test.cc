@@ -170,7 +170,7 @@ TEST_CASE("Cluster errors: inline descriptions") {
         "cluster: got \"a100-48 x8, nvlink 300 GB/s\", expected a name from `shardwright list "
         "clusters`, a .json file or a description such as \"h100-80 x8, nvlink 450 GB/s, nic 4x200 "
         "Gbit/s\"; write the count as \"x48\", or the memory as \"48GB\"; the catalog has of that "
-        "name a100-80, a100-40, a100-pcie-80, a100-pcie-40, a100-64");
+        "name a100-40, a100-80, a100-pcie-80, a100-pcie-40, a100-64");
   CHECK(LoadError("h100-80 x8, nvlink 450") ==
         "cluster description: nvlink: got \"450\", expected a rate such as \"50 GB/s\" or \"400 "
         "Gbit/s\"; the unit is missing");

@@ -193,7 +193,7 @@ const std::vector<Meant> kMeant = {
     // clouds, schedulers, shops
     {"nvidia-tesla-t4", "t4"},
     {"nvidia-tesla-v100", "v100-16"},
-    {"nvidia-tesla-a100", "a100-80"},
+    {"nvidia-tesla-a100", "a100-40"},
     {"nvidia-a100-80gb", "a100-80"},
     {"nvidia-h100-80gb", "h100-80"},
     {"nvidia-h100-mega-80gb", "h100-80"},
@@ -251,7 +251,7 @@ TEST_CASE("GpuNames: what is another card is refused with the way on") {
   for (const auto& [spec, why] : std::vector<std::pair<const char*, const char*>>{
            {"NVIDIA H100 SXM5 64GB", "the catalog has of that name h100-80, h100-96, h100-pcie-80"},
            {"H100 SXM5 64GB x8", "the catalog has of that name h100-80"},
-           {"A100 48GB", "the catalog has of that name a100-80, a100-40"},
+           {"A100 48GB", "the catalog has of that name a100-40, a100-80"},
            {"AMD H100", "the catalog has of that name h100-80"},
            {"NVIDIA MI300X", "the catalog has of that name mi300x"},
            {"L40S SXM", "the catalog has of that name l40s"},
