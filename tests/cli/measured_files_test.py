@@ -264,7 +264,7 @@ class MeasuredFilesTest(ShardwrightTestCase):
         (self.folder / "empty").mkdir()
         for command in (("compare", "plan.json", "empty"), ("report", "plan.json", "empty"),
                         ("calibrate", "empty", "--plan", "plan.json", "-o", "mine.json")):
-            self.assert_fails(3, "empty: got a folder without traces, expected files that end in .json, .json.gz, .sqlite or .et",
+            self.assert_fails(3, "empty: got a folder without traces, expected files that end in .json, .json.gz or .sqlite",
                               *command)
         self.write("ranks/rank1-again.json", (self.folder / "ranks" / "rank1.json").read_bytes())
         self.assert_fails(3, "ranks/rank1.json: got rank 1, as ranks/rank1-again.json has, expected one file per rank",
