@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 
 LONGEST = 35
+WORD = re.compile(r"\S*\w\S*")  # a bar of a table is none
 # A sentence that begins so has a clause for its subject: the reader must find out what the noun is. Questions are none.
 RIDDLE = re.compile(r"^(What|Whatever|Whoever|Who|That which|Those that|Those who|Others|So much|So many)\b")
 # Tables between such marks, and the rows of these pages, are written by a command.
@@ -34,7 +35,7 @@ def prose(page: str) -> str:
 
 def words(name: str, page: str) -> int:
     lines = prose(page).splitlines()
-    return sum(len(line.split()) for line in lines if name not in MADE_TABLES or not line.startswith("|"))
+    return sum(len(WORD.findall(line)) for line in lines if name not in MADE_TABLES or not line.startswith("|"))
 
 
 def sentences(page: str) -> Iterator[str]:
