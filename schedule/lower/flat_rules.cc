@@ -32,11 +32,23 @@ void FlatRules::FindRequiresGrad() {
   requires_grad_.assign(model.tensors.size(), false);
   for (const ModelOp& op : model.ops) {
     const bool makes_node = WouldMakeNode(op) && !model.SpecOf(op).other.stops_gradient;
-    has_no_grad_ = has_no_grad_ || IsWithoutGrad(op) == true;
     for (const TensorId t : op.outputs) {
       const TensorRole role = model.tensors[t.value].role;
       requires_grad_[t.value] =
           makes_node && role != TensorRole::kIndex && role != TensorRole::kBool;
+    }
+    without_grad_.push_back(IsWithoutGrad(op));
+  }
+  // What the nearest op before, and the nearest one behind, says for ops that do not say it.
+  without_grad_before_ = without_grad_behind_ = without_grad_;
+  for (std::size_t i = 1; i < without_grad_.size(); ++i) {
+    if (!without_grad_before_[i]) {
+      without_grad_before_[i] = without_grad_before_[i - 1];
+    }
+  }
+  for (std::size_t i = without_grad_.size(); i-- > 1;) {
+    if (!without_grad_behind_[i - 1]) {
+      without_grad_behind_[i - 1] = without_grad_behind_[i];
     }
   }
 }
@@ -51,28 +63,15 @@ std::optional<bool> FlatRules::IsWithoutGrad(const ModelOp& op) const {
 }
 
 bool FlatRules::IsWithoutGrad(UnitSpans::Span call) const {
-  if (!has_no_grad_) {
-    return false;
-  }
-  const std::vector<ModelOp>& ops = e_.in.model.ops;
-  std::optional<bool> found, before, behind;
+  std::optional<bool> found;
   for (std::uint32_t i = call.first; i <= call.last; ++i) {
-    const std::optional<bool> here = IsWithoutGrad(ops[i]);
-    if (here == false) {
+    if (without_grad_[i] == false) {
       return false;
     }
-    found = here ? here : found;
+    found = without_grad_[i] ? without_grad_[i] : found;
   }
-  if (found) {
-    return *found;
-  }
-  for (std::size_t i = call.first; i-- > 0 && !before;) {
-    before = IsWithoutGrad(ops[i]);
-  }
-  for (std::size_t i = call.last + 1; i < ops.size() && before == true && !behind; ++i) {
-    behind = IsWithoutGrad(ops[i]);
-  }
-  return behind == true;
+  return found ||
+         (without_grad_before_[call.first] == true && without_grad_behind_[call.last] == true);
 }
 
 UnitSpans::Span FlatRules::FirstWithGrad(UnitId u) const {

@@ -127,7 +127,8 @@ class FlatRules : public StepRules {
   // was allocated for that is appended to `staged`.
   [[nodiscard]] BufferId StageShard(UnitId u, Phase phase, std::vector<BufferId>& staged);
 
-  bool has_no_grad_ = false;  // some op runs under torch.no_grad()
+  // Per model op.
+  std::vector<std::optional<bool>> without_grad_, without_grad_before_, without_grad_behind_;
   std::vector<UnitId> entered_;
   // The flat gradients that backward completes, in its order, and after which op.
   struct Final {
