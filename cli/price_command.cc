@@ -25,7 +25,7 @@ prices; they know the published tables.
 Examples:
   shardwright price questions.json
 
-The keys of the file are described in docs/cli.md.)";
+The keys of the file are described in bench/README.md.)";
 
 constexpr std::array<PositionalRow, 1> kPricePositionals = {
     {{"QUESTIONS", "file of questions (JSON)", "price needs a file of questions", false,

@@ -125,7 +125,13 @@ bool RuleNineHolds(const Program& program) {
           }
           host_side = reads == (shape.code == OpCode::kCopyH2d);
         }
-        if (program.buffers[access.buffer.value].on_host != host_side) {
+        const Buffer& buffer = program.buffers[access.buffer.value];
+        const bool is_paged_state = buffer.on_host && buffer.owner != Stream::kHost &&
+                                    buffer.category == Category::kOptimizerState;
+        if (is_paged_state && shape.code == OpCode::kOptimizerStep) {
+          continue;
+        }
+        if (buffer.on_host != host_side) {
           return false;
         }
       }
