@@ -314,12 +314,12 @@ void CheckAccessSizes(const Program& program, const NamedBody& named, OpId op,
 }
 
 // Rule 9. A kernel that reads over the host link would be priced as if the bytes were the device's.
-// Managed memory comes to the kernel: states of paged optimizers, which are on the host and owned by
-// a stream of the device, and which updates alone touch.
+// Managed memory comes to the kernel: states of paged optimizers, which are on the host and owned
+// by a stream of the device, and which updates alone touch.
 bool MayTouch(OpCode code, const Buffer& buffer, AccessMode mode) {
   const bool on_host = buffer.on_host;
-  const bool is_managed = on_host && buffer.owner != Stream::kHost &&
-                          buffer.category == Category::kOptimizerState;
+  const bool is_managed =
+      on_host && buffer.owner != Stream::kHost && buffer.category == Category::kOptimizerState;
   switch (code) {
     case OpCode::kInitialize:
       return true;
