@@ -337,29 +337,36 @@ HangReport DiagnoseHangLog(std::string_view text, const Program* program) {
       report.missing.push_back(rank);
     }
   }
-  for (const auto& [name, members] : groups) {
-    HangFinding finding = FindingOf(members, report.missing, program);
-    finding.group = name.empty() ? "not named" : name;
-    report.collectives += std::max<std::int64_t>(0, members.begin()->second.call->sequence - 1);
+  constexpr std::size_t kMostMembers = 8 * kMostRanks;  // of all groups
+  std::size_t told = 0;
+  const auto tell = [&](HangFinding finding) {
+    told += finding.group_size;
     report.findings.push_back(std::move(finding));
+  };
+  for (const auto& [name, members] : groups) {
+    ++report.groups;
+    if (told <= kMostMembers) {
+      HangFinding finding = FindingOf(members, report.missing, program);
+      finding.group = name.empty() ? "not named" : name;
+      tell(std::move(finding));
+    }
+    report.collectives = std::clamp(report.collectives + members.begin()->second.call->sequence - 1,
+                                    report.collectives, kLargestInteger);
   }
-  report.groups = groups.size();
-  constexpr std::size_t kMostMembers = 8 * kMostRanks;  // of all communicators
-  std::size_t members = 0;
   for (Communicator& one : groups.empty() ? ReadRas(lines) : std::vector<Communicator>()) {
     ++report.groups;
-    if (members > kMostMembers) {
-      report.notes.emplace_back("only the first " + std::to_string(report.findings.size()) +
-                                " communicators that differ are told");
-      break;
-    }
-    if (std::optional<HangFinding> finding = FindingOf(std::move(one))) {
-      members += finding->group_size;
+    std::optional<HangFinding> finding =
+        told <= kMostMembers ? FindingOf(std::move(one)) : std::nullopt;
+    if (finding) {
       for (std::size_t r = report.ranks.size(); r < finding->group_size; ++r) {
         report.ranks.push_back(static_cast<std::int64_t>(r));
       }
-      report.findings.push_back(std::move(*finding));
+      tell(std::move(*finding));
     }
+  }
+  if (told > kMostMembers) {
+    report.notes.emplace_back("only the first " + std::to_string(report.findings.size()) +
+                              " groups that differ are told");
   }
   // Who differs or is silent is the cause, who waits its consequence.
   std::stable_partition(report.findings.begin(), report.findings.end(),

@@ -5,6 +5,7 @@
 #include <ctime>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -13,11 +14,12 @@
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/table.h"
+#include "core/budget.h"
 #include "core/error.h"
 #include "core/files.h"
-#include "core/json.h"
 #include "planner/evaluate.h"
 #include "traces/flight_recorder.h"
+#include "traces/gzip.h"
 
 namespace shardwright {
 namespace {
@@ -267,18 +269,28 @@ std::string HangJson(const HangReport& report) {
   return json.dump(2) + "\n";
 }
 
-// All logs one behind the other; empty: the files are dumps.
+// All logs one behind the other; empty: the files are dumps, which may be far larger.
 std::string TextOfLogs(const std::vector<std::string>& names) {
+  Budget budget(names.front(), "bytes of logs", std::int64_t{256} << 20);
   std::string text;
   for (const std::string& name : names) {
     if (!Exists(name) || IsFolder(name)) {
       return "";
     }
-    const std::string one = ReadTextFile(name);
-    if (!IsHangLog(one) || one.starts_with('{') || one.starts_with('\x80')) {
+    TextSource source(name);
+    std::array<char, 1 << 16> block{};
+    const std::size_t begin = text.size();
+    while (const std::size_t count = source.Read(block.data(), block.size())) {
+      if (text.size() == begin && (block[0] == '{' || block[0] == '\x80')) {
+        return "";
+      }
+      budget.Take(static_cast<std::int64_t>(count));
+      text.append(block.data(), count);
+    }
+    if (!IsHangLog(std::string_view(text).substr(begin))) {
       return "";
     }
-    text += one + "\n";
+    text += '\n';
   }
   return text;
 }

@@ -511,6 +511,11 @@ class Logs(ShardwrightTestCase):
         expected = self.hang(log, "--plan", "plan.json")["findings"][0]["expected"]
         self.assertEqual(expected["units"], [f"transformer.h.{i}" for i in range(12)])
 
+    def test_a_log_of_many_groups_is_told_in_part(self):
+        """3,000 groups, of each of which 131,071 ranks are silent: told are 2^20 members, that is 9 groups."""
+        log = "".join(self.timeout(131071, 1 << 53, "ALLREDUCE", 1, 1, f"[PG {group} Rank {{}}]") for group in range(3000))
+        self.assertEqual(len(self.hang(log)["findings"]), 9)
+
     def test_ncclras(self):
         """Two counts of operations, and a communicator of which a rank is not there; in NCCL's form, with other numbers."""
         head = "Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors\n"
