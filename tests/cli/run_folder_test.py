@@ -81,7 +81,9 @@ class RunFolder(TrainingTestCase):
             self.assertEqual((code, out), (4, ""), err)
             self.assertRegex(err, rf"\Aerror: c: another run \(process {first.pid} on \S+\) is at work in it; give another "
                                   r"--checkpoint FOLDER, or wait for its end\n\Z")
-        self.assertIsNone(first.poll())
+        while not any(name.startswith("step-") for name in self.checkpoints("c")):
+            self.assertIsNone(first.poll())
+            time.sleep(0.01)
         first.send_signal(signal.SIGKILL)
         first.wait()
         # A dead run holds nothing, and what it saved is whole.

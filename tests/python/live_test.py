@@ -364,7 +364,7 @@ class Live(unittest.TestCase):
         steps, wait = 100, 30
         for _ in range(10):
             step()
-        without = sorted(step() for _ in range(steps))
+        without = [statistics.median(step() for _ in range(steps))]
         work, own = [], []
         with shardwright.record({}, self.folder, wait=wait, warmup=1, steps=1) as recording:
             for i in range(steps):
@@ -373,9 +373,10 @@ class Live(unittest.TestCase):
                 recording.step()
                 own.append(time.thread_time() - begin)
         self.assertTrue(recording.is_complete)
+        without.append(statistics.median(step() for _ in range(steps)))  # what runs beside this test comes and goes
         outside = [i for i in range(steps) if not wait - 1 <= i <= wait + 2]  # the two, what begins them and what ends them
         share = statistics.median(own[i] / work[i] for i in outside)
-        slower = statistics.median(work[i] for i in outside) / statistics.median(without)
+        slower = statistics.median(work[i] for i in outside) / max(without)
         if "SHARDWRIGHT_DEEP" in os.environ:
             print(f"step() outside of the recorded steps: {100 * share:.2f} % of a step; the step itself {100 * (slower - 1):+.1f} %")
         self.assertLess(share, 0.02)
