@@ -226,9 +226,9 @@ void ApplyTrainer(const TrainerSettings& settings, PlanFile& file) {
   plan.sync = settings.sync_each_batch.value_or(false) || plan.accumulation == 1 ? SyncMode::kEvery
                                                                                  : SyncMode::kLast;
   if (plan.dialect == Dialect::kDdp) {
-    // create_accelerator of trainer.py, for a PreTrainedModel.
-    plan.find_unused_parameters =
-        settings.find_unused_parameters.value_or(!settings.gradient_checkpointing.value_or(false));
+    // create_accelerator of trainer.py: a model with PEFT's adapters is no PreTrainedModel.
+    plan.find_unused_parameters = settings.find_unused_parameters.value_or(
+        job.lora_rank > 0 || !settings.gradient_checkpointing.value_or(false));
     plan.static_graph = settings.static_graph.value_or(false);
     if (settings.bucket_cap_mb) {
       plan.bucket = *settings.bucket_cap_mb * kMiB;

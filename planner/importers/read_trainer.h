@@ -18,8 +18,7 @@ struct TrainerFile {
 };
 
 // Throws InputError for what the Trainer refuses, and for what cannot be predicted: DoRA,
-// training against a second model, optimizers that no table
-// knows.
+// training against a second model, optimizers that no table knows.
 // `fsdp_config`: the table of that name, from the file that the key names instead.
 [[nodiscard]] TrainerFile ReadTrainer(const JsonValue& root,
                                       const std::optional<JsonValue>& fsdp_config);

@@ -258,6 +258,13 @@ TEST_CASE("Trainer: what DDP is told") {
   CHECK(!plan_of(R"(, "ddp_find_unused_parameters": false)").find_unused_parameters);
   CHECK(plan_of(R"(, "ddp_find_unused_parameters": true, "gradient_checkpointing": true)")
             .find_unused_parameters);
+  PlanFile adapted;  // a model that PEFT has wrapped is no PreTrainedModel
+  adapted.plan.dialect = Dialect::kDdp;
+  adapted.job.lora_rank = 8;
+  TrainerSettings recomputes;
+  recomputes.gradient_checkpointing = true;
+  ApplyTrainer(recomputes, adapted);
+  CHECK(adapted.plan.find_unused_parameters);
   const Plan large = plan_of(R"(, "ddp_bucket_cap_mb": 100)");
   CHECK(large.first_bucket == 100 * kMiB);
   CHECK(large.bucket == 100 * kMiB);
