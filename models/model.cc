@@ -54,23 +54,19 @@ bool IsTokenLookup(const Model& model, const ModelOp& op) {
   throw InputError(where, found, expected);
 }
 
-// Throws where two modules or parameters have one name. Hashes are sorted, as a set of all names of
-// a model with 130,000 modules is slow.
+// Throws where two modules or parameters have one name. They are sorted by their hashes first, as a
+// set of all names of a model with 130,000 modules is slow.
 template <class T>
 void CheckNames(const std::vector<T>& things, const char* what, const std::string& where) {
-  std::vector<std::pair<std::size_t, std::size_t>> hashes;
-  hashes.reserve(things.size());
-  for (std::size_t i = 0; i < things.size(); ++i) {
-    hashes.emplace_back(std::hash<std::string_view>()(things[i].fqn), i);
+  std::vector<std::pair<std::size_t, std::string_view>> names;
+  names.reserve(things.size());
+  for (const T& thing : things) {
+    names.emplace_back(std::hash<std::string_view>()(thing.fqn), thing.fqn);
   }
-  std::sort(hashes.begin(), hashes.end());
-  for (std::size_t i = 0; i < hashes.size(); ++i) {
-    const std::string& name = things[hashes[i].second].fqn;
-    for (std::size_t k = i; k > 0 && hashes[k - 1].first == hashes[i].first; --k) {
-      if (things[hashes[k - 1].second].fqn == name) {
-        Fail(where, std::string("two ") + what + " named " + Quoted(name), "unique names");
-      }
-    }
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) {
+    Fail(where, std::string("two ") + what + " named " + Quoted(twice->second), "unique names");
   }
 }
 

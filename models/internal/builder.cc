@@ -209,8 +209,8 @@ ModuleId ModelBuilder::CopyModules(ModuleId first, ModuleId end, ParamId params,
     const std::size_t dot = model_.modules[m].fqn.size() + 1;
     AddBuffer(id, model_.modules[m].buffer_elements);
     for (std::size_t i = 0; i < model_.modules[m].params.size(); ++i, ++next_param) {
-      const std::string name = model_.params[next_param].fqn.substr(dot);
-      const ParamId copy = AddParam(id, name, model_.params[next_param].shape);
+      const std::string own = model_.params[next_param].fqn.substr(dot);
+      const ParamId copy = AddParam(id, own, model_.params[next_param].shape);
       model_.params[copy.value].trainable = model_.params[next_param].trainable;
       model_.params[copy.value].full_precision = model_.params[next_param].full_precision;
     }
