@@ -198,6 +198,8 @@ COMPLETIONS = {"bash": bash, "zsh": zsh, "fish": fish}
 def write(table, pages, completions):
     for folder in (pages, completions):
         pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    for old in pathlib.Path(pages).glob("shardwright*.1"):  # of commands that are gone
+        old.unlink()
     for shell, script in COMPLETIONS.items():
         (pathlib.Path(completions) / shell).write_text(script(table), encoding="utf-8")
     for name in ("", *(command["name"] for command in table.commands)):
