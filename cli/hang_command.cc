@@ -287,12 +287,9 @@ std::string TextOfLogs(const std::vector<std::string>& names) {
       budget.Take(static_cast<std::int64_t>(count));
       text.append(block.data(), count);
     }
-    if (!IsHangLog(std::string_view(text).substr(begin))) {
-      return "";
-    }
     text += '\n';
   }
-  return text;
+  return IsHangLog(text) ? text : "";  // a rank that stands still says nothing in its own log
 }
 
 int RunHang(const Arguments& arguments) {
@@ -307,6 +304,11 @@ int RunHang(const Arguments& arguments) {
   const std::string log = TextOfLogs(names);
   const HangReport report = log.empty() ? DiagnoseHang(ReadFlightDumps(names), planned, patience)
                                         : DiagnoseHangLog(log, planned);
+  if (!log.empty() && report.groups == 0) {
+    throw InputError(names.front(), "lines of a hang without their rank or number",
+                     "those of PyTorch's watchdog, such as \"[rank3]: ... WorkNCCL(SeqNum=7, "
+                     "OpType=ALLREDUCE, NumelIn=8, NumelOut=8\", or what ncclras prints");
+  }
   arguments.Print(arguments.IsJson() ? HangJson(report) : HangText(report));
   for (const std::string& note : report.notes) {
     Warn(note);

@@ -475,6 +475,15 @@ class Logs(ShardwrightTestCase):
         found = self.hang("loading\n" + log)["findings"]
         self.assertEqual([(f["kind"], f["ranks"], f["waiting"]) for f in found], [("no_dump", [2], [0, 1, 3, 4, 5, 6, 7])])
 
+    def test_a_log_for_each_rank(self):
+        """As torchrun writes them: the rank at fault has a log, which says nothing."""
+        for rank in range(4):
+            text = "step 8\n" + ("" if rank == 1 else self.timeout(rank, 9, "ALLREDUCE", 8, 8))
+            (self.folder / f"{rank}.log").write_text(text, encoding="utf-8")
+        code, out, err = self.run_program("hang", *(f"{rank}.log" for rank in range(4)), "--json")
+        self.assertEqual(code, 1, err)
+        self.assertEqual([(f["kind"], f["ranks"]) for f in json.loads(out)["findings"]], [("no_dump", [1])])
+
     def test_ranks_at_different_collectives(self):
         """PyTorch 118369, of a release without sizes: rank 7 is 32,000 collectives behind."""
         line = ("[E ProcessGroupNCCL.cpp:458] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, "
@@ -515,6 +524,14 @@ class Logs(ShardwrightTestCase):
         """3,000 groups, of each of which 131,071 ranks are silent: told are 2^20 members, that is 9 groups."""
         log = "".join(self.timeout(131071, 1 << 52, "ALLREDUCE", 1, 1, f"[PG {group} Rank {{}}]") for group in range(3000))
         self.assertEqual(len(self.hang(log)["findings"]), 9)
+
+    def test_lines_that_are_not_understood_are_no_all_clear(self):
+        for text in ("WorkNCCL(SeqNum=x, OpType=ALLREDUCE\n", "[rank0]: WorkNCCL(OpType=ALLREDUCE)\n",
+                     "7 ranks have launched up to operation 64\n", "Missing communicator data from 1 rank\n"):
+            (self.folder / "job.log").write_text(text, encoding="utf-8")
+            code, out, err = self.run_program("hang", "job.log")
+            self.assertEqual((code, out), (3, ""))
+            self.assertIn("error: job.log: got lines of a hang without their rank or number, expected those of PyTorch's watchdog", err)
 
     def test_ncclras(self):
         """Two counts of operations, and a communicator of which a rank is not there; in NCCL's form, with other numbers."""
