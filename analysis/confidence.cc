@@ -30,10 +30,6 @@ bool IsShipped(const Profile& profile) {
          shipped.copy == profile.copy && shipped.overlap == profile.overlap;
 }
 
-std::string Percentage(double fraction) {
-  return Fixed(100 * fraction, "%.0f %%");
-}
-
 // Published ones.
 std::string Runs(std::int64_t count) {
   return std::to_string(count) + (count == 1 ? " run" : " runs");
@@ -57,26 +53,21 @@ Known KnownOf(const PlanFile& file) {
 }
 
 std::string TextOf(const PlanFile& file, const Known& known) {
-  const std::string name = PrintableLine(file.profile.name);
   const std::string& kernels = file.kernels.name;
-  const std::string unknown =
-      ": no run of " + kernels + " on " + PrintableLine(file.cluster.gpu.name) + " is known";
+  const std::string gpu = PrintableLine(file.cluster.gpu.name);
   if (known.is_own) {
-    return name + ", a profile of your own";
+    return "profile " + PrintableLine(file.profile.name) + " is your own";
   }
-  if (!known.fit) {
-    return name + unknown;
-  }
-  const ProfileFit& fit = *known.fit;
   if (!known.on_this_gpu) {
-    return name + unknown + "; numbers fitted to " + Runs(fit.RunCount()) + " on " + fit.gpu;
+    const std::string text = "no run of " + kernels + " on " + gpu + " is known";
+    return known.fit ? text + ", " + Runs(known.fit->RunCount()) + " on " + known.fit->gpu : text;
   }
-  const std::int64_t of_it = fit.RunCount(kernels);
-  std::string text = name + ": fitted to " + Runs(fit.RunCount()) + " on this GPU";
-  if (of_it != fit.RunCount()) {
-    text += ", " + (of_it == 0 ? std::string("none") : std::to_string(of_it)) + " with " + kernels;
-  }
-  return text + "; error on models left out " + Percentage(fit.left_out_error);
+  const std::int64_t count = known.fit->RunCount(), of_it = known.fit->RunCount(kernels);
+  const std::string verb = count == 1 ? " is known" : " are known";
+  return Runs(count) + " on " + gpu + verb +
+         (of_it == count ? ""
+                         : ", " + (of_it == 0 ? std::string("none") : std::to_string(of_it)) +
+                               " of " + kernels);
 }
 
 // Of a normal error with a mean absolute value of 1: the half-width that holds 90 % of it,
@@ -138,6 +129,11 @@ std::pair<std::string, double> LeastBand(const PlanFile& file, const Known& know
 }
 
 }  // namespace
+
+std::string HowSure(const Confidence& confidence) {
+  const std::string width = "within " + Fixed(100 * confidence.band, "%.1f %%") + "; ";
+  return (confidence.kind == "own" ? width : "8 of 10 such runs are " + width) + confidence.text;
+}
 
 std::string ConfidenceText(const PlanFile& file) {
   return TextOf(file, KnownOf(file));

@@ -9,7 +9,7 @@ namespace shardwright {
 
 // How far a predicted step time may be believed.
 struct Confidence {
-  // Which profile it is and what it was fitted to, in one line.
+  // The published runs behind the profile: "6 runs on h100-80 are known, none of torch-eager".
   std::string text;
   // Relative half-width of the band of the step time that holds at least 8 of 10 such runs.
   double band = 0;
@@ -27,7 +27,9 @@ inline constexpr double kBandPerDeviation = 1.6449;
 // while they were left out; for all others the kind's in analysis/bands.json (docs/cost_model.md).
 // Costs what StepTimeBand does, and throws as it does.
 [[nodiscard]] Confidence ConfidenceOf(const PlanFile& file, std::string_view source = {});
-// The text alone, which costs nothing.
+// "8 of 10 such runs are within 13.0 %; 6 runs on h100-80 are known, none of torch-eager".
+[[nodiscard]] std::string HowSure(const Confidence& confidence);
+// Confidence::text alone, which costs nothing.
 [[nodiscard]] std::string ConfidenceText(const PlanFile& file);
 
 }  // namespace shardwright

@@ -164,7 +164,7 @@ std::vector<std::string> DefaultLoraTargets(const Model& model) {
 std::string RecomputeWords(const PlanFile& file) {
   const std::vector<RecomputeRegion>& regions = file.plan.recompute;
   if (regions.empty()) {
-    return "without recomputation";
+    return "nothing recomputed";
   }
   const std::vector<RecomputeRegion> blocks =
       RecomputeBlocks(file.model.model, RecomputeKind::kFull, 1, "plan");
@@ -185,11 +185,9 @@ std::string RecomputeWords(const PlanFile& file) {
                ? std::string("every block")
                : std::to_string(count) + " of " + std::to_string(blocks.size()) + " blocks";
   };
-  if (part == 0) {
-    return "with " + of_all(full) + " recomputed";
-  }
-  return full == 0 ? "with parts of " + of_all(part) + " recomputed"
-                   : "with " + of_all(full) + " recomputed, parts of " + std::to_string(part);
+  return full == 0 ? of_all(part) + " recomputed in part"
+                   : of_all(full) + " recomputed" +
+                         (part == 0 ? "" : ", " + std::to_string(part) + " in part");
 }
 
 }  // namespace shardwright

@@ -47,7 +47,7 @@ struct Estimate {
 // names of a model's modules: {"q_proj", "v_proj"} of Llama, {"c_attn"} of GPT-2. Empty: not known.
 [[nodiscard]] std::vector<std::string> DefaultLoraTargets(const Model& model);
 
-// "without recomputation", "with every block recomputed", "with 12 of 32 blocks recomputed", ...
+// "nothing recomputed", "every block recomputed", "12 of 32 blocks recomputed, 4 in part", ...
 [[nodiscard]] std::string RecomputeWords(const PlanFile& file);
 
 }  // namespace shardwright

@@ -108,7 +108,7 @@ std::string OffloadWords(const Offload& offload) {
   add(offload.parameters, "parameters");
   add(offload.optimizer || offload.moments, "optimizer states");
   add(offload.activations, "activations");
-  return words.empty() ? "" : ", " + words + " on the host";
+  return words.empty() ? "" : "; " + words + " on the host";
 }
 
 std::string ShardWords(const Plan& plan) {
@@ -148,9 +148,10 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
   const PlanFile& file = e.file;
   const std::string unit = Samples(file);
   // How to shard is a question of several nodes.
-  const std::string sharding = file.cluster.node_count > 1 ? ", " + ShardWords(file.plan) : "";
-  std::string text = Title(e) + ": fits, with micro-batch " + WithCommas(file.plan.micro_batch) +
-                     " " + RecomputeWords(file) + OffloadWords(file.plan.offload) + sharding + "\n";
+  const std::string sharding = file.cluster.node_count > 1 ? "; " + ShardWords(file.plan) : "";
+  std::string text = Title(e) + ": fits with micro-batch " + WithCommas(file.plan.micro_batch) +
+                     "; " + RecomputeWords(file) + OffloadWords(file.plan.offload) + sharding +
+                     "\n";
   text += Rounded(e.outcome.rates.tokens_per_second_per_gpu) + " " + unit + "/s per GPU +- " +
           Percent(e.confidence.band) + "; " + Tokens(static_cast<double>(question.tokens)) + " " +
           unit + " take " + Duration(totals.seconds) + ", " + Few(totals.gpu_hours) + " GPU-hours" +
@@ -173,7 +174,7 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
                               : "")});
   table.Row({"MFU", Percent(e.outcome.rates.mfu)});
   table.Row({"sharding", ShardWords(file.plan)});
-  table.Row({"profile", e.confidence.text});
+  table.Row({"how sure", HowSure(e.confidence)});
   if (question.deadline) {
     table.Row({"deadline", DeadlineWords(*question.deadline)});
   }

@@ -146,8 +146,7 @@ constexpr std::array<SwitchRow, 3> kSearchSwitches = {{
     {"--search",
      "find the fastest plan that fits; flags fix what they say (default where --global-batch is "
      "given and none of --micro-batch to --sync, --wrap to --offload, --in-flight, --transfers)"},
-    {"--explain",
-     "search: why this wrap, factor and prefetch: the nearest other choices, and what binds"},
+    {"--explain", "search: time against memory, why the others were not chosen, and what binds"},
     {"--no-search", "take the defaults of all flags that are not given"},
 }};
 

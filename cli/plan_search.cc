@@ -202,6 +202,7 @@ SearchedPlan SearchPlanOf(PlanFile job, const PlanOptions& options, const std::a
   }
   search.progress = ProgressLines(/*ticks=*/stop == nullptr);
   searched.whole_front = options.objective == Objective::kPareto;
+  searched.is_explained = options.explain;
   const SearchInput input = {file.model.model, file.kernels, file.cluster, file.profile, file.job};
   std::optional<StopOnInterrupt> guard;
   if (stop == nullptr) {

@@ -28,6 +28,7 @@ struct SearchedPlan {
   std::vector<BaselineResult> baselines;   // under the same memory limit
   std::optional<Explanation> explanation;  // if asked for
   bool whole_front = false;                // Objective::kPareto
+  bool is_explained = false;               // --explain
   std::vector<NodeCountResult> counts;     // with Objective::kCost
   // Of the same choices by our own schedule, where no dialect was asked for; none: it does not fit.
   std::optional<Seconds> native_time;

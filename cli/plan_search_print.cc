@@ -20,7 +20,7 @@ using enum Table::Align;
 // Rows of long lists in the report for people.
 constexpr std::size_t kMostRows = 8;
 
-// "3.1 % for the error of the prediction".
+// "3.1 % of the GPU's memory is left free for the error of this prediction; ...".
 std::string MarginText(const SearchedPlan& searched) {
   const Job& job = searched.file.job;
   const bool is_default =
@@ -37,16 +37,20 @@ std::string PlanRows(const SearchedPlan& searched) {
   const double band = searched.confidence.band * r.best.step_time.value;
   table.Row({"step time", Format(r.best.step_time) + " +- " + Format(Seconds(band))});
   if (!searched.confidence.text.empty()) {  // empty: interrupted
-    table.Row({"profile", searched.confidence.text});
+    table.Row({"how sure", HowSure(searched.confidence)});
   }
-  table.Row(
-      {"lower bound", Format(r.lower_bound) + ", proven gap at most " + Percent(r.proven_gap)});
-  const bool has_arena = FactsOf(searched.file.plan).has_arena;
-  table.Row({"memory", Format(chosen.Needs()) + " of " + Format(r.memory_limit) + " per GPU: " +
-                           (has_arena ? "the arena" : "what PyTorch's allocator reserves") + " (" +
-                           Format(r.best.peak.total) + " of it allocated at the peak) and " +
-                           Format(r.best.outside) + " outside"});
-  if (searched.file.job.memory_margin > 0) {
+  table.Row({"lower bound", Format(r.lower_bound) +
+                                ": no plan takes less, so this one is at most " +
+                                Percent(r.proven_gap) + " from the best"});
+  table.Row({"memory", Format(chosen.Needs()) + " of " + Format(r.memory_limit) + " per GPU"});
+  if (searched.is_explained) {
+    const bool has_arena = FactsOf(searched.file.plan).has_arena;
+    table.Row({"", Format(r.best.reserved) +
+                       (has_arena ? " in the arena, " : " reserved by PyTorch's allocator, ") +
+                       Format(r.best.peak.total) + " of it allocated at the peak; " +
+                       Format(r.best.outside) + " outside the allocator"});
+  }
+  if (searched.file.job.memory_margin > 0 && searched.is_explained) {
     table.Row({"margin", MarginText(searched)});
   }
   if (r.best.retries > 0) {
@@ -66,8 +70,8 @@ std::string PlanRows(const SearchedPlan& searched) {
   if (searched.native_time && *searched.native_time < r.best.step_time) {
     const double gain = 1 - searched.native_time->value / r.best.step_time.value;
     table.Row({"native", Format(*searched.native_time) + ", " + Percent(gain) +
-                             " less, by Shardwright's own schedule with the same choices; "
-                             "--dialect native searches on, shardwright run runs it"});
+                             " less, with the same choices under Shardwright's own schedule; "
+                             "--dialect native plans it"});
   }
   return table.WrappedText(2);
 }
@@ -109,9 +113,10 @@ std::string FloorText(const SearchResult& r) {
   return text + table.Text(2);
 }
 
-std::string SearchRows(const SearchResult& r, bool whole_front) {
+// The front: the fastest plan of each memory limit.
+std::string FrontRows(const SearchResult& r, bool is_whole) {
   Table table({kLeft, kRight, kRight, kLeft});
-  const std::size_t rows = whole_front ? r.pareto.size() : std::min(r.pareto.size(), kMostRows);
+  const std::size_t rows = is_whole ? r.pareto.size() : std::min(r.pareto.size(), kMostRows);
   for (std::size_t i = 0; i < rows; ++i) {
     const Candidate& c = r.candidates[r.pareto[i]];
     const bool is_chosen = r.is_feasible && r.pareto[i] == r.best.index;
@@ -120,7 +125,19 @@ std::string SearchRows(const SearchResult& r, bool whole_front) {
                                                 : " (" + c.why_not + ")";
     table.Row({c.family, Format(c.step_time), Format(c.Needs()), c.label + why});
   }
-  std::string text = r.pareto.empty() ? "" : "\nTime against memory\n" + table.WrappedText(2);
+  return r.pareto.empty() ? "" : "\nTime against memory\n" + table.WrappedText(2);
+}
+
+// Reasons of RejectedFamily in plain words.
+std::string ReasonWords(const std::string& reason) {
+  return reason == "memory"        ? "does not fit"
+         : reason == "host memory" ? "does not fit the host"
+         : reason == "bound"       ? "cannot be faster"
+         : reason == "within 1 %"  ? "no simpler, 1 % faster at most"
+                                   : reason;
+}
+
+std::string RejectedRows(const SearchResult& r) {
   Table rejected({kLeft, kLeft, kRight, kLeft});
   std::vector<RejectedFamily> families = r.rejected;
   std::stable_sort(families.begin(), families.end(),
@@ -138,10 +155,10 @@ std::string SearchRows(const SearchResult& r, bool whole_front) {
                 " missing";
     }
     const std::string name = f.family == before ? "" : f.family;
-    rejected.Row({name, f.reason, WithCommas(f.count), detail});
+    rejected.Row({name, ReasonWords(f.reason), WithCommas(f.count), detail});
     before = f.family;
   }
-  return text + "\nNot chosen\n" + rejected.WrappedText(2);
+  return "\nNot chosen: how many plans, and why\n" + rejected.WrappedText(2);
 }
 
 Json CandidateJson(const Candidate& c) {
@@ -225,10 +242,13 @@ std::string SearchText(const SearchedPlan& searched, const std::string& output) 
   std::string text = TitleOf(file) + "\n";
   text += r.is_feasible ? PlanRows(searched) : FloorText(r) + FixesText(searched.fixes);
   text += BaselinesText(searched) + NodeCountsText(searched) + ExplanationText(searched);
-  text += SearchRows(r, searched.whole_front);
-  text += "\n" + WithCommas(r.simulated) + " plans simulated, " + WithCommas(r.pruned_by_memory) +
-          " families of plans pruned by memory, " + WithCommas(r.pruned_by_time) + " by time, in " +
-          Format(r.search_time) + (r.is_complete ? "" : "; stopped early") + "\n";
+  if (searched.is_explained || searched.whole_front) {
+    text += FrontRows(r, searched.whole_front) + RejectedRows(r);
+  }
+  text += "\n" + WithCommas(r.simulated) + " plans simulated in " + Format(r.search_time) + ", " +
+          WithCommas(r.pruned_by_memory + r.pruned_by_time) +
+          " kinds of plans ruled out by bounds" + (r.is_complete ? "" : "; stopped early") +
+          (searched.is_explained ? "" : "; --explain says why each was not chosen") + "\n";
   return r.is_feasible && !output.empty() ? text + "Wrote " + output + "\n" : text;
 }
 

@@ -40,7 +40,7 @@ Table TimeTable(const PlanFile& file, const SimulationResult& result, const Pred
       {"MFU", Percent(p.mfu) + " of " + Format(p.peak) + (p.has_dtype ? " dense" : " dense fp32")});
   table.Row(
       {"exposed communication", Format(p.exposed_comm) + ShareOf(p.exposed_comm, p.step_time)});
-  table.Row({"profile", ConfidenceText(file)});
+  table.Row({"known", ConfidenceText(file)});
   if (p.device.communicating > SimTime(0)) {
     table.Row({"communication overlapped", Percent(p.device.Overlap())});
   }

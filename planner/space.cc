@@ -483,19 +483,19 @@ std::string FamilyName(const OuterChoice& outer, const SearchOptions& options) {
   } else if (outer.shard_size == 1) {
     name = "ddp";
   } else {
-    name = outer.replicate_size == 1 ? "full" : "hybrid";
+    name = outer.replicate_size == 1 ? "sharded" : "hybrid";
   }
   std::string offload;
   const auto add = [&](bool is_on, const char* what) {
     if (is_on) {
-      offload += (offload.empty() ? " + offload " : ", ") + std::string(what);
+      offload += (offload.empty() ? ", " : " and ") + std::string(what);
     }
   };
   add(outer.offload.parameters, "parameters");
   add(outer.offload.optimizer, "optimizer");
   add(outer.offload.activations, "activations");
   add(outer.offload.moments, "moments");
-  return name + offload;
+  return offload.empty() ? name : name + offload + " on the host";
 }
 
 std::string LabelOf(const OuterChoice& outer) {
