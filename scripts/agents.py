@@ -125,7 +125,7 @@ ctest --test-dir build -R style                  # layout, includes, lengths, pa
 ## Rules
 
 - `CONTRIBUTING.md` says where each rule is and how to add a model, a GPU, a dialect or a flag.
-- A folder includes only folders above it in README's table. `tests/style/includes.py` checks it.
+- A folder includes only folders above it in CONTRIBUTING's table. `tests/style/includes.py` checks it.
 - Bad input is an error with file, field, what was found and what was expected. Tests compare whole texts.
 - Expected values come from a hand computation, a closed form, brute force, PyTorch or a published
   figure; never from our own output.

@@ -18,7 +18,7 @@ ROOT, PROGRAM = (pathlib.Path(argument) for argument in sys.argv[1:3])
 sys.path.insert(0, str(ROOT / "tests" / "install"))
 import elf
 
-# The README's quick start, and how long import and all of it take from a cold start.
+# The first lines of docs/index.md, and how long import and all of it take from a cold start.
 QUICK_START = """
 import time
 begin = time.perf_counter()
