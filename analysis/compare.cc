@@ -6,6 +6,7 @@
 
 #include "analysis/internal/comparison_parts.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "traces/check.h"
 
 namespace shardwright {
@@ -19,7 +20,22 @@ struct Means {
   std::array<double, kOpClassCount> class_seconds{};
   std::int64_t steps = 0;
   double shortest = 0, longest = 0;
+  double on_cores = 0,
+         on_core_time = 0;  // of ops on cores: seconds, and those that they had a core
 };
+
+// Ops of a prediction have their cores for themselves.
+constexpr double kLeastCoreShare = 0.8;
+
+// Of a slow run whose ops waited for cores. Empty: they did not.
+std::string BusyMachine(const Means& measured, double gap) {
+  const double share = measured.on_core_time / std::max(measured.on_cores, 1e-12);
+  return measured.on_cores == 0 || share > kLeastCoreShare || gap < 1 - kLeastCoreShare
+             ? ""
+             : "ops had a core " + Fixed(100 * share, "%.0f %%") +
+                   " of their time: other processes held this machine. Measure again when it is "
+                   "idle; calibrating to this run does not help.";
+}
 
 // Steps that count: those with a recorded step before; when there are none, each rank's last one.
 std::vector<std::size_t> MeasuredSteps(const std::vector<RecordedStep>& steps) {
@@ -45,6 +61,10 @@ void AddSpans(const Program& program, const Trace& trace, const RecordedStep& st
     r.op_seconds[i] += seconds;
     r.class_seconds[static_cast<std::size_t>(op_class)] += seconds;
     r.issue_seconds[i] += ToSeconds(span.issue_end - span.issue_begin).value;
+    if (span.stream == Stream::kCompute && span.cpu > SimTime(0)) {
+      r.on_cores += seconds;
+      r.on_core_time += std::min(seconds, ToSeconds(span.cpu).value);
+    }
   }
 }
 
@@ -182,6 +202,9 @@ Comparison Compare(const CompareInput& input) {
   internal::FindPeak(input.simulated, result.memory.simulated_peak, result.memory.simulated);
   internal::FindPeak(input.measured, result.memory.measured_peak, result.memory.measured);
   FindCalibrations(input, simulated, measured, result);
+  if (const std::string busy = BusyMachine(measured, result.gap()); !busy.empty()) {
+    result.notes.push_back(busy);
+  }
   return result;
 }
 

@@ -17,17 +17,27 @@
 namespace shardwright {
 namespace {
 
-// Whether the numbers are those that ship under the profile's name, but for the network and memory:
-// old stacks change latencies and communicators (bench/lab/jobs.py), of which nothing was fitted
-// to steps.
-bool IsShipped(const Profile& profile) {
+// The shipped profile with the plan's numbers, but for the network and memory, which no fit to
+// steps touched: a user's own log of nccl-tests leaves the kernels as they shipped. Nothing: the
+// numbers are the user's.
+std::optional<std::string> ShippedProfile(const PlanFile& file) {
+  const Profile& profile = file.profile;
   const std::vector<std::string> names = ListProfiles();
-  if (!std::binary_search(names.begin(), names.end(), profile.name)) {
-    return false;
-  }
-  const Profile shipped = LoadProfile(profile.name);
-  return shipped.compute == profile.compute && shipped.host == profile.host &&
-         shipped.copy == profile.copy && shipped.overlap == profile.overlap;
+  const bool is_named = std::binary_search(names.begin(), names.end(), profile.name);
+  const Profile shipped =
+      is_named ? LoadProfile(profile.name) : DefaultProfile(file.cluster.gpu, file.kernels.name);
+  const bool is_equal = shipped.compute == profile.compute && shipped.host == profile.host &&
+                        shipped.copy == profile.copy && shipped.overlap == profile.overlap;
+  return is_equal ? std::optional(shipped.name) : std::nullopt;
+}
+
+// A card of the catalog, and not one of a user's file that has its name or architecture.
+bool IsOfCatalog(const GpuSpec& gpu) {
+  const std::vector<GpuSpec>& known = GpuCatalog();
+  return std::any_of(known.begin(), known.end(), [&](const GpuSpec& card) {
+    return card.name == gpu.name && card.peak_flops == gpu.peak_flops &&
+           card.memory_bandwidth == gpu.memory_bandwidth;
+  });
 }
 
 // Published ones.
@@ -39,40 +49,19 @@ std::string Runs(std::int64_t count) {
 struct Known {
   bool is_own = false;  // the user's profile
   std::optional<ProfileFit> fit;
+  bool is_of_catalog = false;  // the GPU
   bool on_this_gpu = false;
 };
 
 Known KnownOf(const PlanFile& file) {
   Known known;
-  known.is_own = !IsShipped(file.profile);
-  if (!known.is_own) {
-    known.fit = FitOf(file.profile.name);
-    known.on_this_gpu = known.fit && known.fit->gpu == file.cluster.gpu.name;
-  }
+  const std::optional<std::string> shipped = ShippedProfile(file);
+  known.is_own = !shipped;
+  known.fit = shipped ? FitOf(*shipped) : std::nullopt;
+  known.is_of_catalog = IsOfCatalog(file.cluster.gpu);
+  known.on_this_gpu = known.is_of_catalog && known.fit && known.fit->gpu == file.cluster.gpu.name;
   return known;
 }
-
-std::string TextOf(const PlanFile& file, const Known& known) {
-  const std::string& kernels = file.kernels.name;
-  const std::string gpu = PrintableLine(file.cluster.gpu.name);
-  if (known.is_own) {
-    return "profile " + PrintableLine(file.profile.name) + " is your own";
-  }
-  if (!known.on_this_gpu) {
-    const std::string text = "no run of " + kernels + " on " + gpu + " is known";
-    return known.fit ? text + ", " + Runs(known.fit->RunCount()) + " on " + known.fit->gpu : text;
-  }
-  const std::int64_t count = known.fit->RunCount(), of_it = known.fit->RunCount(kernels);
-  const std::string verb = count == 1 ? " is known" : " are known";
-  return Runs(count) + " on " + gpu + verb +
-         (of_it == count ? ""
-                         : ", " + (of_it == 0 ? std::string("none") : std::to_string(of_it)) +
-                               " of " + kernels);
-}
-
-// Of a normal error with a mean absolute value of 1: the half-width that holds 90 % of it,
-// 1.6449 / sqrt(2 / pi).
-constexpr double kBandPerMeanError = 2.0616;
 
 // Was any shipped profile fitted to steps of which this is true?
 template <class Test>
@@ -84,6 +73,37 @@ bool HasFit(Test is_true) {
   });
 }
 
+bool KnowsStack(const std::string& kernels) {
+  return HasFit([&](const ProfileFit& fit) { return fit.RunCount(kernels) > 0; });
+}
+
+std::string TextOf(const PlanFile& file, const Known& known) {
+  const std::string& kernels = file.kernels.name;
+  const std::string gpu = PrintableLine(file.cluster.gpu.name);
+  if (known.is_own) {
+    return "profile " + PrintableLine(file.profile.name) + " is your own";
+  }
+  if (file.profile.architecture.empty()) {
+    return "nothing is known of architecture " + PrintableLine(file.cluster.gpu.architecture) +
+           ": prices are those of its data sheet";
+  }
+  if (!known.on_this_gpu) {
+    const std::string text = "no run of " + kernels + " on " + gpu + " is known";
+    return known.fit ? text + ", " + Runs(known.fit->RunCount()) + " on " + known.fit->gpu : text;
+  }
+  const std::int64_t count = known.fit->RunCount(), of_it = known.fit->RunCount(kernels);
+  std::string text = Runs(count) + " on " + gpu + (count == 1 ? " is known" : " are known");
+  if (of_it == 0) {
+    return text + ", " + kernels + " on " +
+           (KnowsStack(kernels) ? "other GPUs only" : "none of any GPU");
+  }
+  return of_it == count ? text : text + ", " + std::to_string(of_it) + " of " + kernels;
+}
+
+// Of a normal error with a mean absolute value of 1: the half-width that holds 90 % of it,
+// 1.6449 / sqrt(2 / pi).
+constexpr double kBandPerMeanError = 2.0616;
+
 // How far the plan is from what steps are known of; cards that add at half rate are chips of their
 // own, of which no step is known.
 std::string KindOf(const PlanFile& file, const Known& known) {
@@ -92,11 +112,11 @@ std::string KindOf(const PlanFile& file, const Known& known) {
   }
   const GpuSpec& gpu = file.cluster.gpu;
   const bool knows_chip =
-      known.on_this_gpu || (ProfileTargets(gpu).size() == 2 && HasFit([&](const ProfileFit& fit) {
-                              return FindGpu(fit.gpu, "bands").architecture == gpu.architecture;
-                            }));
-  const bool knows_stack =
-      HasFit([&](const ProfileFit& fit) { return fit.RunCount(file.kernels.name) > 0; });
+      known.on_this_gpu ||
+      (known.is_of_catalog && ProfileTargets(gpu).size() == 2 && HasFit([&](const ProfileFit& fit) {
+         return FindGpu(fit.gpu, "bands").architecture == gpu.architecture;
+       }));
+  const bool knows_stack = KnowsStack(file.kernels.name);
   return knows_chip ? (knows_stack ? "known" : "stack") : (knows_stack ? "chip" : "both");
 }
 

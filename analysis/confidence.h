@@ -9,7 +9,8 @@ namespace shardwright {
 
 // How far a predicted step time may be believed.
 struct Confidence {
-  // The published runs behind the profile: "6 runs on h100-80 are known, none of torch-eager".
+  // The published runs behind the profile: "6 runs on h100-80 are known, torch-eager on other GPUs
+  // only".
   std::string text;
   // Relative half-width of the band of the step time that holds at least 8 of 10 such runs.
   double band = 0;
@@ -27,7 +28,7 @@ inline constexpr double kBandPerDeviation = 1.6449;
 // while they were left out; for all others the kind's in analysis/bands.json (docs/cost_model.md).
 // Costs what StepTimeBand does, and throws as it does.
 [[nodiscard]] Confidence ConfidenceOf(const PlanFile& file, std::string_view source = {});
-// "8 of 10 such runs are within 13.0 %; 6 runs on h100-80 are known, none of torch-eager".
+// "8 of 10 such runs are within 13.0 %; 6 runs on h100-80 are known".
 [[nodiscard]] std::string HowSure(const Confidence& confidence);
 // Confidence::text alone, which costs nothing.
 [[nodiscard]] std::string ConfidenceText(const PlanFile& file);

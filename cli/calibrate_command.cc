@@ -48,14 +48,14 @@ Examples:
   shardwright calibrate kineto.json.gz --plan plan.json -o mine.json
   shardwright calibrate kineto.json.gz -o mine.json
   shardwright calibrate all_gather.txt --cluster dgx-h100 --nodes 2 -o mine.json
-  shardwright calibrate my-runs.csv -o mine.json
+  shardwright calibrate my-runs.json -o mine.json
   shardwright calibrate --device host -o mine.json
   shardwright calibrate --device cuda --cluster 'h200-141 x4, nvlink 450 GB/s' -o mine.json
 
 Traces are those of `shardwright run --trace`, each of which carries its plan; those of PyTorch's
 profiler or Nsight Systems, with --plan; those of PyTorch's profiler of any other program,
-whose kernels count where record_shapes was on; what nccl-tests print, with --cluster; or a table of
-runs with their step times (CSV, columns as for validate), of which one row is enough. With --device
+whose kernels count where record_shapes was on; what nccl-tests print, with --cluster; or a list of
+runs with their step times (JSON, as for validate), of which one run is enough. With --device
 and no traces, plans run on the device first: on all GPUs of --cluster, a process each, and on one.
 Then: shardwright plan --profile mine.json ...
 
@@ -223,7 +223,7 @@ Json RunsJson(const CalibrationResult& result) {
 std::string ReportText(const CalibrationResult& result) {
   using Align = Table::Align;
   Table numbers({Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight});
-  numbers.Row({"number of the profile", "before", "after", "error", "op shapes"});
+  numbers.Row({"number of the profile", "before", "after", "error", "rows"});
   for (const CalibratedNumber& number : result.numbers) {
     numbers.Row({number.field, Value(number, number.before), Value(number, number.after),
                  Percent(number.spread), std::to_string(number.rows)});

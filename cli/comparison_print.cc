@@ -212,7 +212,7 @@ std::string MatchJson(const RunMatch& match) {
 std::string ComparisonText(const PlanFile& file, const Program& program, const Comparison& c) {
   std::string text = c.match.groups.empty() ? std::string() : MatchText(c.match) + "\n";
   text += TitleOf(file) + ", " + WithCommas(c.ranks) + " ranks, " + WithCommas(c.measured_steps) +
-          " steps of theirs measured\n\n";
+          " steps measured, those of all ranks added up, without the first\n\n";
   Table step = TimeTable("");
   TimeRow(step, "step time", c.simulated_step, c.measured_step);
   text += step.Text(2);

@@ -334,7 +334,8 @@ int RunSolve(Arguments arguments) {
   const std::size_t next = are_gpus ? found - 1 : found + 1;  // found 0: no index
   std::string solved = std::string(asked.words) + ": " + WithCommas(grid[found]);
   if (next < grid.size()) {
-    solved += "; " + WithCommas(grid[next]) + (are_gpus ? " do not" : " does not");
+    solved += "; " + WithCommas(grid[next]) +
+              (are_gpus ? " do not, or only with retries of the allocator" : " does not");
   }
   solved += are_gpus ? " (tried: powers of two in a node, then whole nodes)"
                      : " (tried: powers of two and eighths between them)";

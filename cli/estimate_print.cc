@@ -12,6 +12,7 @@
 #include "core/json.h"
 #include "core/printable.h"
 #include "core/text.h"
+#include "topologies/routing.h"
 
 namespace shardwright {
 namespace {
@@ -149,9 +150,10 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
   const std::string unit = Samples(file);
   // How to shard is a question of several nodes.
   const std::string sharding = file.cluster.node_count > 1 ? "; " + ShardWords(file.plan) : "";
-  std::string text = Title(e) + ": fits with micro-batch " + WithCommas(file.plan.micro_batch) +
-                     "; " + RecomputeWords(file) + OffloadWords(file.plan.offload) + sharding +
-                     "\n";
+  const std::int64_t retries = e.outcome.retries_per_step;
+  std::string text = Title(e) + (retries > 0 ? ": fits at the edge" : ": fits") +
+                     " with micro-batch " + WithCommas(file.plan.micro_batch) + "; " +
+                     RecomputeWords(file) + OffloadWords(file.plan.offload) + sharding + "\n";
   text += Rounded(e.outcome.rates.tokens_per_second_per_gpu) + " " + unit + "/s per GPU +- " +
           Percent(e.confidence.band) + "; " + Tokens(static_cast<double>(question.tokens)) + " " +
           unit + " take " + Duration(totals.seconds) + ", " + Few(totals.gpu_hours) + " GPU-hours" +
@@ -160,20 +162,26 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
                               : "") +
           "\n\n";
   Table table({kLeft, kLeft});
-  const std::int64_t retries = e.outcome.retries_per_step;
   table.Row({"memory", Format(e.outcome.DeviceTotal()) + " of " + Format(e.limit) + " per GPU" +
                            (retries > 0 ? "; the allocator runs out and retries, " +
                                               WithCommas(retries) + " a step"
                                         : "")});
-  table.Row({"step", Format(ToSeconds(e.outcome.step_time)) + " for " +
-                         WithCommas(file.job.global_batch) +
-                         (file.job.global_batch == 1 ? " sample of " : " samples of ") +
-                         WithCommas(file.model.model.tokens_per_sample) + " " + unit +
-                         (file.plan.accumulation > 1
-                              ? ", in " + WithCommas(file.plan.accumulation) + " micro-batches"
-                              : "")});
+  table.Row({"step",
+             Format(ToSeconds(e.outcome.step_time)) + " for " + WithCommas(file.job.global_batch) +
+                 (file.job.global_batch == 1 ? " sample of " : " samples of ") +
+                 WithCommas(file.model.model.tokens_per_sample) + " " + unit +
+                 (file.plan.accumulation > 1
+                      ? ", in " + WithCommas(file.plan.accumulation) + " micro-batches"
+                      : "") +
+                 (question.options.global_batch == 0 ? "; --global-batch N says otherwise" : "")});
   table.Row({"MFU", Percent(e.outcome.rates.mfu)});
   table.Row({"sharding", ShardWords(file.plan)});
+  if (file.cluster.node_count > 1) {
+    table.Row({"network", Fixed(8e-9 * NodeNetworkRate(file.cluster).value /
+                                    static_cast<double>(file.cluster.gpus_per_node),
+                                "%.4g") +
+                              " Gbit/s per GPU, each way"});
+  }
   table.Row({"how sure", HowSure(e.confidence)});
   if (question.deadline) {
     table.Row({"deadline", DeadlineWords(*question.deadline)});

@@ -123,6 +123,14 @@ std::string ToText(const PlanFile& file, const StepLog& log, const Judgement& ju
         "\nThat is more than single causes make: is it the plan of this run, with its model, batch "
         "and GPUs?\n";
   }
+  const auto explains_memory = [&](const Cause& cause) {
+    const Bytes memory = cause.memory.value_or(judgement.predicted_memory);
+    return std::abs((memory - *judgement.measured_memory).value) <= judgement.memory_error.value;
+  };
+  if (judgement.measured_memory &&
+      std::none_of(judgement.causes.begin(), judgement.causes.end(), explains_memory)) {
+    text += "\nNone of these causes explains the memory: look for two, or for another plan.\n";
+  }
   text += "\nWhat would explain it, likeliest first\n";
   for (std::size_t i = 0; i < std::min(kShownCauses, judgement.causes.size()); ++i) {
     const Cause& cause = judgement.causes[i];

@@ -76,7 +76,7 @@ std::string BaselinesText(const SearchedPlan& searched) {
     const std::string choice = "micro-batch " + std::to_string(baseline.choice.micro_batch) +
                                ", recompute " + std::string(RecomputeName(baseline.choice));
     if (!baseline.Fits()) {
-      table.Row({name, "-", Format(outcome.DeviceTotal()),
+      table.Row({name, "-", Format(searched.result.memory_limit + outcome.Excess()),
                  choice + ": over by " + Format(outcome.Excess())});
       continue;
     }

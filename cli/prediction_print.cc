@@ -284,12 +284,17 @@ std::string TakenText(const PlanFile& file) {
 
 // The memory that the plan leaves free is there for that error: it counts once.
 std::string FitsText(const PlanFile& file, const Prediction& p) {
-  const Bytes spare = file.cluster.gpu.usable_memory.value - p.Needed();
+  const Bytes left_free = file.cluster.gpu.usable_memory.value - p.usable;
+  const Bytes spare = p.usable - p.Needed();
   const std::string error = Format(p.memory_error);
-  return spare < p.memory_error
-             ? "close, may not fit: " + Format(spare) + " to spare, less than the " + error +
-                   " that this may be off by: it may run out of memory\n"
-             : "fits: " + Format(spare) + " to spare, and this may be off by " + error + "\n";
+  if (spare + left_free < p.memory_error) {
+    return "close, may not fit: " + Format(spare + left_free) + " to spare, less than the " +
+           error + " that this may be off by: it may run out of memory\n";
+  }
+  return "fits: " + Format(spare) + " to spare" +
+         (left_free > Bytes(0) ? " below " + Format(p.usable) + ", which leaves " +
+                                     Format(left_free) + " free for the error of this prediction\n"
+                               : ", and this may be off by " + error + "\n");
 }
 
 // "; the largest part is activation, 149 GiB".

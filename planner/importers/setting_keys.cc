@@ -189,7 +189,7 @@ bool SettingKeys::ChangesNothing(const Leaf& leaf, const std::vector<std::string
     }
   }
   if (!IsOpen(leaf.key)) {
-    throw leaf.value.Error("a key of this file to be known", DidYouMean(leaf.key, names));
+    throw leaf.value.Error("a known key; leave this one out if it changes nothing in training");
   }
   if (NamesPlan(leaf.key) && !IsOff(leaf.value)) {
     throw leaf.value.Error("a known key, since the name of this one says that a plan depends on it",

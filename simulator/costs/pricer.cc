@@ -40,7 +40,9 @@ SimTime ToPrice(Seconds time, OpCode code) {
   if (!(time.value <= kLongestOp.value)) {
     throw InputError(
         "cluster and profile",
-        "rates that let one " + std::string(InfoOf(code).name) + " take " + Format(time),
+        std::isfinite(time.value)
+            ? "rates that let one " + std::string(InfoOf(code).name) + " take " + Format(time)
+            : "no link for " + std::string(InfoOf(code).name),
         "rates with which no op takes longer than " + Format(kLongestOp));
   }
   return ToSimTime(time);

@@ -216,6 +216,26 @@ TEST_CASE("A planted change is found and calibrated away") {
   CHECK(found > 30);
 }
 
+TEST_CASE("Ops that waited for cores are told, and only where the step took longer") {
+  std::mt19937 random(17);
+  const RandomCase c = DrawSmallCase(random);
+  const Program program = LowerCase(c);
+  const PriceTable prices = Changed(program, PriceProgram(program, ClusterOf(c), RoundProfile()),
+                                    OpClass::kControl, 1, 0);
+  const PriceTable slower = Changed(program, prices, OpClass::kGemm, 8, 1);
+  const auto notes = [&](const PriceTable& measured_prices, std::int64_t part) {
+    Trace measured = RunWith(program, measured_prices);
+    for (Span& span : measured.spans) {
+      span.cpu = SimTime((span.end - span.start).value / part);
+    }
+    return CompareWith(program, prices, RunWith(program, prices), measured).notes;
+  };
+  REQUIRE(notes(slower, 4).size() == 1);
+  CHECK(notes(slower, 4)[0].starts_with("ops had a core 25 % of their time: other processes"));
+  CHECK(notes(slower, 1).empty());
+  CHECK(notes(prices, 4).empty());
+}
+
 TEST_CASE("Slower issue by the host is told apart from slower kernels") {
   std::mt19937 random(23);
   const RandomCase c = DrawSmallCase(random);

@@ -23,7 +23,8 @@ class Answers(ShardwrightTestCase):
                                    rf"GPU-hours$")
         self.assertEqual(lines[2], "")
         self.assertEqual([line.split()[0] for line in lines[3:]], ["memory", "step", "MFU", "sharding", "how", "next"])
-        self.assertRegex(text, r"how sure  8 of 10 such runs are within [\d.]+ %; 16 runs on a100-80 are known, none of torch-eager\n")
+        self.assertRegex(text, r"how sure  8 of 10 such runs are within [\d.]+ %; 16 runs on a100-80 are known, "
+                               r"torch-eager on other GPUs only\n")
 
     def test_no_line_is_wider_than_120_columns(self):
         for stack in ("torch-eager", "torch-compile-2024"):
@@ -71,6 +72,18 @@ class Answers(ShardwrightTestCase):
         self.assertEqual(report["confidence"], "no run of torch-eager on rtx-4090 is known")
         gpt2 = json.loads(self.succeed("estimate", "gpt2", "1xA100-80", "--lora-rank", "8", "--seq", "512", "--json"))
         self.assertIn("adapters: on c_attn; --lora-targets", gpt2["assumed"])
+
+    def test_a_card_of_the_users_own_is_no_known_chip(self):
+        """Also where it bears the architecture, and the name, of one whose runs are known."""
+        page = (TESTS.parent / "docs/questions.md").read_text()
+        box = json.loads(page.split("```json my-box.json\n")[1].split("```")[0])
+        chip = json.loads((TESTS.parent / "analysis/bands.json").read_text())["kinds"]["chip"]["half_width"]
+        for name in ("gpu-next", "h100-80"):
+            box["gpu"]["name"] = name
+            (self.folder / "box.json").write_text(json.dumps(box))
+            report = json.loads(self.succeed("estimate", "gpt2", "box.json", "--seq", "512", "--json"))
+            self.assertGreaterEqual(report["band"], chip)
+            self.assertIn(f"no run of torch-eager on {name} is known", report["confidence"])
 
     def test_gpus_without_bf16(self):
         """They multiply fp16, at several times the rate of fp32; who asks for bf16 is told."""

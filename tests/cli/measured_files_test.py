@@ -295,6 +295,12 @@ class MeasuredFilesTest(ShardwrightTestCase):
         for row, expected in zip(report["rows"], rows, strict=True):
             self.assertEqual(row["bytes"], expected["bytes"])
             self.assertAlmostEqual(row["time_s"], expected["time_s"])
+        # A log of the network says nothing of kernels: the band stays at least as wide.
+        ask = ("estimate", "gpt2", "2xH100", "--seq", "512", "--micro-batch", "4", "--json")
+        self.succeed("calibrate", "all.txt", "--cluster", "2xH100", "-o", "net.json")
+        before, after = json.loads(self.succeed(*ask)), json.loads(self.succeed(*ask, "--profile", "net.json"))
+        self.assertEqual((after["profile"], after["confidence"]), ("h100-80-torch-calibrated", before["confidence"]))
+        self.assertGreaterEqual(after["band"], before["band"] - 1e-9)
         old = NCCL_TEXT.replace("# Collective test starting: all_gather_perf\n", "")
         self.assertIn("--op", self.run_program("inspect-trace", self.write("old.txt", old))[2])
         self.assertEqual(self.inspect("old.txt", "--op", "reduce_scatter")["op"], "reduce_scatter")
