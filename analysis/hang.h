@@ -40,9 +40,10 @@ struct HangCall {
   std::int64_t elements = 0;  // of the whole array; 0: not compared, ranks may differ
   std::string dtype;          // "fp32"; empty: unknown
   HangPhase phase = HangPhase::kUnknown;
-  std::string site;           // "train.py:17 in forward": the innermost frame of the user
-  std::int64_t sequence = 0;  // in its group
-  std::int64_t created = 0;   // nanoseconds since 1970; 0: never issued
+  std::string site;             // "train.py:17 in forward": the innermost frame of the user
+  std::int64_t sequence = 0;    // in its group
+  std::int64_t created = 0;     // nanoseconds since 1970; 0: never issued
+  std::int64_t group_size = 0;  // as sizes of input and output tell; 0: they do not
   bool is_over = false;
   bool is_scheduled = false;  // the rank's GPU has not started it
   // Of the plan. Several units: neighbours of equal size, of which any may be meant.

@@ -70,8 +70,15 @@ HangCall TimedOut(std::string_view line) {
   HangCall call;
   call.op = OpName(Between(line, "OpType=", ","));
   call.sequence = NumberAfter(line, "SeqNum=");
-  const char* size = call.op == "all-gather" ? "NumelOut=" : "NumelIn=";
-  call.elements = std::max<std::int64_t>(0, NumberAfter(line, size));
+  const std::int64_t in = NumberAfter(line, "NumelIn="), out = NumberAfter(line, "NumelOut=");
+  const bool is_gather = call.op == "all-gather";
+  call.elements = std::max<std::int64_t>(0, is_gather ? out : in);
+  // 64 elements of each rank are gathered to 1,024: 16 ranks.
+  const std::int64_t whole = is_gather ? out : in, part = is_gather ? in : out;
+  if ((is_gather || call.op == "reduce-scatter") && part > 0 && whole % part == 0 &&
+      whole / part <= kMostRanks) {
+    call.group_size = whole / part;
+  }
   return call;
 }
 
@@ -323,14 +330,17 @@ HangReport DiagnoseHangLog(std::string_view text, const Program* program) {
   const std::map<std::string, Members> groups = ReadWatchdog(lines);
   HangReport report;
   std::set<std::int64_t> speaking;
+  std::int64_t told_ranks = 0;
   for (const auto& [name, members] : groups) {
     for (const auto& [rank, member] : members) {
       speaking.insert(rank);
+      told_ranks = std::max(told_ranks, member.call->group_size);
     }
   }
+  const std::int64_t planned =
+      program == nullptr ? 0 : program->shard_size * program->replicate_size;
   const std::int64_t ranks =
-      std::max(program == nullptr ? 0 : program->shard_size * program->replicate_size,
-               speaking.empty() ? 0 : *speaking.rbegin() + 1);
+      std::max({planned, told_ranks, speaking.empty() ? 0 : *speaking.rbegin() + 1});
   for (std::int64_t rank = 0; rank < ranks && ranks <= kMostRanks; ++rank) {
     report.ranks.push_back(rank);
     if (speaking.count(rank) == 0) {
@@ -371,6 +381,15 @@ HangReport DiagnoseHangLog(std::string_view text, const Program* program) {
   // Who differs or is silent is the cause, who waits its consequence.
   std::stable_partition(report.findings.begin(), report.findings.end(),
                         [](const HangFinding& f) { return f.kind != HangKind::kAllWait; });
+  if (program == nullptr && told_ranks == 0 && !report.findings.empty() &&
+      report.findings.front().kind == HangKind::kAllWait) {
+    report.notes.emplace_back(
+        "a log does not say how many ranks the job has: one that is not in it may be the cause; "
+        "--plan says how many there are");
+  } else if (program != nullptr && ranks > planned) {
+    report.notes.emplace_back("the plan has " + std::to_string(planned) + " ranks, the log " +
+                              std::to_string(ranks) + ": it is not the plan of this job");
+  }
   report.notes.emplace_back(groups.empty()
                                 ? "ask ncclras again after 10 s: counts that go on are no hang"
                                 : "a log tells less than dumps: TORCH_FR_BUFFER_SIZE=2000 and "

@@ -212,7 +212,11 @@ std::string MatchJson(const RunMatch& match) {
 std::string ComparisonText(const PlanFile& file, const Program& program, const Comparison& c) {
   std::string text = c.match.groups.empty() ? std::string() : MatchText(c.match) + "\n";
   text += TitleOf(file) + ", " + WithCommas(c.ranks) + " ranks, " + WithCommas(c.measured_steps) +
-          " steps measured, those of all ranks added up, without the first\n\n";
+          " steps measured on all of them together (the first ones do not count)\n";
+  for (const std::string& note : c.notes) {
+    text += "note: " + note + "\n";
+  }
+  text += "\n";
   Table step = TimeTable("");
   TimeRow(step, "step time", c.simulated_step, c.measured_step);
   text += step.Text(2);
@@ -222,9 +226,6 @@ std::string ComparisonText(const PlanFile& file, const Program& program, const C
           CalibrationsText(c) + MemoryText(c.memory) + "\n";
   for (const std::string& finding : c.findings) {
     text += "contradicts the program: " + finding + "\n";
-  }
-  for (const std::string& note : c.notes) {
-    text += "note: " + note + "\n";
   }
   return text + MatchedLine(c) + "\n";
 }

@@ -177,8 +177,8 @@ std::string Headline(const HangFinding& finding) {
       return who + (finding.ranks.size() == 1 ? " has" : " have") + " not come to " + expected +
              WaitText(finding);
     case HangKind::kAllWait:
-      return "all ranks of the group wait in " + expected + SinceText(finding) +
-             ", which does not end: look at the network and at the GPUs";
+      return who + (finding.ranks.size() == 1 ? " waits in " : " all wait in ") + expected +
+             SinceText(finding) + ", which does not end: look at the network and at the GPUs";
   }
   return "";
 }
@@ -219,9 +219,12 @@ std::string HangText(const HangReport& report) {
   if (report.findings.empty()) {
     text += "no hang: ";
   }
-  text += RankList(report.ranks) + ": " + WithCommas(report.collectives) + " collectives of " +
+  std::vector<std::int64_t> seen;
+  std::set_difference(report.ranks.begin(), report.ranks.end(), report.missing.begin(),
+                      report.missing.end(), std::back_inserter(seen));
+  text += RankList(seen) + ": " + WithCommas(report.collectives) + " collectives of " +
           WithCommas(static_cast<std::int64_t>(report.groups)) +
-          (report.groups == 1 ? " process group" : " process groups") + " are alike on all ranks\n";
+          (report.groups == 1 ? " process group" : " process groups") + " are alike\n";
   return text;
 }
 

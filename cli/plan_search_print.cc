@@ -39,10 +39,12 @@ std::string PlanRows(const SearchedPlan& searched) {
   if (!searched.confidence.text.empty()) {  // empty: interrupted
     table.Row({"how sure", HowSure(searched.confidence)});
   }
-  table.Row({"lower bound", Format(r.lower_bound) + ": no " +
-                                std::string(NameOf(searched.file.plan.dialect)) +
-                                " plan of this search takes less, so at most " +
-                                Percent(r.proven_gap) + " of the step could be saved"});
+  table.Row(
+      {"lower bound",
+       Format(r.lower_bound) + ": no " + std::string(NameOf(searched.file.plan.dialect)) +
+           " plan of this search takes less, so at most " + Percent(r.proven_gap) +
+           " of the step could be saved" +
+           (FactsOf(searched.file.plan).is_zero ? " (ZeRO's communication is not counted)" : "")});
   table.Row({"memory", Format(chosen.Needs()) + " of " + Format(r.memory_limit) + " per GPU"});
   if (searched.is_explained) {
     const bool has_arena = FactsOf(searched.file.plan).has_arena;

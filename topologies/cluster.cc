@@ -111,7 +111,8 @@ std::string Hint(std::string_view word, const std::vector<std::string>& names) {
   names.insert(names.end(), clusters.begin(), clusters.end());
   const std::string hint = Hint(head, names);
   throw InputError("cluster", '"' + spec + '"',
-                   "a name from `shardwright list clusters`, a .json file or a description such as "
+                   "a name from `shardwright list clusters`, a .json file (also with a card of "
+                   "your own) or a description such as "
                    "\"h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s\"",
                    hint.empty() || !(why.empty() || why.front() == '"') ? why : hint);
 }

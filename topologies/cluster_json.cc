@@ -246,10 +246,27 @@ void CheckFormat(const JsonValue& root, const std::string& format) {
   }
 }
 
+// A data sheet's numbers are asked for at once, and not one by one.
+void RequireAll(const JsonValue& value, std::initializer_list<std::string_view> keys) {
+  std::string missing;
+  std::size_t count = 0;
+  for (const std::string_view key : keys) {
+    if (!value.Find(key)) {
+      missing += (missing.empty() ? "\"" : ", \"") + std::string(key) + '"';
+      ++count;
+    }
+  }
+  if (count > 1) {
+    throw InputError(value.path().str(), "no keys " + missing, "all of them");
+  }
+}
+
 GpuSpec ReadGpu(const JsonValue& value) {
   value.AllowOnly({"name", "full_name", "vendor", "architecture", "memory", "usable_memory",
                    "memory_bandwidth", "sm_count", "l2", "peak_flops", "scale_up", "host_link",
                    "kind", "source", "date"});
+  RequireAll(value, {"name", "vendor", "architecture", "memory", "usable_memory",
+                     "memory_bandwidth", "sm_count", "l2", "peak_flops", "host_link"});
   const std::optional<Origin> origin = ReadOrigin(value, std::nullopt);
   GpuSpec gpu;
   gpu.name = value.At("name").AsString();

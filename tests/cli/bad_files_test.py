@@ -195,7 +195,7 @@ class BadClusters(ShardwrightTestCase):
 
     def test_errors(self):
         for cluster, error in (
-            ("dgx-h10", 'cluster: got "dgx-h10", expected a name from `shardwright list clusters`, a .json file or a '
+            ("dgx-h10", 'cluster: got "dgx-h10", expected a name from `shardwright list clusters`, a .json file (also with a card of your own) or a '
              'description such as "h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s"; did you mean "dgx-h100"?'),
             ("8xH100 64GB", None),
             ("8xGaudi2", None),

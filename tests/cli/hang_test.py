@@ -82,7 +82,7 @@ class Faults(HangTestCase):
 
     def test_healthy(self):
         self.four(STEP, STEP, STEP, STEP, done=6)
-        self.assertEqual(self.succeed("hang", "dumps"), "no hang: ranks 0-3: 6 collectives of 1 process group are alike on all ranks\n")
+        self.assertEqual(self.succeed("hang", "dumps"), "no hang: ranks 0-3: 6 collectives of 1 process group are alike\n")
 
     def test_skipped(self):
         other = [*STEP[:2], *STEP[3:4]]
@@ -98,7 +98,7 @@ rank 3 issued the reduce-scatter of 160 bf16 elements in backward (train.py:20 i
   rank 3         reduce-scatter of 160 bf16 elements in backward (train.py:20 in main), 2023-11-14 22:13:22.000 UTC
   before that    all-gather of 80 bf16 elements in forward (net.py:15 in forward), 2023-11-14 22:13:21.000 UTC
 
-ranks 0-3: 2 collectives of 1 process group are alike on all ranks
+ranks 0-3: 2 collectives of 1 process group are alike
 """)
 
     def test_skipped_after_a_step(self):
@@ -475,6 +475,17 @@ class Logs(ShardwrightTestCase):
         found = self.hang("loading\n" + log)["findings"]
         self.assertEqual([(f["kind"], f["ranks"], f["waiting"]) for f in found], [("no_dump", [2], [0, 1, 3, 4, 5, 6, 7])])
 
+    def test_ranks_that_are_not_in_the_log(self):
+        """Sizes of input and output tell how many ranks a group has; those of an all-reduce do not, and that is said."""
+        line = lambda rank: self.timeout(rank, 7753, "_REDUCE_SCATTER_BASE", 16 * 4096, 4096)
+        found = self.hang("".join(line(r) for r in range(15)))["findings"]
+        self.assertEqual([(f["kind"], f["ranks"]) for f in found], [("no_dump", [15])])
+        found = self.hang(line(3))["findings"]
+        self.assertEqual([(f["kind"], f["ranks"]) for f in found], [("no_dump", [r for r in range(16) if r != 3])])
+        report = self.hang("".join(self.timeout(r, 9, "ALLREDUCE", 8, 8) for r in range(3)))
+        self.assertEqual([f["text"].split(" wait in ")[0] for f in report["findings"]], ["ranks 0-2 all"])
+        self.assertIn("a log does not say how many ranks the job has", report["notes"][0])
+
     def test_a_log_for_each_rank(self):
         """As torchrun writes them: the rank at fault has a log, which says nothing."""
         for rank in range(4):
@@ -519,6 +530,8 @@ class Logs(ShardwrightTestCase):
         log = "".join(self.timeout(r, 40, "_ALLGATHER_BASE", block // 4, block) for r in range(4))
         expected = self.hang(log, "--plan", "plan.json")["findings"][0]["expected"]
         self.assertEqual(expected["units"], [f"transformer.h.{i}" for i in range(12)])
+        log = "".join(self.timeout(r, 40, "ALLREDUCE", 8, 8) for r in range(8))
+        self.assertIn("the plan has 4 ranks, the log 8: it is not the plan of this job", self.hang(log, "--plan", "plan.json")["notes"])
 
     def test_a_log_of_many_groups_is_told_in_part(self):
         """3,000 groups, of each of which 131,071 ranks are silent: told are 2^20 members, that is 9 groups."""

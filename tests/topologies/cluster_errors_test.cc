@@ -43,7 +43,8 @@ TEST_CASE("Cluster errors: names") {
         "\"dgx-h100\"?");
   CHECK(LoadError("something-else-entirely") ==
         "cluster: got \"something-else-entirely\", expected a name from `shardwright list "
-        "clusters`, a .json file or a description such as \"h100-80 x8, nvlink 450 GB/s, nic "
+        "clusters`, a .json file (also with a card of your own) or a description such as \"h100-80 "
+        "x8, nvlink 450 GB/s, nic "
         "4x200 Gbit/s\"");
   CHECK(LoadError("no/such.json") == "no/such.json: got no such file, expected a file");
 }
@@ -168,7 +169,8 @@ TEST_CASE("Cluster errors: truncated files") {
 TEST_CASE("Cluster errors: inline descriptions") {
   CHECK(LoadError("a100-48 x8, nvlink 300 GB/s") ==
         "cluster: got \"a100-48 x8, nvlink 300 GB/s\", expected a name from `shardwright list "
-        "clusters`, a .json file or a description such as \"h100-80 x8, nvlink 450 GB/s, nic 4x200 "
+        "clusters`, a .json file (also with a card of your own) or a description such as \"h100-80 "
+        "x8, nvlink 450 GB/s, nic 4x200 "
         "Gbit/s\"; write the count as \"x48\", or the memory as \"48GB\"; the catalog has of that "
         "name a100-40, a100-80, a100-pcie-80, a100-pcie-40, a100-64");
   CHECK(LoadError("h100-80 x8, nvlink 450") ==

@@ -223,7 +223,8 @@ TEST_CASE("Cluster: one cluster in the ways in which people write it") {
   CHECK_THROWS_AS((void)LoadCluster("2x8 H100, nodes 3, nic 4x200 Gbit/s"), InputError);
   CHECK_THROWS_WITH_AS((void)LoadCluster("tpu-v5p"),
                        "cluster: got \"tpu-v5p\", expected a name from `shardwright list "
-                       "clusters`, a .json file or a description such as \"h100-80 x8, nvlink 450 "
+                       "clusters`, a .json file (also with a card of your own) or a description "
+                       "such as \"h100-80 x8, nvlink 450 "
                        "GB/s, nic 4x200 Gbit/s\"; only GPUs of NVIDIA and AMD are modelled",
                        InputError);
   CHECK_THROWS_WITH_AS((void)LoadCluster("12xH100, nic 400 Gbit/s"),
