@@ -55,27 +55,6 @@ constexpr std::array<SettingRow<S>, 25> kRows = {{
     {"quantize.linear.float8.enable_fsdp_float8_all_gather", &S::float8_gathers},
 }};
 
-constexpr std::array<LossReason, 18> kReasons = {{
-    {"job.precision.reduce", "mixed_precision_reduce is float32 only"},
-    {"job.precision", "torchtitan computes in float32 or bfloat16"},
-    {"job.optimizer", "torchtitan has Adam and AdamW"},
-    {"job.clip_gradients", "torchtitan always clips by global norm"},
-    {"job.allocator", "run_train.sh exports expandable_segments:True"},
-    {"plan.dialect", "torchtitan runs FSDP2, or DDP without sharding"},
-    {"plan.sync", "every micro-batch reduces its gradients"},
-    {"plan.offload.optimizer", "there is no setting for the optimizer alone"},
-    {"plan.offload.moments", "there is no setting for the optimizer alone"},
-    {"plan.offload.activations", "there is no setting for it"},
-    {"plan.recompute", "blocks are recomputed all, every N-th, or by op (every second matmul)"},
-    {"plan.bounded_memory", "PyTorch has no such option"},
-    {"plan.units.reshard", "one setting for all blocks, and the root stays gathered"},
-    {"plan.units.gap", "FSDP2 gathers a unit once per pass"},
-    {"plan.units.forward_prefetch", "the prefetch order is fixed"},
-    {"plan.units.backward_prefetch", "the prefetch order is fixed"},
-    {"plan.units", "units are fixed: embedding, each block, [norm, output]"},
-    {"plan.bucket", "DDP has buckets of 100 MiB"},
-}};
-
 DType ReadDType(const std::optional<std::string>& name, DType by_default, const std::string& where,
                 std::string_view key) {
   if (!name) {
@@ -405,7 +384,7 @@ Emission EmitTorchtitan(const PlanFile& file, const EmitOptions& options) {
   const S settings = ToTorchtitan(file);
   ApplyTorchtitan(settings, "torchtitan.toml", emission.as_emitted);
   emission.has_allocator = emission.has_sequence = true;
-  emission.losses = FindLosses(file, emission.as_emitted, kReasons);
+  emission.losses = FindLosses(file, emission.as_emitted, "torchtitan");
   if (!HasModel(*settings.model_name)) {
     emission.by_hand.push_back("torchtitan has no model of type " + file.model.model.type +
                                ": register one");
