@@ -17,7 +17,7 @@
 #include "analysis/internal/hang_calls.h"
 #include "analysis/internal/hang_order.h"
 #include "core/text.h"
-#include "schedule/group_place.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -328,9 +328,8 @@ HangReport DiagnoseHangLog(std::string_view text, const Program* program) {
       speaking.insert(rank);
     }
   }
-  const std::int64_t ranks =
-      std::max(program == nullptr ? 0 : program->shard_size * program->replicate_size,
-               speaking.empty() ? 0 : *speaking.rbegin() + 1);
+  const std::int64_t ranks = std::max(program == nullptr ? 0 : MeshOf(*program).RankCount(),
+                                      speaking.empty() ? 0 : *speaking.rbegin() + 1);
   for (std::int64_t rank = 0; rank < ranks && ranks <= kMostRanks; ++rank) {
     report.ranks.push_back(rank);
     if (speaking.count(rank) == 0) {

@@ -7,6 +7,7 @@
 #include "planner/emitters/unit_classes.h"
 #include "schedule/plan_names.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -306,7 +307,7 @@ DeepSpeedSettings ToDeepSpeed(const PlanFile& file) {
   const Plan& plan = file.plan;
   const Precision& precision = file.job.precision;
   S s;
-  s.train_batch_size = plan.shard_size * plan.replicate_size * plan.micro_batch * plan.accumulation;
+  s.train_batch_size = MeshOf(plan).RankCount() * plan.micro_batch * plan.accumulation;
   s.train_micro_batch_size_per_gpu = plan.micro_batch;
   s.gradient_accumulation_steps = plan.accumulation;
   s.gradient_clipping = file.job.clip_gradients ? 1.0 : 0.0;
@@ -341,7 +342,7 @@ void ApplyDeepSpeed(const DeepSpeedSettings& settings, PlanFile& file) {
     }
     ApplyZero(settings, file);
   }
-  plan.replicate_size = ranks / plan.shard_size;
+  plan.replicate_size = MeshOver(ranks, {{0, plan.shard_size}}).Along(Axis::kReplicate);
   ApplyPrecision(settings, file.job.precision);
   ApplyOptimizer(settings, file.job.optimizer);
   file.job.clip_gradients = settings.gradient_clipping.value_or(0.0) > 0.0;

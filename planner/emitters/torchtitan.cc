@@ -12,6 +12,7 @@
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -174,9 +175,11 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
   const std::int64_t ranks = file.cluster.RankCount();
   const std::int64_t replicate = s.data_parallel_replicate_degree.value_or(1);
   const std::int64_t given = s.data_parallel_shard_degree.value_or(-1);
-  const std::int64_t shard = given == -1 && replicate > 0 ? ranks / replicate : given;
-  const bool is_possible = replicate >= 1 && replicate <= ranks && shard >= 1 && shard <= ranks;
-  if (!is_possible || replicate * shard != ranks) {
+  const Mesh mesh = MeshOver(ranks, {{replicate, given == -1 ? 0 : given}});
+  const std::int64_t shard = mesh.Along(Axis::kShard);
+  const bool is_possible =
+      replicate >= 1 && replicate <= ranks && given != 0 && shard >= 1 && shard <= ranks;
+  if (!is_possible || mesh.RankCount() != ranks) {
     throw InputError(
         where + ": parallelism",
         "replicate degree " + std::to_string(replicate) + ", shard degree " + std::to_string(given),
@@ -278,8 +281,7 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
                      : job.optimizer.impl == OptimizerImpl::kForeach ? "foreach"
                                                                      : "for-loop";
   s.local_batch_size = plan.micro_batch;
-  s.global_batch_size =
-      plan.shard_size * plan.replicate_size * plan.micro_batch * plan.accumulation;
+  s.global_batch_size = MeshOf(plan).RankCount() * plan.micro_batch * plan.accumulation;
   s.seq_len = job.sequence_length;
   s.max_norm = 1.0;
   const auto nearest = [](DType dtype) {

@@ -8,6 +8,7 @@
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/lower/optimizer.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -196,7 +197,7 @@ void ApplyTrainer(const TrainerSettings& settings, PlanFile& file) {
   Job& job = file.job;
   plan.micro_batch = settings.per_device_train_batch_size.value_or(8);
   plan.accumulation = settings.gradient_accumulation_steps.value_or(1);
-  job.global_batch = plan.shard_size * plan.replicate_size * plan.micro_batch * plan.accumulation;
+  job.global_batch = MeshOf(plan).RankCount() * plan.micro_batch * plan.accumulation;
   plan.sync = settings.sync_each_batch.value_or(false) || plan.accumulation == 1 ? SyncMode::kEvery
                                                                                  : SyncMode::kLast;
   if (plan.dialect == Dialect::kDdp) {
