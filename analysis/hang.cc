@@ -11,6 +11,7 @@
 #include "analysis/internal/hang_calls.h"
 #include "analysis/internal/hang_group.h"
 #include "analysis/internal/hang_guide.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -33,8 +34,7 @@ bool IsHeldElsewhere(const std::vector<GroupCalls>& groups, const HangFinding& f
 
 void AddRanks(const std::vector<FlightDump>& dumps, const Program* program, HangReport& report) {
   std::set<std::int64_t> ranks, there;
-  for (std::int64_t rank = 0;
-       program != nullptr && rank < program->shard_size * program->replicate_size; ++rank) {
+  for (std::int64_t rank = 0; program != nullptr && rank < MeshOf(*program).RankCount(); ++rank) {
     ranks.insert(rank);
   }
   for (const FlightDump& dump : dumps) {

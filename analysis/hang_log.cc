@@ -17,7 +17,7 @@
 #include "analysis/internal/hang_calls.h"
 #include "analysis/internal/hang_order.h"
 #include "core/text.h"
-#include "schedule/group_place.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -337,8 +337,7 @@ HangReport DiagnoseHangLog(std::string_view text, const Program* program) {
       told_ranks = std::max(told_ranks, member.call->group_size);
     }
   }
-  const std::int64_t planned =
-      program == nullptr ? 0 : program->shard_size * program->replicate_size;
+  const std::int64_t planned = program == nullptr ? 0 : MeshOf(*program).RankCount();
   const std::int64_t ranks =
       std::max({planned, told_ranks, speaking.empty() ? 0 : *speaking.rbegin() + 1});
   for (std::int64_t rank = 0; rank < ranks && ranks <= kMostRanks; ++rank) {

@@ -11,6 +11,7 @@
 #include "analysis/recording_steps.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -223,7 +224,7 @@ class Joiner {
         Add("unit \"" + recording_.units[i] + "\" is not one of the program's");
       }
     }
-    const std::int64_t ranks = program_.shard_size * program_.replicate_size;
+    const std::int64_t ranks = MeshOf(program_).RankCount();
     if (recording_.ranks > 0 && recording_.ranks != ranks) {
       Add(std::to_string(recording_.ranks) + " ranks recorded, " + std::to_string(ranks) +
           " in the plan");

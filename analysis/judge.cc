@@ -15,6 +15,7 @@
 #include "planner/evaluate.h"
 #include "planner/search.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 #include "topologies/scale_links.h"
 
 namespace shardwright {
@@ -65,8 +66,7 @@ class SimulatedRun {
 // The step time that the log means, for a step of the plan's tokens.
 Seconds MeasuredStep(const PlanFile& file, const StepLog& log, Seconds predicted,
                      std::string& assumed) {
-  const Plan& plan = file.plan;
-  const auto ranks = static_cast<double>(plan.shard_size * plan.replicate_size);
+  const auto ranks = static_cast<double>(MeshOf(file.plan).RankCount());
   const auto samples = static_cast<double>(file.job.global_batch);
   const double tokens =
       samples * static_cast<double>(std::max<std::int64_t>(file.model.model.sequence_length, 1));
@@ -83,7 +83,7 @@ Seconds MeasuredStep(const PlanFile& file, const StepLog& log, Seconds predicted
     return is_one ? of_all / ranks : of_all;
   }
   if (log.step_time) {
-    const bool is_micro = log.framework == "progress bar" && plan.accumulation > 1;
+    const bool is_micro = log.framework == "progress bar" && file.plan.accumulation > 1;
     assumed = is_micro ? "an iteration of the progress bar is an optimizer step" : "";
     return *log.step_time;
   }

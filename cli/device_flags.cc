@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "executor/cuda/session.h"
 #include "executor/host/tcp_handshake.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 
@@ -76,7 +77,7 @@ int StartProcesses(const SessionInput& input, const std::string& plan) {
   if (plan == "-") {
     throw UsageError("several GPUs need a plan that is a file, not standard input");
   }
-  return RunLocalProcesses(input.program.shard_size * input.program.replicate_size);
+  return RunLocalProcesses(MeshOf(input.program).RankCount());
 }
 
 }  // namespace shardwright

@@ -15,6 +15,7 @@
 #include "planner/search.h"
 #include "schedule/wrap.h"
 #include "topologies/check_network.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -43,33 +44,24 @@ void SetBatch(const PlanOptions& options, std::int64_t ranks, Job& job, Plan& pl
 
 // W and R: what is given must divide the ranks; what is not follows.
 void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
+  const bool is_free = options.shard_size == 0 && options.replicate_size == 0;
   const bool is_ddp = plan.dialect == Dialect::kDdp;
-  plan.shard_size = options.shard_size;
-  plan.replicate_size = options.replicate_size;
-  if (plan.shard_size == 0 && plan.replicate_size == 0) {
-    plan.shard_size = is_ddp ? 1 : ranks;
-  }
-  if (plan.replicate_size == 0 && ranks % plan.shard_size == 0) {
-    plan.replicate_size = ranks / plan.shard_size;
-  }
-  if (plan.shard_size == 0 && ranks % plan.replicate_size == 0) {
-    plan.shard_size = ranks / plan.replicate_size;
+  const Mesh mesh = MeshOver(ranks, is_free && is_ddp ? Mesh{{0, 1}} : MeshOf(options));
+  plan.shard_size = mesh.Along(Axis::kShard);
+  plan.replicate_size = mesh.Along(Axis::kReplicate);
+  if (mesh.RankCount() == ranks) {
+    return;
   }
   const std::string shard = std::to_string(options.shard_size);
   const std::string replicate = std::to_string(options.replicate_size);
-  if (plan.shard_size == 0) {
-    throw InputError("--replicate: got " + replicate + ", expected a divisor of the " +
-                     std::to_string(ranks) + " ranks");
+  if (options.shard_size == 0 || options.replicate_size == 0) {
+    throw InputError(
+        (options.shard_size == 0 ? "--replicate: got " + replicate : "--shard: got " + shard) +
+        ", expected a divisor of the " + std::to_string(ranks) + " ranks");
   }
-  if (plan.replicate_size == 0) {
-    throw InputError("--shard: got " + shard + ", expected a divisor of the " +
-                     std::to_string(ranks) + " ranks");
-  }
-  if (plan.shard_size * plan.replicate_size != ranks) {
-    throw InputError("--shard " + shard + " --replicate " + replicate +
-                     ": got a product other than the " + std::to_string(ranks) +
-                     " ranks of the cluster");
-  }
+  throw InputError("--shard " + shard + " --replicate " + replicate +
+                   ": got a product other than the " + std::to_string(ranks) +
+                   " ranks of the cluster");
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "schedule/lower.h"
 #include "schedule/verify.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 
@@ -16,7 +17,7 @@ ForwardPlan::ForwardPlan(const PlanFile& file) : job(file.job), plan(file.plan) 
   plan.offload.activations = false;
   plan.offload.optimizer = false;
   plan.offload.moments = false;
-  job.global_batch = plan.micro_batch * plan.shard_size * plan.replicate_size;
+  job.global_batch = plan.micro_batch * MeshOf(plan).RankCount();
   program = Lower({file.model.model, file.kernels, job, plan});
   const std::vector<Finding> findings = Verify(program);
   SW_CHECK(findings.empty(), "an illegal program: " + findings[0].text);

@@ -27,6 +27,7 @@
 #include "planner/warnings.h"
 #include "schedule/dialect_facts.h"
 #include "simulator/plan_programs.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -45,7 +46,7 @@ std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::str
   table.Row({"trainable", WithCommas(CountParameters(file.model.model, true))});
   table.Row({"units", WithCommas(static_cast<std::int64_t>(plan.units.size())) + ", the largest " +
                           WithCommas(largest) + " parameters"});
-  table.Row({"ranks", WithCommas(plan.shard_size * plan.replicate_size) + " = shard " +
+  table.Row({"ranks", WithCommas(MeshOf(plan).RankCount()) + " = shard " +
                           WithCommas(plan.shard_size) + " x replicate " +
                           WithCommas(plan.replicate_size)});
   table.Row({"batch", WithCommas(file.job.global_batch) + " = ranks x micro-batch " +

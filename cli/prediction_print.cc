@@ -13,6 +13,7 @@
 #include "cli/table.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -272,7 +273,7 @@ std::string TakenText(const PlanFile& file) {
     text += ", sequence " + WithCommas(file.job.sequence_length);
   }
   return text + ", batch " + WithCommas(file.job.global_batch) + " = " +
-         WithCommas(plan.shard_size * plan.replicate_size) + " ranks x micro-batch " +
+         WithCommas(MeshOf(plan).RankCount()) + " ranks x micro-batch " +
          WithCommas(plan.micro_batch) + " x accumulation " + WithCommas(plan.accumulation) +
          (file.cluster.SharedCores() > 0
               ? ", " + CoresText(file.cluster.SharedCores()) + " for " +

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "executor/internal/binder.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 
@@ -33,8 +34,7 @@ Binder::Binder(const ExecutorInput& input, Rank rank, const RankMemory& memory)
       program_(input.program),
       rank_(rank),
       memory_(memory),
-      shard_index_(static_cast<std::int64_t>(rank.value) % input.program.shard_size),
-      ranks_(input.program.shard_size * input.program.replicate_size),
+      shard_index_(MeshOf(input.program).At(rank).shard),
       layouts_(input.model, input.program),
       fresh_(input.program.buffers.size(), false),
       units_(input.program.units.size()) {

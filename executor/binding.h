@@ -14,7 +14,6 @@
 #include "executor/training_options.h"
 #include "models/kernel_set.h"
 #include "models/model.h"
-#include "schedule/group_place.h"
 #include "schedule/place.h"
 #include "schedule/program.h"
 
@@ -78,7 +77,7 @@ struct RankMemory {
   std::byte* host = nullptr;
 };
 
-// Binds the program for one rank of shard_size * replicate_size. Throws InputError for a program
+// Binds the program for one rank of the mesh. Throws InputError for a program
 // that asks for something the executor cannot do, naming the op. O(ops + runs).
 [[nodiscard]] Binding Bind(const ExecutorInput& input, Rank rank, const RankMemory& memory);
 

@@ -10,14 +10,14 @@
 #include "core/threads.h"
 #include "executor/internal/loss_book.h"
 #include "executor/internal/rank_runner.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 
 Runtime::Runtime(const ExecutorInput& input, const DeviceFactory& devices, RunOptions options)
     : input_(input),
       options_(std::move(options)),
-      losses_(std::make_unique<LossBook>(input.program.shard_size * input.program.replicate_size,
-                                         options_)) {
+      losses_(std::make_unique<LossBook>(MeshOf(input.program).RankCount(), options_)) {
   for (const Rank rank : LocalRanks()) {
     ranks_.push_back(std::make_unique<RankRunner>(input_, options_, rank, devices(rank), *losses_));
   }

@@ -13,6 +13,7 @@
 #include "core/units.h"
 #include "executor/binding.h"
 #include "executor/device.h"
+#include "topologies/mesh.h"
 #include "traces/trace.h"
 
 namespace shardwright {
@@ -102,9 +103,7 @@ class Runtime {
   [[nodiscard]] std::int64_t skipped_steps() const;
   // Resumes with what an earlier run had.
   void set_loss_scaler(const LossScaler& scaler, std::int64_t skipped_steps);
-  [[nodiscard]] std::int64_t rank_count() const {
-    return input_.program.shard_size * input_.program.replicate_size;
-  }
+  [[nodiscard]] std::int64_t rank_count() const { return MeshOf(input_.program).RankCount(); }
   // One report per step since the last call.
   [[nodiscard]] std::vector<StepReport> TakeReports();
   // What was recorded since the last call.

@@ -10,6 +10,7 @@
 #include "schedule/lower/optimizer.h"
 #include "simulator/costs/collectives.h"
 #include "simulator/simulate.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -148,10 +149,9 @@ double Bounds::HostBytes(const OuterChoice& outer) const {
 // Bytes that live outside of the allocator.
 double Bounds::Outside(const OuterChoice& outer) const {
   Program program;
-  program.groups = {{"shard", outer.shard_size, 1},
-                    {"replicate", outer.replicate_size, outer.shard_size}};
+  program.groups = GroupsOf(outer);
   if (!facts_.one_communicator && is_train_) {
-    program.groups.push_back({"reduce", outer.shard_size, 1});
+    program.groups.push_back(program.groups.front());
   }
   return static_cast<double>(OutsideBytes(program, in_.profile.memory).value);
 }
@@ -206,7 +206,7 @@ Occupancy::RowWeights Bounds::BytesOf(const OuterChoice& outer) const {
 std::vector<std::int64_t> Bounds::PartialGroups(const OuterChoice& outer) const {
   std::vector<std::int64_t> sizes;
   for (std::int64_t size = 2; size < outer.shard_size; ++size) {
-    if (outer.shard_size % size == 0) {
+    if (MeshOf(outer).SplitsInto(size)) {
       sizes.push_back(size);
     }
   }
@@ -349,8 +349,8 @@ void Bounds::AddEnds(const OuterChoice& outer, Terms& terms) const {
     terms.serial += bytes / rates_.grad_norm.value + 2 * bytes / rates_.grad_clip.value;
   }
   const Times times = ends_each ? TimesOf(outer) : Times();
-  const GroupShape group = {outer.shard_size, 1};
-  const GroupShape replicas = {outer.replicate_size, outer.shard_size};
+  const GroupShape group = MeshOf(outer).Of({Axis::kShard});
+  const GroupShape replicas = MeshOf(outer).Of({Axis::kReplicate});
   const double last = m.last_elements * sent_;
   terms.head = times.gather *
                MessageSeconds(OpCode::kAllGather, group, m.first_elements * FrozenWidth(param_));

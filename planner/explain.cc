@@ -13,6 +13,7 @@
 #include "schedule/dialect_facts.h"
 #include "schedule/lower.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 #include "topologies/scale_links.h"
 
 namespace shardwright {
@@ -101,7 +102,7 @@ class Explainer {
     for (const Reshard& reshard : space_.reshards) {
       Plan plan = chosen_;
       if (plan.shard_size == 1 ||
-          (reshard.kind == Reshard::Kind::kToGroup && plan.shard_size % reshard.group != 0)) {
+          (reshard.kind == Reshard::Kind::kToGroup && !MeshOf(plan).SplitsInto(reshard.group))) {
         continue;
       }
       for (UnitPlan& unit : plan.units) {

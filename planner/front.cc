@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "planner/choose.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -42,11 +43,12 @@ NodeCountResult SearchCount(const SearchInput& input, const SearchOptions& optio
   }
   SearchOptions here = options;
   if (options.fixed.mesh) {
-    if (row.ranks % here.base.shard_size != 0) {
+    const Mesh mesh = MeshOver(row.ranks, {{0, here.base.shard_size}});
+    if (mesh.RankCount() != row.ranks) {
       row.refusal = "the shard size does not divide its ranks";
       return row;
     }
-    here.base.replicate_size = row.ranks / here.base.shard_size;
+    here.base.replicate_size = mesh.Along(Axis::kReplicate);
   }
   row.result = Search({input.model, input.kernels, cluster, input.profile, input.job}, here);
   if (!row.result->is_feasible) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "planner/local.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -55,7 +56,7 @@ void LocalSearch::TryReshards(Evaluator& evaluator) {
     if (to_group && outer_.shard_size <= reshard.group) {
       reshard.group = outer_.shard_size / 2;  // half a node
     }
-    if (to_group && (reshard.group < 2 || outer_.shard_size % reshard.group != 0)) {
+    if (to_group && (reshard.group < 2 || !MeshOf(outer_).SplitsInto(reshard.group))) {
       continue;
     }
     InnerChoice inner = evaluated_[best_].inner;

@@ -43,8 +43,7 @@ Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, const D
       transfers.push_back(t);
     }
   };
-  program.groups = {{"shard", outer.shard_size, 1},
-                    {"replicate", outer.replicate_size, outer.shard_size}};
+  program.groups = GroupsOf(outer);
   add(kGather, GroupId(0));
   add(kReduce, GroupId(0));
   add(kReplicate, GroupId(1));

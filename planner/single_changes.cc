@@ -10,6 +10,7 @@
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -195,7 +196,7 @@ class Finder {
   static void ClampReshard(Plan& plan) {
     for (UnitPlan& unit : plan.units) {
       if (unit.reshard.kind == Reshard::Kind::kToGroup &&
-          plan.shard_size % unit.reshard.group != 0) {
+          !MeshOf(plan).SplitsInto(unit.reshard.group)) {
         unit.reshard = Reshard{};
       }
     }

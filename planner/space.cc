@@ -13,6 +13,7 @@
 #include "schedule/lower/optimizer.h"
 #include "schedule/torch_rules.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -130,7 +131,7 @@ std::vector<OuterChoice> OuterChoices(const SearchInput& input, const SearchOpti
       }
       OuterChoice outer;
       outer.shard_size = shard;
-      outer.replicate_size = ranks / shard;
+      outer.replicate_size = MeshOver(ranks, {{0, shard}}).Along(Axis::kReplicate);
       outer.micro_batch = micro_batch;
       outer.accumulation = per_rank / micro_batch;
       for (const SyncMode sync : SyncModes(outer, input, options)) {
@@ -496,6 +497,12 @@ std::string FamilyName(const OuterChoice& outer, const SearchOptions& options) {
   add(outer.offload.activations, "activations");
   add(outer.offload.moments, "moments");
   return offload.empty() ? name : name + offload + " on the host";
+}
+
+std::vector<Group> GroupsOf(const OuterChoice& outer) {
+  const GroupShape shard = MeshOf(outer).Of({Axis::kShard});
+  const GroupShape replicate = MeshOf(outer).Of({Axis::kReplicate});
+  return {{"shard", shard.size, shard.stride}, {"replicate", replicate.size, replicate.stride}};
 }
 
 std::string LabelOf(const OuterChoice& outer) {

@@ -66,6 +66,9 @@ inline constexpr int kMostOffloads = 3;
 // (_CachedTorchDispatchMode, torch 2.13; 2.8 does not count what hooks call).
 [[nodiscard]] bool CanRecompute(const Plan& plan);
 
+// The shard group and the replicate group of the mesh, in this order.
+[[nodiscard]] std::vector<Group> GroupsOf(const OuterChoice& outer);
+
 // Does `plan` have this outer choice?
 [[nodiscard]] bool Is(const OuterChoice& outer, const Plan& plan);
 void SetOuter(const OuterChoice& outer, Plan& plan);

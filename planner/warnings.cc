@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "models/stacked_experts.h"
 #include "schedule/dialect_facts.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -21,7 +22,8 @@ std::string PaddedExperts(const PlanFile& file) {
   for (const ModelOp& op : file.model.model.ops) {
     const OpSpec& spec = file.model.model.SpecOf(op);
     const bool is_stacked = op.params.size() == 2 || StacksExperts(file.kernels.name);
-    if (spec.kind == OpKind::kExperts && is_stacked && spec.experts % plan.shard_size != 0) {
+    if (spec.kind == OpKind::kExperts && is_stacked &&
+        RoundUp(spec.experts, plan.shard_size) != spec.experts) {
       experts = std::max(experts, spec.experts);
     }
   }
@@ -29,7 +31,7 @@ std::string PaddedExperts(const PlanFile& file) {
     return {};
   }
   const std::int64_t padded = RoundUp(experts, plan.shard_size);
-  const std::int64_t fitting = std::gcd(experts, plan.shard_size * plan.replicate_size);
+  const std::int64_t fitting = std::gcd(experts, MeshOf(plan).RankCount());
   return "fully_shard cuts the " + std::to_string(experts) +
          " experts of a layer, one tensor, over " + std::to_string(plan.shard_size) +
          " ranks: they are stored, gathered and reduced as " + std::to_string(padded) +

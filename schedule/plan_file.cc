@@ -13,6 +13,7 @@
 #include "models/trainable.h"
 #include "schedule/internal/plan_json.h"
 #include "topologies/check_network.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -183,7 +184,7 @@ void CheckPlan(const PlanFile& file, const std::string& where) {
   CheckFp8(file);
   ValidatePlan(file.model.model, file.job, file.plan, where);
   (void)ResolveUnits(file.model.model, file.plan, where);
-  const std::int64_t ranks = file.plan.shard_size * file.plan.replicate_size;
+  const std::int64_t ranks = MeshOf(file.plan).RankCount();
   if (ranks != file.cluster.RankCount()) {
     throw InputError(where,
                      "shard_size " + std::to_string(file.plan.shard_size) + " x replicate_size " +

@@ -15,6 +15,7 @@
 #include "schedule/internal/plan_fields.h"
 #include "schedule/plan.h"
 #include "schedule/plan_names.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -238,7 +239,7 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
   CheckRange(plan.bucket.value, 1, kMaxRanks * kMaxRanks, where, "bucket");
   CheckRange(plan.reduce_scatter_bucket.value, 0, kMaxRanks * kMaxRanks, where,
              "reduce_scatter_bucket");
-  const std::int64_t ranks = plan.shard_size * plan.replicate_size;
+  const std::int64_t ranks = MeshOf(plan).RankCount();
   if (ranks > kMaxRanks) {
     throw InputError(FieldOf(where, "replicate_size"), std::to_string(plan.replicate_size),
                      "at most " + std::to_string(kMaxRanks) + " ranks in all");
@@ -284,7 +285,7 @@ void CheckReshard(const UnitPlan& unit, std::size_t u, const Plan& plan, const s
         field, std::to_string(group), "\"always\" or \"never\"",
         "dialect " + std::string(NameOf(plan.dialect)) + " cannot reshard to a smaller group");
   }
-  if (group < 1 || plan.shard_size % group != 0) {
+  if (!MeshOf(plan).SplitsInto(group)) {
     throw InputError(field, std::to_string(group),
                      "a divisor of shard_size " + std::to_string(plan.shard_size));
   }

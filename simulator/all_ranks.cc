@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "core/error.h"
-#include "schedule/group_place.h"
 #include "simulator/internal/engine_state.h"
 #include "simulator/internal/event_loop.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -193,8 +193,7 @@ AllRanksResult RunAllRanks(std::span<const RankProgram> ranks, const AllRanksOpt
   }
   for (const RankProgram& rank : ranks) {
     for (const Group& group : rank.program->groups) {
-      const auto block = static_cast<std::size_t>(group.size * group.stride);
-      if (block == 0 || ranks.size() % block != 0) {
+      if (!Tiles(group, std::ssize(ranks))) {
         throw InputError(
             "group " + group.name,
             std::to_string(group.size) + " ranks, " + std::to_string(group.stride) + " apart",

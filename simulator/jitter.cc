@@ -9,9 +9,9 @@
 #include <boost/math/special_functions/erf.hpp>
 
 #include "core/error.h"
-#include "schedule/group_place.h"
 #include "simulator/all_ranks.h"
 #include "simulator/internal/engine_state.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {

@@ -7,13 +7,14 @@
 
 #include "core/error.h"
 #include "topologies/internal/group_windows.h"
+#include "topologies/mesh.h"
 #include "topologies/routing.h"
 
 namespace shardwright {
 namespace internal {
 
 std::vector<std::int64_t> RepresentativeWindows(GroupShape shape, std::int64_t ranks) {
-  const std::int64_t block = shape.size * shape.stride;
+  const std::int64_t block = BlockOf(shape);
   // Blocks start at the same offset of a window again after this many.
   const std::int64_t block_count = ranks / std::gcd(block, ranks);
   // Windows inside one block look alike when they start at the same residue of the stride, and all
@@ -45,7 +46,7 @@ WindowPart CountPart(GroupShape shape, std::int64_t a, std::int64_t b) {
 }
 
 WindowPart CountWindow(GroupShape shape, std::int64_t ranks, std::int64_t window) {
-  const std::int64_t block = shape.size * shape.stride;
+  const std::int64_t block = BlockOf(shape);
   const std::int64_t begin = window * ranks;
   const std::int64_t end = begin + ranks;
   WindowPart sum;
@@ -74,7 +75,7 @@ std::int64_t SpannedWindows(GroupShape shape, std::int64_t ranks) {
   // Neighbouring members are closer than a window, so no window in between is skipped. A group may
   // start at offset x of a window when x = m * block + o (mod ranks) for some block m and o <
   // stride.
-  const std::int64_t granularity = std::gcd(shape.size * shape.stride, ranks);
+  const std::int64_t granularity = std::gcd(BlockOf(shape), ranks);
   const std::int64_t reach = (shape.size - 1) * shape.stride;
   const std::int64_t latest = ranks - granularity + std::min(shape.stride, granularity) - 1;
   return (latest + reach) / ranks + 1;
@@ -94,7 +95,7 @@ std::int64_t CrossingGroups(GroupShape shape, std::int64_t ranks) {
 GroupPlacement PlaceGroup(GroupShape shape, std::int64_t gpus_per_node) {
   SW_CHECK(shape.size >= 1 && shape.stride >= 1 && gpus_per_node >= 1);
   const std::int64_t g = gpus_per_node;
-  const std::int64_t block = shape.size * shape.stride;
+  const std::int64_t block = BlockOf(shape);
   GroupPlacement placement;
   placement.node_count = internal::SpannedWindows(shape, g);
   placement.ranks_per_node = std::min(shape.size, (g + shape.stride - 1) / shape.stride);

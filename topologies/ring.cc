@@ -11,6 +11,7 @@
 #include "topologies/internal/group_windows.h"
 #include "topologies/internal/node_graph.h"
 #include "topologies/internal/node_rates.h"
+#include "topologies/mesh.h"
 #include "topologies/routing.h"
 
 namespace shardwright {
@@ -28,12 +29,11 @@ struct LocalGroup {
 };
 
 std::vector<LocalGroup> GroupsOnNode(GroupShape shape, std::int64_t node, const Components& gpus) {
-  const std::int64_t block = shape.size * shape.stride;
   std::vector<LocalGroup> groups;
   for (std::size_t j = 0; j < gpus.size(); ++j) {
     const std::int64_t rank =
         node * static_cast<std::int64_t>(gpus.size()) + static_cast<std::int64_t>(j);
-    const std::int64_t first = rank / block * block + rank % block % shape.stride;
+    const std::int64_t first = PlaceInGroup(shape, Rank(static_cast<std::size_t>(rank))).base;
     auto group = std::find_if(groups.begin(), groups.end(),
                               [&](const LocalGroup& g) { return g.first_rank == first; });
     if (group == groups.end()) {
@@ -193,8 +193,7 @@ BytesPerSecond RingPath::Rate() const {
 
 RingPath FindRing(const Cluster& cluster, GroupShape shape) {
   const std::int64_t total = cluster.RankCount();
-  if (shape.size < 1 || shape.stride < 1 || shape.size > total ||
-      shape.stride > total / shape.size || total % (shape.size * shape.stride) != 0) {
+  if (!Tiles(shape, total)) {
     throw InputError(
         "group of " + std::to_string(shape.size) + " ranks, stride " + std::to_string(shape.stride),
         "a block of " + std::to_string(shape.size) + " x " + std::to_string(shape.stride) +

@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "core/threads.h"
-#include "schedule/group_place.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -84,17 +84,13 @@ std::optional<std::uint64_t> CommTypeOf(OpCode code) {
   return found == kTypes.end() ? std::nullopt : std::optional(found->second);
 }
 
-std::int64_t RankCount(const Program& program) {
-  return program.shard_size * program.replicate_size;
-}
-
 // Numbers from 1 for every group and the ranks that it holds somewhere: two groups of the same
 // ranks are two communicators.
 using GroupNumbers = std::map<std::pair<std::size_t, std::vector<std::int64_t>>, std::size_t>;
 GroupNumbers NumberGroups(const Program& program) {
   GroupNumbers numbers;
   for (std::size_t i = 0; i < program.groups.size(); ++i) {
-    for (std::int64_t rank = 0; rank < RankCount(program); ++rank) {
+    for (std::int64_t rank = 0; rank < MeshOf(program).RankCount(); ++rank) {
       if (program.groups[i].size > 1) {
         numbers.try_emplace({i, MembersOf(program.groups[i], rank)}, numbers.size() + 1);
       }
@@ -161,7 +157,8 @@ std::string MetadataOf(const Program& program, std::int64_t rank) {
   metadata.Text(kVersion, "0.0.4");
   metadata.Attribute(kAttribute, "source", "simulated");
   metadata.Attribute(kAttribute, "rank", kUint64, static_cast<std::uint64_t>(rank));
-  metadata.Attribute(kAttribute, "ranks", kUint64, static_cast<std::uint64_t>(RankCount(program)));
+  metadata.Attribute(kAttribute, "ranks", kUint64,
+                     static_cast<std::uint64_t>(MeshOf(program).RankCount()));
   std::string out;
   metadata.WriteTo(out);
   return out;
@@ -229,14 +226,14 @@ std::string ChakraGroups(const Program& program) {
 
 std::vector<OutputFile> ChakraFiles(const Program& program, const Trace& trace,
                                     const std::string& folder) {
-  if (RankCount(program) > kMostChakraRanks) {
-    throw InputError("--chakra", std::to_string(RankCount(program)) + " ranks",
+  if (MeshOf(program).RankCount() > kMostChakraRanks) {
+    throw InputError("--chakra", std::to_string(MeshOf(program).RankCount()) + " ranks",
                      "at most " + std::to_string(kMostChakraRanks) + ", a file each");
   }
   const auto spans = LastStep(trace);
   const GroupNumbers numbers = NumberGroups(program);
   std::vector<OutputFile> files;
-  for (std::int64_t rank = 0; rank < RankCount(program); ++rank) {
+  for (std::int64_t rank = 0; rank < MeshOf(program).RankCount(); ++rank) {
     files.push_back({.path = folder + "/step." + std::to_string(rank) + ".et",
                      .content = TraceOf(program, spans, numbers, rank),
                      .is_in_folder = true});

@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "core/json.h"
-#include "schedule/group_place.h"
+#include "topologies/mesh.h"
 #include "traces/internal/chrome_layout.h"
 
 namespace shardwright {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "topologies/mesh.h"
 #include "traces/gzip.h"
 #include "traces/internal/chrome_layout.h"
 #include "traces/internal/event_text.h"
@@ -199,7 +200,7 @@ void Writer::Header() {
   out_.Raw("}, \"distributedInfo\": {\"backend\": \"nccl\", \"rank\": ");
   out_.Number(layout_.ranks.empty() ? 0 : layout_.ranks.front().rank.value);
   out_.Raw(", \"world_size\": ");
-  out_.Number(program_.shard_size * program_.replicate_size);
+  out_.Number(MeshOf(program_).RankCount());
   out_.Raw("}, \"displayTimeUnit\": \"ms\", \"baseTimeNanoseconds\": 0,\n\"traceEvents\": [");
 }
 

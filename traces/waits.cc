@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "schedule/group_place.h"
+#include "topologies/mesh.h"
 #include "traces/internal/chrome_layout.h"
 
 namespace shardwright {

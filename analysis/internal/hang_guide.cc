@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "schedule/group_place.h"
+#include "topologies/mesh.h"
 
 namespace shardwright::internal {
 namespace {

@@ -6,6 +6,7 @@
 #include "executor/cuda/loopback.h"
 #include "executor/host/process_communicator.h"
 #include "executor/host/together.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 
@@ -21,7 +22,7 @@ CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_o
   gpu.Synchronize(anchor);
   anchor_time = clock.Now();
   const Program& program = context.input.program;
-  const std::int64_t ranks = program.shard_size * program.replicate_size;
+  const std::int64_t ranks = MeshOf(program).RankCount();
   const std::int64_t first = options.processes == nullptr ? 0 : options.processes->rank();
   const std::int64_t last = options.processes == nullptr ? ranks : first + 1;
   for (std::int64_t r = first; r < last; ++r) {

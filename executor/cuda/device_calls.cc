@@ -9,6 +9,7 @@
 #include "executor/cuda/device.h"
 #include "executor/cuda/kernels/sums.h"
 #include "executor/cuda/ops/launch.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 
@@ -116,7 +117,7 @@ void CudaDevice::SubmitInitialize(const InitializeCall& call, GpuStream stream) 
   std::vector<std::byte> values(static_cast<std::size_t>(call.elements * SizeOf(call.dtype)));
   // Thirty nanoseconds each, which are minutes of one core for billions. All ranks do it at once.
   const Program& program = world_.context.input.program;
-  const auto ranks = static_cast<int>(program.shard_size * program.replicate_size);
+  const auto ranks = static_cast<int>(MeshOf(program).RankCount());
   if (!call.unit.valid()) {
     InitializeModelBuffers(
         model, {reinterpret_cast<float*>(values.data()), static_cast<std::size_t>(call.elements)});

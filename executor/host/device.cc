@@ -9,6 +9,7 @@
 #include "executor/host/arithmetic.h"
 #include "executor/host/process_communicator.h"
 #include "executor/host/together.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -30,7 +31,7 @@ HostWorld::HostWorld(const ExecuteContext& run_context, const HostOptions& run_o
     options.processes->OnFailure(this, [this](const std::string& cause) { faults.Report(cause); });
   }
   const Program& program = context.input.program;
-  const std::int64_t ranks = program.shard_size * program.replicate_size;
+  const std::int64_t ranks = MeshOf(program).RankCount();
   const std::int64_t first = options.processes == nullptr ? 0 : options.processes->rank();
   const std::int64_t last = options.processes == nullptr ? ranks : first + 1;
   for (std::size_t g = 0; g < program.groups.size(); ++g) {

@@ -135,7 +135,6 @@ class Binder {
   Rank rank_;
   RankMemory memory_;
   std::int64_t shard_index_;
-  std::int64_t ranks_;
   UnitLayouts layouts_;
 
   std::vector<std::optional<Contents>> contents_;   // by buffer

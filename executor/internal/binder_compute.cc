@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "executor/internal/binder.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -83,8 +84,7 @@ Call Binder::BindModelOp(const Body& body, OpId id) {
   c.dropout.seed = in_.training.seed;
   c.dropout.op = program_op.subject;
   c.dropout.first_sample =
-      (std::int64_t{program_op.micro_batch} * ranks_ + static_cast<std::int64_t>(rank_.value)) *
-      program_.micro_batch;
+      MeshOf(program_).FirstSample(rank_, program_op.micro_batch, program_.micro_batch);
   c.reduction = in_.training.sum_loss ? LossReduction::kSum : LossReduction::kMean;
   if (IsLoss(c.spec->kind) && program_op.phase == Phase::kForward) {
     call.loss = static_cast<const float*>(c.outputs.front().data);

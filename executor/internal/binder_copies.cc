@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "executor/internal/binder.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {

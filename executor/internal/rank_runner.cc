@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -215,13 +216,10 @@ void Runtime::RankRunner::LoadInputs(const Op& op, const StepContext& context) {
     return;
   }
   const Program& program = input_.program;
-  const std::int64_t ranks = program.shard_size * program.replicate_size;
   BatchKey key;
   key.step = context.step;
   key.count = program.micro_batch;
-  key.first_sample =
-      (std::int64_t{op.micro_batch} * ranks + static_cast<std::int64_t>(rank_.value)) *
-      program.micro_batch;
+  key.first_sample = MeshOf(program).FirstSample(rank_, op.micro_batch, program.micro_batch);
   options_.inputs(key, binding_.inputs);
 }
 

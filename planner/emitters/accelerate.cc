@@ -47,27 +47,6 @@ constexpr std::array<SettingRow<S>, 28> kRows = {{
     {"deepspeed_config.zero3_init_flag", &S::zero3_init_flag},
 }};
 
-constexpr std::array<LossReason, 17> kReasons = {{
-    {"job.precision.reduce", "mixed_precision sets one dtype for parameters and reductions"},
-    {"job.precision", "mixed_precision keeps fp32 masters"},
-    {"plan.dialect", "Accelerate runs PyTorch's FSDP"},
-    {"plan.shard_size", "HYBRID_SHARD shards inside a node, FULL_SHARD over all ranks"},
-    {"plan.replicate_size", "HYBRID_SHARD replicates over the nodes, FULL_SHARD not at all"},
-    {"plan.sync", "Accelerate synchronises all or nothing"},
-    {"plan.offload.optimizer", "there is no setting for the optimizer alone"},
-    {"plan.offload.moments", "there is no setting for the optimizer alone"},
-    {"plan.offload.activations",
-     "only the inputs of recomputed layers can go to the host, and only with FSDP2"},
-    {"plan.recompute", "whole wrapped layers are recomputed, or nothing is"},
-    {"plan.limit_all_gathers", "the YAML has no key for it"},
-    {"plan.bounded_memory", "PyTorch has no such option"},
-    {"plan.units.reshard", "one setting for all layers; [norm, head] and the root stay gathered"},
-    {"plan.units.gap", "FSDP gathers a unit once per pass"},
-    {"plan.units.forward_prefetch", "the YAML has no prefetch lists"},
-    {"plan.units.backward_prefetch", "the YAML has no prefetch lists"},
-    {"plan.units", "layers are wrapped by class; the rest is cut by Accelerate"},
-}};
-
 std::vector<std::string> Split(std::string_view text) {
   std::vector<std::string> list;
   while (!text.empty()) {
@@ -238,7 +217,7 @@ Emission EmitAccelerate(const PlanFile& file, const EmitOptions& options) {
     settings = ToAccelerate(fsdp, file.cluster);
   }
   if (!IsZero(file.plan.dialect)) {
-    emission.losses = FindLosses(file, emission.as_emitted, kReasons);
+    emission.losses = FindLosses(file, emission.as_emitted, "accelerate");
     const Plan& plan = file.plan;
     const OptimizerSpec& optimizer = file.job.optimizer;
     emission.by_hand.push_back(

@@ -7,6 +7,7 @@
 #include "planner/emitters/unit_classes.h"
 #include "schedule/plan_names.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -50,30 +51,6 @@ constexpr std::array<SettingRow<S>, 29> kRows = {{
     {"zero_optimization.sub_group_size", &S::sub_group_size},
     {"zero_optimization.mics_shard_size", &S::mics_shard_size},
     {"zero_optimization.leaf_module.classes", &S::leaf_module_classes},
-}};
-
-constexpr std::array<LossReason, 17> kReasons = {{
-    {"job.precision.master", "DeepSpeed keeps fp32 masters"},
-    {"job.precision.reduce", "gradients are reduced in fp32, bf16 or fp16"},
-    {"job.optimizer.impl",
-     "DeepSpeed's Adam is fused, PyTorch's runs foreach on ZeRO's flat shards"},
-    {"plan.dialect", "DeepSpeed runs ZeRO"},
-    {"plan.shard_size", "ZeRO shards over all ranks"},
-    {"plan.replicate_size", "ZeRO shards over all ranks"},
-    {"plan.sync", "stage 1 reduces on the last micro-batch, stages 2 and 3 on each"},
-    {"plan.offload.moments", "where the moments go the masters and the update go, too"},
-    {"plan.offload.activations", "only models that call deepspeed.checkpointing can offload them"},
-    {"plan.zero.gradient_reduction", "DeepSpeed's stages 1 and 2 all-reduce buckets"},
-    {"plan.zero.allgather_bucket",
-     "where PyTorch has all_gather_into_tensor, since 1.13, DeepSpeed gathers all weights at once"},
-    {"plan.zero.before_deepspeed_0_6", "what is emitted is for DeepSpeed since 0.6"},
-    {"plan.units.forward_prefetch", "stage 3 fetches ahead by elements, in recorded order"},
-    {"plan.units.backward_prefetch", "stage 3 fetches ahead by elements, in recorded order"},
-    {"plan.units",
-     "stage 3 fetches modules, or leaf modules as a whole; stages 1 and 2 have one "
-     "group of parameters"},
-    {"plan.bounded_memory", "DeepSpeed has no such option"},
-    {"plan.use_orig_params", "DeepSpeed has no such option"},
 }};
 
 std::int64_t StageOf(Dialect dialect) {
@@ -330,7 +307,7 @@ DeepSpeedSettings ToDeepSpeed(const PlanFile& file) {
   const Plan& plan = file.plan;
   const Precision& precision = file.job.precision;
   S s;
-  s.train_batch_size = plan.shard_size * plan.replicate_size * plan.micro_batch * plan.accumulation;
+  s.train_batch_size = MeshOf(plan).RankCount() * plan.micro_batch * plan.accumulation;
   s.train_micro_batch_size_per_gpu = plan.micro_batch;
   s.gradient_accumulation_steps = plan.accumulation;
   s.gradient_clipping = file.job.clip_gradients ? 1.0 : 0.0;
@@ -365,7 +342,7 @@ void ApplyDeepSpeed(const DeepSpeedSettings& settings, PlanFile& file) {
     }
     ApplyZero(settings, file);
   }
-  plan.replicate_size = ranks / plan.shard_size;
+  plan.replicate_size = MeshOver(ranks, {{0, plan.shard_size}}).Along(Axis::kReplicate);
   ApplyPrecision(settings, file.job.precision);
   ApplyOptimizer(settings, file.job.optimizer);
   file.job.clip_gradients = settings.gradient_clipping.value_or(0.0) > 0.0;
@@ -382,7 +359,7 @@ Emission EmitDeepSpeed(const PlanFile& file, const EmitOptions& options) {
   } else {
     emission.as_emitted.plan.recompute.clear();
   }
-  emission.losses = FindLosses(file, emission.as_emitted, kReasons);
+  emission.losses = FindLosses(file, emission.as_emitted, "deepspeed");
   emission.by_hand.emplace_back(
       "set the learning rate and the weight decay; those in the file "
       "stand for any");

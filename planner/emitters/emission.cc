@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
 #include "models/loader.h"
+#include "planner/loss_reasons.h"
 #include "schedule/lower/optimizer.h"
 #include "schedule/plan_names.h"
 
@@ -83,10 +86,25 @@ void TrainAll(PlanFile& file) {
                                      loaded.model.name, options);
 }
 
+// Why a target runs fields differently: by a beginning of the field's name, longer ones first.
+using Reasons = std::map<std::string, std::string, std::greater<>>;
+
+Reasons ReasonsOf(std::string_view target) {
+  const EmbeddedFile& file = EmbeddedLossReasons().front();
+  static const JsonValue targets = JsonValue::Parse(file.text, std::string(file.path));
+  Reasons reasons;
+  if (const std::optional<JsonValue> own = targets.Find(target)) {
+    for (const std::string& field : own->Keys()) {
+      reasons[field] = own->At(field).AsString();
+    }
+  }
+  return reasons;
+}
+
 class Differences {
  public:
-  Differences(const PlanFile& planned, const PlanFile& emitted, std::span<const LossReason> reasons)
-      : planned_(planned), emitted_(emitted), reasons_(reasons) {}
+  Differences(const PlanFile& planned, const PlanFile& emitted, std::string_view target)
+      : planned_(planned), emitted_(emitted), reasons_(ReasonsOf(target)) {}
 
   std::vector<Loss> Find() {
     JobFields();
@@ -101,15 +119,11 @@ class Differences {
   void Add(const std::string& field, const std::string& subject, const std::string& planned,
            const std::string& emitted) {
     Loss loss = {field, subject, planned, emitted, ""};
-    for (const LossReason& reason : reasons_) {
-      if (field.starts_with(reason.field)) {
-        loss.why = reason.why;
-        break;
-      }
-    }
-    if (loss.why.empty()) {
-      loss.why = "as " + std::string(NameOf(emitted_.plan.dialect)) + " does it, without a choice";
-    }
+    const auto reason = std::find_if(reasons_.begin(), reasons_.end(),
+                                     [&](const auto& row) { return field.starts_with(row.first); });
+    loss.why = reason != reasons_.end() ? reason->second
+                                        : "as " + std::string(NameOf(emitted_.plan.dialect)) +
+                                              " does it, without a choice";
     losses_.push_back(std::move(loss));
   }
 
@@ -321,7 +335,7 @@ class Differences {
 
   const PlanFile& planned_;
   const PlanFile& emitted_;
-  std::span<const LossReason> reasons_;
+  const Reasons reasons_;
   std::vector<Loss> losses_;
   std::map<std::vector<std::string>, std::vector<std::string>> unit_changes_;
 };
@@ -445,8 +459,8 @@ void AddJobDuties(const PlanFile& file, bool has_own_model, Emission& emission) 
 }
 
 std::vector<Loss> FindLosses(const PlanFile& planned, const PlanFile& emitted,
-                             std::span<const LossReason> reasons) {
-  return Differences(planned, emitted, reasons).Find();
+                             std::string_view target) {
+  return Differences(planned, emitted, target).Find();
 }
 
 Plan WithDialect(const Plan& plan, Dialect dialect) {

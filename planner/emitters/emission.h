@@ -3,7 +3,6 @@
 // What an emitter returns: the files of a framework, the plan as the framework will run it, and
 // what was lost on the way.
 
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,18 +58,12 @@ void AddKernelDuties(const PlanFile& file, Emission& emission);
 // whole: that is a loss, and the emitted plan is without them.
 void AddJobDuties(const PlanFile& file, bool has_own_model, Emission& emission);
 
-// Why a framework runs a field differently. `field` is a prefix of Loss::field; the first row that
-// fits counts.
-struct LossReason {
-  std::string_view field;
-  std::string_view why;
-};
-
 // Every field of job and plan in which `emitted` differs from `planned`, in the order of the plan
 // file. Units are compared by the parameters they hold, whatever their names; options that only the
-// emitted plan's dialect has are no loss. Fields without a reason get one that names the dialect.
+// emitted plan's dialect has are no loss. loss_reasons.json says why `target` runs a field
+// differently; the longest beginning of the field's name counts. Other fields name the dialect.
 [[nodiscard]] std::vector<Loss> FindLosses(const PlanFile& planned, const PlanFile& emitted,
-                                           std::span<const LossReason> reasons);
+                                           std::string_view target);
 
 // Mesh, batch, recomputation and offload of `plan`; units and the options of its dialect are left
 // at their defaults.

@@ -43,28 +43,6 @@ constexpr std::array<SettingRow<S>, 21> kRows = {{
     {"model.min_params_to_wrap", &S::min_params_to_wrap},
 }};
 
-constexpr std::array<LossReason, 19> kReasons = {{
-    {"job.precision.param", "with fully_sharded fairseq computes in fp16 or fp32"},
-    {"job.precision", "masters are fp32, or fp16 with memory_efficient_fp16"},
-    {"job.optimizer.impl", "fairseq's Adam loops over parameters, or is apex's fused one"},
-    {"job.optimizer", "fairseq has its own Adam, Adadelta and SGD"},
-    {"plan.dialect", "fairseq runs FairScale's FSDP, or DDP"},
-    {"plan.shard_size", "FairScale shards over all ranks"},
-    {"plan.replicate_size", "FairScale shards over all ranks"},
-    {"plan.sync", "with fully_sharded every micro-batch reduces its gradients"},
-    {"plan.offload.optimizer", "cpu_offload takes the parameters, too"},
-    {"plan.offload.moments", "cpu_offload takes the parameters, too"},
-    {"plan.offload.activations", "only the inputs of recomputed layers can go to the host"},
-    {"plan.recompute", "every layer is recomputed, or none is"},
-    {"plan.bounded_memory", "FairScale has no such option"},
-    {"plan.units.reshard", "one setting for all layers, and the root stays gathered"},
-    {"plan.units.gap", "FairScale gathers a unit once per pass"},
-    {"plan.units.forward_prefetch", "FairScale has no prefetching"},
-    {"plan.units.backward_prefetch", "FairScale has no prefetching"},
-    {"plan.units", "each layer above min_params_to_wrap is a unit"},
-    {"plan.first_bucket", "DDP's first bucket is fixed"},
-}};
-
 std::int64_t ElementsBelow(const Model& model, ModuleId module) {
   std::int64_t elements = 0;
   for (const Parameter& param : model.params) {
@@ -240,7 +218,7 @@ Emission EmitFairseq(const PlanFile& file, const EmitOptions& options) {
         *settings.optimizer == "adam" ? OptimizerImpl::kForLoop : OptimizerImpl::kForeach;
   }
   emission.has_sequence = true;
-  emission.losses = FindLosses(file, emission.as_emitted, kReasons);
+  emission.losses = FindLosses(file, emission.as_emitted, "fairseq");
   emission.by_hand.push_back("set the model's sizes to those of " + file.model.model.name +
                              ", and the data, learning rate and schedule");
   if (file.job.optimizer.weight_decay) {

@@ -7,6 +7,7 @@
 #include "planner/emitters/emission.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -149,7 +150,7 @@ void ApplyMesh(const HfFsdp& settings, PlanFile& file) {
   } else if (settings.version == 2 && settings.dp_shard > 0) {
     file.plan.shard_size = settings.dp_shard;
   }
-  file.plan.replicate_size = ranks / file.plan.shard_size;
+  file.plan.replicate_size = MeshOver(ranks, {{0, file.plan.shard_size}}).Along(Axis::kReplicate);
 }
 
 // "no" computes and reduces in the dtype that the model was loaded in. Otherwise the masters are

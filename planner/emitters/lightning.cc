@@ -1,22 +1,11 @@
 // Lightning: a strategy beside the plan data. FSDP1 plans take FSDPStrategy, all others
 // ModelParallelStrategy, whose configure_model applies the plan with fully_shard.
 
-#include <array>
-
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/plan_data.h"
 
 namespace shardwright {
 namespace {
-
-constexpr std::array<LossReason, 6> kReasons = {{
-    {"plan.sync", "Lightning reduces each micro-batch of FSDP"},
-    {"plan.dialect", "Lightning runs PyTorch's FSDP"},
-    {"plan.offload", "PyTorch's FSDP offloads parameters, gradients and optimizer together"},
-    {"plan.units.gap", "FSDP gathers a unit once per pass"},
-    {"plan.units", "PyTorch's FSDP cannot express it"},
-    {"plan", "PyTorch's FSDP has no such option"},
-}};
 
 std::string TrainerArguments(const PlanFile& file) {
   const Plan& plan = file.plan;
@@ -120,7 +109,7 @@ Emission EmitLightning(const PlanFile& file, const EmitOptions& options) {
   emission.as_emitted = is_v1 ? AsFsdp1(file) : AsFsdp2(file);
   // Its block_backward_sync (strategies/parallel.py) knows DDP only.
   emission.as_emitted.plan.sync = SyncMode::kEvery;
-  emission.losses = FindLosses(file, emission.as_emitted, kReasons);
+  emission.losses = FindLosses(file, emission.as_emitted, "lightning");
   std::string text =
       Filled(is_v1 ? kFsdp1Module : kFsdp2Module, "@TRAINER@", TrainerArguments(file));
   text = Filled(text, "@RANKS@", std::to_string(file.cluster.RankCount()));

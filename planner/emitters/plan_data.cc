@@ -14,6 +14,7 @@
 #include "planner/emitters/fqn.h"
 #include "schedule/plan_names.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -233,7 +234,7 @@ PlanFile AsFsdp1(const PlanFile& file) {
 PlanFile AsFairscale(const PlanFile& file) {
   PlanFile out = file;
   out.plan = WithDialect(file.plan, Dialect::kFairscale);
-  out.plan.shard_size = file.plan.shard_size * file.plan.replicate_size;
+  out.plan.shard_size = MeshOf(file.plan).RankCount();
   out.plan.replicate_size = 1;
   if (file.plan.dialect == Dialect::kFairscale) {
     const std::int64_t mib = (file.plan.reduce_scatter_bucket.value + kMiB.value / 2) / kMiB.value;

@@ -12,6 +12,7 @@
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -53,27 +54,6 @@ constexpr std::array<SettingRow<S>, 25> kRows = {{
     {"quantize.linear.float8.recipe_name", &S::float8_recipe},
     {"quantize.linear.float8.filter_fqns", &S::float8_leaves_out},
     {"quantize.linear.float8.enable_fsdp_float8_all_gather", &S::float8_gathers},
-}};
-
-constexpr std::array<LossReason, 18> kReasons = {{
-    {"job.precision.reduce", "mixed_precision_reduce is float32 only"},
-    {"job.precision", "torchtitan computes in float32 or bfloat16"},
-    {"job.optimizer", "torchtitan has Adam and AdamW"},
-    {"job.clip_gradients", "torchtitan always clips by global norm"},
-    {"job.allocator", "run_train.sh exports expandable_segments:True"},
-    {"plan.dialect", "torchtitan runs FSDP2, or DDP without sharding"},
-    {"plan.sync", "every micro-batch reduces its gradients"},
-    {"plan.offload.optimizer", "there is no setting for the optimizer alone"},
-    {"plan.offload.moments", "there is no setting for the optimizer alone"},
-    {"plan.offload.activations", "there is no setting for it"},
-    {"plan.recompute", "blocks are recomputed all, every N-th, or by op (every second matmul)"},
-    {"plan.bounded_memory", "PyTorch has no such option"},
-    {"plan.units.reshard", "one setting for all blocks, and the root stays gathered"},
-    {"plan.units.gap", "FSDP2 gathers a unit once per pass"},
-    {"plan.units.forward_prefetch", "the prefetch order is fixed"},
-    {"plan.units.backward_prefetch", "the prefetch order is fixed"},
-    {"plan.units", "units are fixed: embedding, each block, [norm, output]"},
-    {"plan.bucket", "DDP has buckets of 100 MiB"},
 }};
 
 DType ReadDType(const std::optional<std::string>& name, DType by_default, const std::string& where,
@@ -195,9 +175,11 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
   const std::int64_t ranks = file.cluster.RankCount();
   const std::int64_t replicate = s.data_parallel_replicate_degree.value_or(1);
   const std::int64_t given = s.data_parallel_shard_degree.value_or(-1);
-  const std::int64_t shard = given == -1 && replicate > 0 ? ranks / replicate : given;
-  const bool is_possible = replicate >= 1 && replicate <= ranks && shard >= 1 && shard <= ranks;
-  if (!is_possible || replicate * shard != ranks) {
+  const Mesh mesh = MeshOver(ranks, {{replicate, given == -1 ? 0 : given}});
+  const std::int64_t shard = mesh.Along(Axis::kShard);
+  const bool is_possible =
+      replicate >= 1 && replicate <= ranks && given != 0 && shard >= 1 && shard <= ranks;
+  if (!is_possible || mesh.RankCount() != ranks) {
     throw InputError(
         where + ": parallelism",
         "replicate degree " + std::to_string(replicate) + ", shard degree " + std::to_string(given),
@@ -299,8 +281,7 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
                      : job.optimizer.impl == OptimizerImpl::kForeach ? "foreach"
                                                                      : "for-loop";
   s.local_batch_size = plan.micro_batch;
-  s.global_batch_size =
-      plan.shard_size * plan.replicate_size * plan.micro_batch * plan.accumulation;
+  s.global_batch_size = MeshOf(plan).RankCount() * plan.micro_batch * plan.accumulation;
   s.seq_len = job.sequence_length;
   s.max_norm = 1.0;
   const auto nearest = [](DType dtype) {
@@ -405,7 +386,7 @@ Emission EmitTorchtitan(const PlanFile& file, const EmitOptions& options) {
   const S settings = ToTorchtitan(file);
   ApplyTorchtitan(settings, "torchtitan.toml", emission.as_emitted);
   emission.has_allocator = emission.has_sequence = true;
-  emission.losses = FindLosses(file, emission.as_emitted, kReasons);
+  emission.losses = FindLosses(file, emission.as_emitted, "torchtitan");
   if (!HasModel(*settings.model_name)) {
     emission.by_hand.push_back("torchtitan has no model of type " + file.model.model.type +
                                ": register one");

@@ -8,6 +8,7 @@
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/lower/optimizer.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -48,32 +49,6 @@ constexpr std::array<SettingRow<S>, 30> kRows = {{
     {"ddp_find_unused_parameters", &S::find_unused_parameters},
     {"ddp_static_graph", &S::static_graph},
     {"ddp_bucket_cap_mb", &S::bucket_cap_mb},
-}};
-
-constexpr std::array<LossReason, 19> kReasons = {{
-    {"job.precision.reduce", "bf16 and fp16 set one dtype for parameters and reductions"},
-    {"job.precision", "mixed precision keeps fp32 masters"},
-    {"job.optimizer", "optim names AdamW (foreach or fused) or SGD"},
-    {"plan.dialect", "the Trainer runs PyTorch's FSDP"},
-    {"plan.shard_size",
-     "fsdp_config has no mesh: FSDP2 shards over all ranks, FSDP1's hybrid "
-     "strategy inside a node"},
-    {"plan.replicate_size",
-     "fsdp_config has no mesh: FSDP2 shards over all ranks, FSDP1's hybrid "
-     "strategy inside a node"},
-    {"plan.sync", "the Trainer synchronises all or nothing"},
-    {"plan.offload.optimizer", "there is no setting for the optimizer alone"},
-    {"plan.offload.moments", "there is no setting for the optimizer alone"},
-    {"plan.offload.activations", "fsdp_config has no key for it"},
-    {"plan.recompute", "whole wrapped layers are recomputed, or nothing is"},
-    {"plan.bounded_memory", "PyTorch has no such option"},
-    {"plan.units.reshard", "one setting for all layers; [norm, head] and the root stay gathered"},
-    {"plan.units.gap", "FSDP gathers a unit once per pass"},
-    {"plan.units.forward_prefetch", "fsdp_config has no prefetch lists"},
-    {"plan.units.backward_prefetch", "fsdp_config has no prefetch lists"},
-    {"plan.units", "layers are wrapped by class; the rest is cut by Accelerate"},
-    {"plan.first_bucket", "ddp_bucket_cap_mb is that of the first bucket, too"},
-    {"plan.bucket", "ddp_bucket_cap_mb is a number of MiB"},
 }};
 
 std::string OptimName(const OptimizerSpec& optimizer) {
@@ -222,7 +197,7 @@ void ApplyTrainer(const TrainerSettings& settings, PlanFile& file) {
   Job& job = file.job;
   plan.micro_batch = settings.per_device_train_batch_size.value_or(8);
   plan.accumulation = settings.gradient_accumulation_steps.value_or(1);
-  job.global_batch = plan.shard_size * plan.replicate_size * plan.micro_batch * plan.accumulation;
+  job.global_batch = MeshOf(plan).RankCount() * plan.micro_batch * plan.accumulation;
   plan.sync = settings.sync_each_batch.value_or(false) || plan.accumulation == 1 ? SyncMode::kEvery
                                                                                  : SyncMode::kLast;
   if (plan.dialect == Dialect::kDdp) {
@@ -275,7 +250,7 @@ Emission EmitTrainer(const PlanFile& file, const EmitOptions& options) {
   }
   if (!is_zero) {
     ApplyTrainer(settings, emission.as_emitted);
-    emission.losses = FindLosses(file, emission.as_emitted, kReasons);
+    emission.losses = FindLosses(file, emission.as_emitted, "trainer");
   }
   emission.has_compile = settings.torch_compile.has_value();
   emission.has_loss_chunks = settings.use_liger_kernel.has_value();

@@ -61,21 +61,6 @@ constexpr std::array<SettingRow<S>, 17> kRows = {{
     {"config.TRAINER.TASK_NAME", &S::task},
 }};
 
-constexpr std::array<LossReason, 12> kReasons = {{
-    {"job.precision", "with O2 VISSL computes and reduces in fp16, without AMP in fp32"},
-    {"job.optimizer.impl", "VISSL takes PyTorch's default, foreach"},
-    {"job.optimizer", "VISSL's FSDP trains with SGD or LARC, or Adam(W)"},
-    {"plan.dialect", "VISSL runs FairScale's FSDP"},
-    {"plan.shard_size", "FairScale shards over all ranks"},
-    {"plan.replicate_size", "FairScale shards over all ranks"},
-    {"plan.accumulation", "VISSL does not accumulate"},
-    {"plan.sync", "VISSL does not accumulate"},
-    {"plan.offload", "VISSL has no offload"},
-    {"plan.recompute", "VISSL recomputes every block or none"},
-    {"plan.units", "blocks are units, and all but the root are freed after forward"},
-    {"plan", "FairScale has no such option"},
-}};
-
 void Apply(const PlanFile& file, const S& s, PlanFile& out) {
   const Model& model = file.model.model;
   out.plan = WithDialect(file.plan, Dialect::kFairscale);
@@ -136,7 +121,7 @@ Emission EmitVissl(const PlanFile& file, const EmitOptions& options) {
   s.clips = file.job.clip_gradients;
   s.task = "self_supervision_fsdp_task";
   Apply(file, s, emission.as_emitted);
-  emission.losses = FindLosses(file, emission.as_emitted, kReasons);
+  emission.losses = FindLosses(file, emission.as_emitted, "vissl");
   emission.by_hand.push_back("choose the trunk and head that are " + file.model.model.name +
                              " (regnet_fsdp wraps its blocks), the data and the loss");
   emission.files.push_back(

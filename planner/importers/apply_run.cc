@@ -10,6 +10,7 @@
 #include "planner/emitters/unit_classes.h"
 #include "planner/importers/run_settings.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -161,7 +162,7 @@ void ApplyMergedDeepSpeed(const RunSettings& run, PlanFile& file) {
                      "0, 1, 2 or 3");
   }
   const std::int64_t mics = s.mics_shard_size.value_or(-1);
-  if (mics == 0 || mics < -1 || (mics > 0 && ranks % mics != 0)) {
+  if (mics == 0 || mics < -1 || (mics > 0 && MeshOver(ranks, {{0, mics}}).RankCount() != ranks)) {
     throw InputError(run.files.back() + ": zero_optimization.mics_shard_size", std::to_string(mics),
                      "-1 or a divisor of the " + std::to_string(ranks) + " ranks");
   }
@@ -179,9 +180,10 @@ HfFsdp WithMesh(HfFsdp fsdp, const RunSettings& run, const PlanFile& file) {
   if (std::max(shard, replicate) == 0) {
     return fsdp;
   }
-  fsdp.dp_shard = shard > 0 ? shard : std::max<std::int64_t>(1, ranks / replicate);
-  fsdp.dp_replicate = replicate > 0 ? replicate : std::max<std::int64_t>(1, ranks / shard);
-  if (fsdp.dp_shard * fsdp.dp_replicate != ranks || (fsdp.version != 2 && fsdp.dp_replicate > 1)) {
+  const Mesh mesh = MeshOver(ranks, {{replicate, shard}});
+  fsdp.dp_shard = std::max<std::int64_t>(1, mesh.Along(Axis::kShard));
+  fsdp.dp_replicate = std::max<std::int64_t>(1, mesh.Along(Axis::kReplicate));
+  if (mesh.RankCount() != ranks || (fsdp.version != 2 && fsdp.dp_replicate > 1)) {
     throw InputError(
         run.trainer_file + ": dp_shard_size x dp_replicate_size",
         std::to_string(fsdp.dp_shard) + " x " + std::to_string(fsdp.dp_replicate),
@@ -336,8 +338,9 @@ void CheckCounts(const RunSettings& run, const PlanFile& file) {
     check(run.fairseq->distributed_world_size, "distributed_training.distributed_world_size");
   }
   if (run.accelerate && run.accelerate->dp_shard_size) {
-    check(*run.accelerate->dp_shard_size * run.accelerate->dp_replicate_size.value_or(1),
-          "parallelism_config: product of the sizes");
+    const Mesh mesh = {
+        {run.accelerate->dp_replicate_size.value_or(1), *run.accelerate->dp_shard_size}};
+    check(mesh.RankCount(), "parallelism_config: product of the sizes");
   }
 }
 

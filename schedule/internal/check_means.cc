@@ -13,6 +13,7 @@
 #include "schedule/happens_before.h"
 #include "schedule/internal/locate.h"
 #include "schedule/print.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -203,7 +204,7 @@ class MeanChecker {
   }
 
   [[nodiscard]] static bool SumOver(const Group& group, Term& term) {
-    const std::int64_t low = group.stride, high = group.stride * group.size;
+    const std::int64_t low = group.stride, high = BlockOf(group);
     if (group.size == 1) {
       return true;
     }
@@ -240,7 +241,7 @@ class MeanChecker {
   }
 
   void CheckMean(BufferId buffer, Sum& sum) {
-    const std::int64_t ranks = program_.shard_size * program_.replicate_size;
+    const std::int64_t ranks = MeshOf(program_).RankCount();
     const auto total = static_cast<double>(ranks * program_.micro_batch_count);
     std::sort(sum.begin(), sum.end(),
               [](const Term& a, const Term& b) { return a.first < b.first; });

@@ -7,6 +7,7 @@
 #include "schedule/lower/fusion.h"
 #include "schedule/lower/regions.h"
 #include "schedule/wrap.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -212,8 +213,8 @@ void HoldKeptResults(const LowerInput& in, ModelAnalysis& a) {
 OpSpec SpecHere(const LowerInput& in, const OpSpec& spec, bool bias_only) {
   OpSpec here = spec;
   here.bias_only = bias_only;
-  here.synchronized = spec.synchronized && in.job.mode == JobMode::kTrain &&
-                      in.plan.shard_size * in.plan.replicate_size > 1;
+  here.synchronized =
+      spec.synchronized && in.job.mode == JobMode::kTrain && MeshOf(in.plan).RankCount() > 1;
   return here;
 }
 

@@ -21,7 +21,7 @@ class DdpRules : public StepRules {
         cast_of_op_(emitter.in.model.ops.size()),
         grad_of_param_(emitter.in.model.params.size()),
         part_of_param_(emitter.in.model.params.size()) {
-    group_ = e_.AddGroup("replicate", plan_.replicate_size, 1);
+    group_ = e_.AddGroup({Axis::kReplicate});
     if (plan_.replicate_size > 1 && job_.mode == JobMode::kTrain && !FindsUnused(plan_)) {
       CheckAllReachTheLoss(e_.in.model, e_.a);
     }

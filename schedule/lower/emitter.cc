@@ -120,13 +120,24 @@ OpId Emitter::AddHostWait(std::span<const OpId> ops, Phase phase, std::uint32_t 
   return wait;
 }
 
-GroupId Emitter::AddGroup(const std::string& name, std::int64_t size, std::int64_t stride) {
+GroupId Emitter::AddGroup(std::initializer_list<Axis> axes, const std::string& name) {
+  const GroupShape shape = mesh.Of(axes);
+  const bool is_shard = *axes.begin() == Axis::kShard;
+  const std::string usual = axes.size() > 1 ? "world" : is_shard ? "shard" : "replicate";
+  return Find({name.empty() ? usual : name, shape.size, shape.stride});
+}
+
+GroupId Emitter::AddShardPart(std::int64_t size) {
+  return Find({"reshard" + std::to_string(size), size, mesh.StrideOf(Axis::kShard)});
+}
+
+GroupId Emitter::Find(Group group) {
   for (std::size_t i = 0; i < program.groups.size(); ++i) {
-    if (program.groups[i].name == name) {
+    if (program.groups[i].name == group.name) {
       return GroupId(i);
     }
   }
-  program.groups.push_back({name, size, stride});
+  program.groups.push_back(std::move(group));
   return GroupId(program.groups.size() - 1);
 }
 

@@ -11,6 +11,7 @@
 #include "schedule/builder.h"
 #include "schedule/lower.h"
 #include "schedule/lower/analysis.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 
@@ -59,7 +60,11 @@ class Emitter {
   OpId AddHostWait(std::span<const OpId> ops, Phase phase, std::uint32_t subject);
   void After(OpId op) { body->After(op); }
 
-  [[nodiscard]] GroupId AddGroup(const std::string& name, std::int64_t size, std::int64_t stride);
+  // The group of ranks that differ on these axes. Several groups of one shape need several names;
+  // by default it is "shard", "replicate" or, over both axes, "world".
+  [[nodiscard]] GroupId AddGroup(std::initializer_list<Axis> axes, const std::string& name = {});
+  // Parts of `size` neighbours of the shard group: "reshard4".
+  [[nodiscard]] GroupId AddShardPart(std::int64_t size);
   [[nodiscard]] BufferId Alloc(Bytes size, Category category, Stream owner,
                                bool zero_filled = false);
   // A buffer that stands for several allocations, whose sizes (from InternPieces) add up to `size`.
@@ -86,10 +91,13 @@ class Emitter {
   const LowerInput& in;
   const ModelAnalysis a;
   Program& program;
+  const Mesh mesh = MeshOf(in.plan);
   BodyBuilder* body = nullptr;
   std::uint16_t micro_batch = 0;
 
  private:
+  // The group of this name, which is added once.
+  GroupId Find(Group group);
   // How often an op id without its occurrence was used in this body. Throws InputError for one more
   // than kMostAlike.
   std::uint16_t NextOccurrence(OpCode code, Phase phase, std::uint32_t subject);

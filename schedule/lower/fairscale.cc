@@ -15,7 +15,7 @@ class FairscaleRules : public FlatRules {
  public:
   FairscaleRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
       : FlatRules(emitter, spans, units),
-        reduce_group_(e_.AddGroup("shard.reduce", plan_.shard_size, 1)),
+        reduce_group_(e_.AddGroup({Axis::kShard}, "shard.reduce")),
         slot_elements_(plan_.reduce_scatter_bucket.value / SizeOf(job_.precision.reduce) /
                        plan_.shard_size) {}
 

@@ -11,8 +11,8 @@ namespace shardwright {
 FlatRules::FlatRules(Emitter& emitter, const UnitSpans& spans,
                      const std::vector<ResolvedUnit>& units)
     : StepRules(emitter, spans, units),
-      factors_(FactorsFor(plan_.shard_size * plan_.replicate_size)),
-      shard_group_(e_.AddGroup("shard", plan_.shard_size, 1)),
+      factors_(FactorsFor(e_.mesh.RankCount())),
+      shard_group_(e_.AddGroup({Axis::kShard})),
       pending_(units.size(), false) {
   for (const ResolvedUnit& u : units) {
     is_root_.push_back(u.modules.front() == ModuleId(0));

@@ -24,7 +24,7 @@ class Fsdp1Rules : public FlatRules {
     CheckSharedGrads();
     FindHooks();
     if (plan_.replicate_size > 1) {
-      replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
+      replicate_group_ = e_.AddGroup({Axis::kReplicate});
     }
   }
 

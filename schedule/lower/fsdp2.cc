@@ -17,10 +17,9 @@ Fsdp2Rules::Fsdp2Rules(Emitter& emitter, const UnitSpans& spans,
       stacks_(StacksExperts(emitter.in.kernels.name) ? StackExperts(emitter.in.model)
                                                      : ParamStacks()) {
   carried_buffer_.resize(units.size());
-  const std::int64_t w = plan_.shard_size;
-  shard_group_ = e_.AddGroup("shard", w, 1);
+  shard_group_ = e_.AddGroup({Axis::kShard});
   if (plan_.replicate_size > 1) {
-    replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, w);
+    replicate_group_ = e_.AddGroup({Axis::kReplicate});
   }
   for (std::uint32_t u = 0; u < units.size(); ++u) {
     root_first_.push_back(UnitId(u));

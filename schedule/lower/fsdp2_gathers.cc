@@ -38,10 +38,7 @@ void Fsdp2Rules::Unshard(UnitId u, Phase phase) {
   if (staged.valid()) {
     e_.body->Free(staged);
   }
-  const bool small = c.clone.valid();
-  const GroupId group = small ? e_.AddGroup("reshard" + std::to_string(PlanOf(u).reshard.group),
-                                            PlanOf(u).reshard.group, 1)
-                              : shard_group_;
+  const GroupId group = c.clone.valid() ? e_.AddShardPart(PlanOf(u).reshard.group) : shard_group_;
   const OpId copied = e_.body->last();
   c.gathered = e_.AddCollective(
       Collective(OpCode::kAllGather, Stream::kGather, group, Unsharded(u), PrecisionOf(u).param),

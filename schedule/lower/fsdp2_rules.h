@@ -127,7 +127,7 @@ class Fsdp2Rules : public StepRules {
   std::vector<Comm> comm_;
   ParamStacks stacks_;
   GroupId shard_group_, replicate_group_;
-  const DivideFactors factors_ = FactorsFor(plan_.shard_size * plan_.replicate_size);
+  const DivideFactors factors_ = FactorsFor(e_.mesh.RankCount());
   std::vector<UnitId> root_first_;
   std::vector<UnitId> order_;   // in which calls of units ended in this forward
   std::vector<UnitId> hooked_;  // whose backward begins with the op at hand, outer ones first

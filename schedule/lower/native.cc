@@ -17,10 +17,10 @@ NativeRules::NativeRules(Emitter& emitter, const UnitSpans& spans,
   const std::int64_t ahead = std::min<std::int64_t>(plan_.in_flight, std::ssize(units));
   Budget("plan: in_flight", "looks at units to gather ahead", kMostAhead)
       .Take(ahead * std::ssize(units));
-  gather_group_ = e_.AddGroup("shard", plan_.shard_size, 1);
-  reduce_group_ = e_.AddGroup("shard.reduce", plan_.shard_size, 1);
+  gather_group_ = e_.AddGroup({Axis::kShard});
+  reduce_group_ = e_.AddGroup({Axis::kShard}, "shard.reduce");
   if (plan_.replicate_size > 1) {
-    replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
+    replicate_group_ = e_.AddGroup({Axis::kReplicate});
   }
   if (TakesTurns()) {
     products_ = FindLargeProducts(e_.in.model, e_.a, spans);

@@ -136,9 +136,8 @@ bool NativeRules::Gather(UnitId u, Phase phase, OpId not_before) {
   CopyIn(u, phase);
   c.gathered = e_.body->last();
   if (plan_.shard_size > 1) {
-    const std::int64_t size = small ? plan_.units[u.value].reshard.group : plan_.shard_size;
     const GroupId group =
-        small ? e_.AddGroup("reshard" + std::to_string(size), size, 1) : gather_group_;
+        small ? e_.AddShardPart(plan_.units[u.value].reshard.group) : gather_group_;
     const OpId copied = c.gathered;
     c.gathered = e_.AddCollective(
         Collective(OpCode::kAllGather, Stream::kGather, group, Unsharded(u), PrecisionOf(u).param),

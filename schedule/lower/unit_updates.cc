@@ -62,7 +62,7 @@ std::int64_t StepRules::RanksOfFlag() const {
       return plan_.shard_size;
     case Dialect::kFsdp1:
       return job_.clip_gradients || job_.optimizer.impl != OptimizerImpl::kFused
-                 ? plan_.shard_size * plan_.replicate_size
+                 ? e_.mesh.RankCount()
                  : 1;
     default:
       return 1;
@@ -75,8 +75,8 @@ void StepRules::SumFlag(BufferId flag) {
     return;
   }
   const GroupId group = ranks == plan_.shard_size ? GroupId(0)
-                        : plan_.shard_size == 1   ? e_.AddGroup("replicate", ranks, 1)
-                                                  : e_.AddGroup("world", ranks, 1);
+                        : plan_.shard_size == 1   ? e_.AddGroup({Axis::kReplicate})
+                                                  : e_.AddGroup({Axis::kReplicate, Axis::kShard});
   e_.AddCollective(Collective(OpCode::kAllReduce, Stream::kCompute, group,
                               e_.program.buffers[flag.value].size, DType::kFp32),
                    {Phase::kOptimizer, kNoSubject}, {{flag, AccessMode::kReadWrite, Role::kInput}});

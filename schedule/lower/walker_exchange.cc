@@ -11,16 +11,16 @@ namespace shardwright {
 // communicator with the exchanges, as PyTorch's does; only native gives them one of their own, so
 // that they need not wait behind gathers.
 GroupId Walker::DataParallelGroup() {
-  const std::int64_t ranks = e_.program.shard_size * e_.program.replicate_size;
+  const GroupShape all = e_.mesh.Of({Axis::kReplicate, Axis::kShard});
   if (e_.in.plan.dialect == Dialect::kNative) {
-    return e_.AddGroup("statistics", ranks, 1);
+    return e_.AddGroup({Axis::kReplicate, Axis::kShard}, "statistics");
   }
   for (std::size_t g = 0; g < e_.program.groups.size(); ++g) {
-    if (e_.program.groups[g].size == ranks && e_.program.groups[g].stride == 1) {
+    if (e_.program.groups[g].size == all.size && e_.program.groups[g].stride == all.stride) {
       return GroupId(g);
     }
   }
-  return e_.AddGroup("world", ranks, 1);
+  return e_.AddGroup({Axis::kReplicate, Axis::kShard});
 }
 
 BufferId Walker::AddForwardExchange(std::uint32_t i, Phase phase) {

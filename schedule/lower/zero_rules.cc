@@ -34,9 +34,9 @@ ZeroRules::ZeroRules(Emitter& emitter, const UnitSpans& spans,
   overlaps_ = plan_.zero.overlap_comm == Overlap::kDefault
                   ? plan_.dialect == Dialect::kZero3
                   : plan_.zero.overlap_comm == Overlap::kOn;
-  shard_group_ = e_.AddGroup("shard", plan_.shard_size, 1);
+  shard_group_ = e_.AddGroup({Axis::kShard});
   if (plan_.replicate_size > 1) {
-    replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
+    replicate_group_ = e_.AddGroup({Axis::kReplicate});
   }
 }
 
@@ -227,7 +227,8 @@ bool ZeroRules::IsTrainable(UnitId u) const {
 }
 
 void ZeroRules::AddWorldGroup() {
-  world_group_ = plan_.replicate_size == 1 ? shard_group_ : e_.AddGroup("world", ranks(), 1);
+  world_group_ =
+      plan_.replicate_size == 1 ? shard_group_ : e_.AddGroup({Axis::kReplicate, Axis::kShard});
 }
 
 BufferId ZeroRules::FlattenMembers(std::span<const Member> members, Stream stream) {

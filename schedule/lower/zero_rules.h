@@ -73,7 +73,7 @@ class ZeroRules : public StepRules {
   [[nodiscard]] std::int64_t Partitioned(UnitId u) const {
     return Info(u).shard_elements * plan_.shard_size;
   }
-  [[nodiscard]] std::int64_t ranks() const { return plan_.shard_size * plan_.replicate_size; }
+  [[nodiscard]] std::int64_t ranks() const { return e_.mesh.RankCount(); }
   [[nodiscard]] Bytes InParam(std::int64_t elements) const {
     return Bytes(elements * SizeOf(job_.precision.param));
   }

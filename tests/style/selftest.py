@@ -10,6 +10,7 @@ import files
 import includes
 import lengths
 import links
+import meshes
 import outputs
 import pages
 import paths
@@ -183,6 +184,44 @@ class House(Scratch):
                           "house.txt: no limit for cli, which has 1 code lines",
                           "core: 2 code lines, expected at most 1 (tests/style/house.txt)",
                           "house.txt: no C++ file in models; remove the entry"])
+
+
+class Meshes(Scratch):
+    def test_what_a_mesh_does_is_found_elsewhere(self) -> None:
+        for line, what in (
+            ("ranks = plan.shard_size * plan.replicate_size;", "multiplies sizes of a mesh"),
+            ("ranks = *run->dp_shard_size *\n    run->dp_replicate_size;", "multiplies sizes of a mesh"),
+            ("half = outer.shard_size % group;", "divides a size of a mesh"),
+            ("replicate = row.ranks / shard;", "divides a rank or a number of ranks"),
+            ("nodes = cluster.RankCount() / nodes;", "divides a rank or a number of ranks"),
+            ("at = static_cast<int>(rank.value) % size;", "divides a rank or a number of ranks"),
+            ("rest = experts % plan.shard_size;", "takes a remainder by a size of a mesh"),
+            ("index = r / group.stride;", "divides by the stride of a group"),
+            ("block = shape.size * shape.stride;", "multiplies size and stride of a group"),
+            ('group = {"shard", plan.shard_size, 1};', "makes a group by hand"),
+        ):
+            with self.subTest(line):
+                self.plant("schedule/a.cc", f"\n{line}\n")
+                self.assertEqual(meshes.check(self.root), [f"schedule/a.cc:2: {what}, which topologies/mesh.h does for all"])
+
+    def test_other_arithmetic_is_allowed(self) -> None:
+        text = (
+            "// ranks = shard_size * replicate_size\n"
+            "share = bytes / plan.shard_size; gpu_seconds = seconds * ranks / 3600;\n"
+            "each = tokens / ranks / seconds; steps = per_rank / micro_batch; full = chunk * shard_size;\n"
+            'json["mesh"] = {{"replicate", plan.replicate_size}, {"shard", plan.shard_size}};\n'
+        )
+        self.plant("schedule/a.cc", text)
+        self.plant("topologies/mesh.h", "#pragma once\nranks = shard_size * replicate_size;\n")
+        self.plant("tests/a_test.cc", "ranks = shard_size * replicate_size;\n")
+        self.assertEqual(meshes.check(self.root), [])
+
+    def test_an_exception_holds_for_as_many_places_as_it_says(self) -> None:
+        place = "gpus = device.ranks / device.nodes;\n"
+        self.plant("cli/device_calibration.cc", place)
+        self.assertEqual(meshes.check(self.root), [])
+        self.plant("cli/device_calibration.cc", place + place)
+        self.assertEqual(len(meshes.check(self.root)), 2)
 
 
 class Links(Scratch):
