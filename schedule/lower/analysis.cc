@@ -272,6 +272,22 @@ std::vector<bool> OpsBehindResult(const Model& model) {
   return reaches;
 }
 
+std::vector<bool> RequiringGrad(const Model& model, const std::vector<bool>& param_grad) {
+  std::vector<bool> requires_grad(model.tensors.size(), false);
+  for (const ModelOp& op : model.ops) {
+    const bool any = std::any_of(op.params.begin(), op.params.end(),
+                                 [&](ParamId p) { return param_grad[p.value]; }) ||
+                     std::any_of(op.inputs.begin(), op.inputs.end(),
+                                 [&](TensorId t) { return requires_grad[t.value]; });
+    for (const TensorId t : op.outputs) {
+      const TensorRole role = model.tensors[t.value].role;
+      requires_grad[t.value] = any && !model.SpecOf(op).other.stops_gradient &&
+                               role != TensorRole::kIndex && role != TensorRole::kBool;
+    }
+  }
+  return requires_grad;
+}
+
 ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   ModelAnalysis a;
   a.ops.resize(in.model.ops.size());

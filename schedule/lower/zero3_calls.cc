@@ -26,22 +26,6 @@ ModuleId ModuleOf(const Model& model, const ResolvedUnit& unit, const std::set<M
   return is_around && !is_named ? FirstNameOf(model, unit.modules.front()) : first;
 }
 
-// Per tensor, does it require a gradient: also where it reaches no loss.
-std::vector<bool> RequiringGrad(const Model& model, const std::vector<bool>& param_grad) {
-  std::vector<bool> requires_grad(model.tensors.size(), false);
-  for (const ModelOp& op : model.ops) {
-    const bool any = std::any_of(op.params.begin(), op.params.end(),
-                                 [&](ParamId p) { return param_grad[p.value]; }) ||
-                     std::any_of(op.inputs.begin(), op.inputs.end(),
-                                 [&](TensorId t) { return requires_grad[t.value]; });
-    for (const TensorId t : op.outputs) {
-      const TensorRole role = model.tensors[t.value].role;
-      requires_grad[t.value] = any && role != TensorRole::kIndex && role != TensorRole::kBool;
-    }
-  }
-  return requires_grad;
-}
-
 }  // namespace
 
 // DeepSpeed registers hooks with the children of each module, of which torch lists each once.

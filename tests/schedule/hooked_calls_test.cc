@@ -39,6 +39,7 @@ Program LowerLayers(const Model& model, Plan plan, const std::vector<std::string
     UnitPlan unit;
     unit.name = "block." + name;
     unit.modules = {unit.name};
+    unit.gap = plan.dialect == Dialect::kZero3 ? Gap::kRegather : Gap::kHold;
     plan.units.push_back(unit);
   }
   UnitPlan root;
@@ -105,6 +106,36 @@ TEST_CASE("ZeRO-3: what runs again stays for a module that nothing releases") {
   CHECK(SentInBackward(LowerLayers(model, plan, layers)) ==
         "mb0.block.c.bwd.all_gather mb0.block.a.rec.all_gather mb0.block.b.rec.all_gather "
         "mb0.block.a.bwd.all_gather mb0.block.c.bwd.reduce_scatter ");
+}
+
+// b runs again on what it made, detached: an input that needs no gradient, so that no hook releases
+// b behind that call's backward, and the first call's finds b gathered.
+TEST_CASE("ZeRO-3: a call on a detached input releases nothing") {
+  const std::vector<std::string> layers = {"a", "b"};
+  Plan plan;
+  plan.dialect = Dialect::kZero3;
+  plan.zero.prefetch_bucket = 0;
+  plan.zero.max_reuse_distance = 0;
+  plan.zero.persistence_threshold = 0;
+  const auto sent = [&](const std::string& second_call) {
+    const Model model = LayersModel(layers, R"(
+      {"op": "linear", "module": "block.a", "inputs": ["x"], "output": "x1"},
+      {"op": "linear", "module": "block.b", "inputs": ["x1"], "output": "x2"},)" +
+                                                second_call +
+                                                R"(
+      {"op": "add", "module": "block", "inputs": ["x2", "x3"], "output": "y"},)");
+    return SentInBackward(LowerLayers(model, plan, layers));
+  };
+  const std::string ends = "mb0.block.a.bwd.all_gather mb0.block.b.bwd.reduce_scatter ";
+  CHECK(sent(R"(
+      {"op": "other", "function": "detach", "stops_gradient": true, "module": "block",
+       "inputs": ["x2"], "outputs": ["detached"], "results": [{"shape": [1, 4], "view_of": 0}]},
+      {"op": "linear", "module": "block.b", "inputs": ["detached"], "output": "x3"},)") ==
+        "mb0.block.b.bwd.all_gather " + ends);
+  CHECK(sent(R"(
+      {"op": "linear", "module": "block.b", "inputs": ["x2"], "output": "x3",
+       "called_again": "block.b"},)") ==
+        "mb0.block.b.bwd.all_gather mb0.block.b.bwd.all_gather#1 " + ends);
 }
 
 }  // namespace
