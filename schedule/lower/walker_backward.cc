@@ -21,7 +21,7 @@ std::uint32_t LastThatKept(const Emitter& e, const Region& region, std::uint32_t
   for (std::uint32_t i = start + 1; i <= region.last; ++i) {
     const ModelOp& op = e.in.model.ops[i];
     const bool needs =
-        !e.a.ops[i].has_backward &&
+        !e.a.ops[i].has_backward && !e.in.model.SpecOf(op).other.stops_gradient &&
         (std::any_of(op.params.begin(), op.params.end(),
                      [&](ParamId p) { return e.a.param_grad[p.value]; }) ||
          std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId t) {

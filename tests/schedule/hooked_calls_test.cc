@@ -138,5 +138,28 @@ TEST_CASE("ZeRO-3: a call on a detached input releases nothing") {
         "mb0.block.b.bwd.all_gather mb0.block.b.bwd.all_gather#1 " + ends);
 }
 
+// A checkpoint stops when it has made again what forward kept; a call under torch.no_grad() behind
+// that keeps nothing, and its unit is not gathered again.
+TEST_CASE("A call under no_grad at the end of what is recomputed does not run again") {
+  const std::vector<std::string> layers = {"a", "b", "c"};
+  Model model = LayersModel(layers, R"(
+      {"op": "linear", "module": "block.a", "inputs": ["x"], "output": "x1"},
+      {"op": "linear", "module": "block.c", "inputs": ["x1"], "output": "x2"},
+      {"op": "linear", "module": "block.b", "inputs": ["x2"], "output": "x3"},
+      {"op": "add", "module": "block", "inputs": ["x2", "x3"], "output": "y"},)");
+  model.specs.push_back(model.SpecOf(model.ops[2]));
+  model.specs.back().other.stops_gradient = true;
+  model.ops[2].spec = static_cast<std::uint32_t>(model.specs.size() - 1);
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1}) {
+    Plan plan;
+    plan.dialect = dialect;
+    plan.recompute = {{"block", RecomputeKind::kFull, 1}};
+    const std::string sent = SentInBackward(LowerLayers(model, plan, layers));
+    CAPTURE(sent);
+    CHECK(sent.find("block.a") != std::string::npos);
+    CHECK(sent.find("block.b.rec") == std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace shardwright
