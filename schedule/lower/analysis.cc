@@ -246,13 +246,18 @@ void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
 
 std::vector<bool> OpsBehindResult(const Model& model) {
   std::vector<bool> is_read(model.tensors.size(), false);
+  std::vector<bool> has_loss_in_it(model.tensors.size(), false);  // a loss, or a sum with one
   bool has_loss = false;
   for (const ModelOp& op : model.ops) {
+    bool reads_loss = false;
     for (const TensorId t : op.inputs) {
       is_read[t.value] = true;
+      reads_loss = reads_loss || has_loss_in_it[t.value];
     }
     for (const TensorId t : op.outputs) {
-      has_loss = has_loss || model.tensors[t.value].role == TensorRole::kLoss;
+      const bool is_loss = model.tensors[t.value].role == TensorRole::kLoss;
+      has_loss = has_loss || is_loss;
+      has_loss_in_it[t.value] = is_loss || reads_loss;
     }
   }
   std::vector<bool> wanted(model.tensors.size(), false);
@@ -260,8 +265,8 @@ std::vector<bool> OpsBehindResult(const Model& model) {
   for (std::size_t i = model.ops.size(); i-- > 0;) {
     const ModelOp& op = model.ops[i];
     for (const TensorId t : op.outputs) {
-      const bool is_result =
-          has_loss ? model.tensors[t.value].role == TensorRole::kLoss : !is_read[t.value];
+      const bool is_result = model.tensors[t.value].role == TensorRole::kLoss ||
+                             (!is_read[t.value] && (!has_loss || has_loss_in_it[t.value]));
       reaches[i] = reaches[i] || is_result || wanted[t.value];
     }
     reaches[i] = reaches[i] && !model.SpecOf(op).other.stops_gradient;

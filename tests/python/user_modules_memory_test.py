@@ -1,4 +1,4 @@
-"""The modules of user_modules.py: the peak of memory that a plan predicts is the one that PyTorch's tracker of tensors counts.
+"""The modules of user_modules.py and user_modules_more.py: predicted peaks of memory are those of PyTorch's tracker of tensors.
 
     python3 tests/python/user_modules_memory_test.py PACKAGE_FOLDER [NAME ...]
 
@@ -11,7 +11,7 @@ import sys
 import unittest
 import warnings
 
-os.environ["USER_MODULES_SIZES"] = "128,512,128"
+os.environ.update(USER_MODULES_SIZES="128,512,128", SHARDWRIGHT_DEEP="1")
 import user_modules_test  # noqa: E402
 
 import shardwright  # noqa: E402

@@ -16,8 +16,10 @@
 namespace shardwright {
 namespace {
 
-// Linear layers of one matrix each, "a" first, that run as `ops` say.
-Model LayersModel(const std::vector<std::string>& layers, const std::string& ops) {
+// Linear layers of one matrix each, "a" first, that run as `ops` say; then the loss of "y", and the
+// ops `behind` it.
+Model LayersModel(const std::vector<std::string>& layers, const std::string& ops,
+                  const std::string& behind = "") {
   std::string modules;
   for (const std::string& name : layers) {
     modules += R"({"name": ")" + name +
@@ -29,7 +31,7 @@ Model LayersModel(const std::vector<std::string>& layers, const std::string& ops
     "inputs": {"x": {"shape": [4]}, "label": {"ids": 1}},
     "modules": [{"name": "block", "class": "Block", "modules": [)" +
       modules + R"(]}], "ops": [)" + ops +
-      R"({"op": "cross_entropy", "inputs": ["y", "label"], "output": "loss"}]})";
+      R"({"op": "cross_entropy", "inputs": ["y", "label"], "output": "loss"})" + behind + "]}";
   return ModelFromJson(JsonValue::Parse(text, "net.json"), "net");
 }
 
@@ -159,6 +161,30 @@ TEST_CASE("A call under no_grad at the end of what is recomputed does not run ag
     CHECK(sent.find("block.a") != std::string::npos);
     CHECK(sent.find("block.b.rec") == std::string::npos);
   }
+}
+
+// What backward begins with is the sum of the loss and another term, of which b is a part. A number
+// made of the loss without a gradient is none.
+TEST_CASE("A term that is added to the loss has a backward") {
+  const std::vector<std::string> layers = {"a", "b"};
+  const std::string ops = R"(
+      {"op": "linear", "module": "block.a", "inputs": ["x"], "output": "y"},
+      {"op": "linear", "module": "block.b", "inputs": ["x"], "output": "z"},)";
+  const auto sent = [&](const std::string& stops) {
+    const Model model = LayersModel(layers, ops,
+                                    R"(,
+      {"op": "other", "function": "aten.add", "inputs": ["loss", "z"], "outputs": ["sum"],
+       "results": [{"shape": [1], "shared": true}],
+       "forward": [{"class": "elementwise", "read": 5, "written": 1}])" +
+                                        stops + "}");
+    Plan plan;
+    plan.dialect = Dialect::kFsdp2;
+    return SentInBackward(LowerLayers(model, plan, layers));
+  };
+  CHECK(sent("").find("block.b.bwd.reduce_scatter") != std::string::npos);
+  CHECK(sent("").find("block.a.bwd.reduce_scatter") != std::string::npos);
+  CHECK(sent(R"(, "stops_gradient": true)").find("block.b.bwd.reduce_scatter") ==
+        std::string::npos);
 }
 
 }  // namespace
