@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "models/totals.h"
 #include "models/trainable.h"
 #include "schedule/lower/fusion.h"
 #include "schedule/lower/regions.h"
@@ -243,39 +244,6 @@ void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
 }
 
 }  // namespace
-
-std::vector<bool> OpsBehindResult(const Model& model) {
-  std::vector<bool> is_read(model.tensors.size(), false);
-  std::vector<bool> has_loss_in_it(model.tensors.size(), false);  // a loss, or a sum with one
-  bool has_loss = false;
-  for (const ModelOp& op : model.ops) {
-    bool reads_loss = false;
-    for (const TensorId t : op.inputs) {
-      is_read[t.value] = true;
-      reads_loss = reads_loss || has_loss_in_it[t.value];
-    }
-    for (const TensorId t : op.outputs) {
-      const bool is_loss = model.tensors[t.value].role == TensorRole::kLoss;
-      has_loss = has_loss || is_loss;
-      has_loss_in_it[t.value] = is_loss || reads_loss;
-    }
-  }
-  std::vector<bool> wanted(model.tensors.size(), false);
-  std::vector<bool> reaches(model.ops.size(), false);
-  for (std::size_t i = model.ops.size(); i-- > 0;) {
-    const ModelOp& op = model.ops[i];
-    for (const TensorId t : op.outputs) {
-      const bool is_result = model.tensors[t.value].role == TensorRole::kLoss ||
-                             (!is_read[t.value] && (!has_loss || has_loss_in_it[t.value]));
-      reaches[i] = reaches[i] || is_result || wanted[t.value];
-    }
-    reaches[i] = reaches[i] && !model.SpecOf(op).other.stops_gradient;
-    for (std::size_t k = 0; reaches[i] && k < op.inputs.size(); ++k) {
-      wanted[op.inputs[k].value] = true;
-    }
-  }
-  return reaches;
-}
 
 std::vector<bool> RequiringGrad(const Model& model, const std::vector<bool>& param_grad) {
   std::vector<bool> requires_grad(model.tensors.size(), false);

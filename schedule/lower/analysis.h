@@ -129,10 +129,6 @@ void ForEachSaved(const ModelAnalysis& a, const Model& model, std::uint32_t mode
   }
 }
 
-// Per op: does a loss depend on it, or what is made of a loss and other terms? In a model without a
-// loss, does a tensor that no op reads? Backward runs no other ops.
-[[nodiscard]] std::vector<bool> OpsBehindResult(const Model& model);
-
 // Per tensor: does it require a gradient, whether or not a loss depends on it?
 [[nodiscard]] std::vector<bool> RequiringGrad(const Model& model,
                                               const std::vector<bool>& param_grad);
