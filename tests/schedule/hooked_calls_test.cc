@@ -35,11 +35,12 @@ Model LayersModel(const std::vector<std::string>& layers, const std::string& ops
   return ModelFromJson(JsonValue::Parse(text, "net.json"), "net");
 }
 
-Program LowerLayers(const Model& model, Plan plan, const std::vector<std::string>& layers) {
+Program LowerLayers(const Model& model, Plan plan, const std::vector<std::string>& layers,
+                    const std::string& parent = "block.") {
   plan.shard_size = 2;
   for (const std::string& name : layers) {
     UnitPlan unit;
-    unit.name = "block." + name;
+    unit.name = parent + name;
     unit.modules = {unit.name};
     unit.gap = plan.dialect == Dialect::kZero3 ? Gap::kRegather : Gap::kHold;
     plan.units.push_back(unit);
@@ -185,6 +186,39 @@ TEST_CASE("A term that is added to the loss has a backward") {
   CHECK(sent("").find("block.a.bwd.reduce_scatter") != std::string::npos);
   CHECK(sent(R"(, "stops_gradient": true)").find("block.b.bwd.reduce_scatter") ==
         std::string::npos);
+}
+
+// The block runs twice, then under torch.no_grad(). The block's own hook hands on a tensor that
+// needs no gradient, so b's last call sets a count of none, and no backward of b releases it.
+TEST_CASE("ZeRO-3: a module below one that runs under no_grad releases nothing") {
+  Model model = ModelFromJson(JsonValue::Parse(R"(
+    {"format": "shardwright-model", "version": 1, "class": "Net",
+     "inputs": {"x": {"shape": [4]}, "label": {"ids": 1}},
+     "modules": [
+       {"name": "a", "class": "Linear", "params": [{"name": "weight", "shape": [4, 4]}]},
+       {"name": "block", "class": "Block", "modules": [
+         {"name": "b", "class": "Linear", "params": [{"name": "weight", "shape": [4, 4]}]}]}],
+     "ops": [
+       {"op": "linear", "module": "a", "inputs": ["x"], "output": "x1"},
+       {"op": "linear", "module": "block.b", "inputs": ["x1"], "output": "x2"},
+       {"op": "add", "inputs": ["x1", "x2"], "output": "x3"},
+       {"op": "linear", "module": "block.b", "inputs": ["x3"], "output": "x4"},
+       {"op": "add", "inputs": ["x3", "x4"], "output": "x5"},
+       {"op": "linear", "module": "block.b", "inputs": ["x5"], "output": "x6"},
+       {"op": "add", "inputs": ["x5", "x6"], "output": "y"},
+       {"op": "cross_entropy", "inputs": ["y", "label"], "output": "loss"}]})",
+                                               "net.json"),
+                              "net");
+  Plan plan;
+  plan.dialect = Dialect::kZero3;
+  plan.zero.prefetch_bucket = 0;
+  plan.zero.max_reuse_distance = 0;
+  plan.zero.persistence_threshold = 0;
+  model.specs.push_back(model.SpecOf(model.ops[5]));
+  model.specs.back().other.stops_gradient = true;
+  model.ops[5].spec = static_cast<std::uint32_t>(model.specs.size() - 1);
+  CHECK(SentInBackward(LowerLayers(model, plan, {"a", "block.b"}, "")) ==
+        "mb0.block.b.bwd.all_gather mb0.a.bwd.all_gather mb0.block.b.bwd.reduce_scatter ");
 }
 
 }  // namespace
