@@ -45,7 +45,8 @@ class Counter {
     }
   }
 
-  void Add(const ModelOp& op) {
+  // `reaches`: does a loss depend on the op?
+  void Add(const ModelOp& op, bool reaches) {
     OpSpec spec = model_.SpecOf(op);
     spec.bias_only = TrainsBiasOnly(model_, op, learns_);
     const OpKernels k = LowerOp(spec, RunsOnce(model_, op) ? 1 : batch_, compute_, options_);
@@ -74,8 +75,9 @@ class Counter {
       }
     }
     if (weights || data) {
-      totals_.backward +=
-          Flops((data ? backward_data : 0.0) + (weights ? FlopsOf(k.backward_weight) : 0.0));
+      totals_.backward += Flops(!reaches ? 0.0
+                                         : (data ? backward_data : 0.0) +
+                                               (weights ? FlopsOf(k.backward_weight) : 0.0));
       AddSaved(op, k, weights);
     }
   }
@@ -117,11 +119,45 @@ class Counter {
 
 }  // namespace
 
+std::vector<bool> OpsBehindResult(const Model& model) {
+  std::vector<bool> is_read(model.tensors.size(), false);
+  std::vector<bool> has_loss_in_it(model.tensors.size(), false);  // a loss, or a sum with one
+  bool has_loss = false;
+  for (const ModelOp& op : model.ops) {
+    bool reads_loss = false;
+    for (const TensorId t : op.inputs) {
+      is_read[t.value] = true;
+      reads_loss = reads_loss || has_loss_in_it[t.value];
+    }
+    for (const TensorId t : op.outputs) {
+      const bool is_loss = model.tensors[t.value].role == TensorRole::kLoss;
+      has_loss = has_loss || is_loss;
+      has_loss_in_it[t.value] = is_loss || reads_loss;
+    }
+  }
+  std::vector<bool> wanted(model.tensors.size(), false);
+  std::vector<bool> reaches(model.ops.size(), false);
+  for (std::size_t i = model.ops.size(); i-- > 0;) {
+    const ModelOp& op = model.ops[i];
+    for (const TensorId t : op.outputs) {
+      const bool is_result = model.tensors[t.value].role == TensorRole::kLoss ||
+                             (!is_read[t.value] && (!has_loss || has_loss_in_it[t.value]));
+      reaches[i] = reaches[i] || is_result || wanted[t.value];
+    }
+    reaches[i] = reaches[i] && !model.SpecOf(op).other.stops_gradient;
+    for (std::size_t k = 0; reaches[i] && k < op.inputs.size(); ++k) {
+      wanted[op.inputs[k].value] = true;
+    }
+  }
+  return reaches;
+}
+
 ModelTotals TotalsOf(const Model& model, std::int64_t batch, DType compute,
                      const KernelSetOptions& options) {
   Counter counter(model, batch, compute, options);
-  for (const ModelOp& op : model.ops) {
-    counter.Add(op);
+  const std::vector<bool> reaches = OpsBehindResult(model);
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    counter.Add(model.ops[i], reaches[i]);
   }
   return counter.Totals();
 }

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "models/stacked_experts.h"
+#include "models/totals.h"
 #include "schedule/lower.h"
-#include "schedule/lower/analysis.h"
 #include "schedule/lower/layout.h"
 #include "schedule/lower/optimizer.h"
 #include "simulator/costs/collectives.h"

@@ -156,13 +156,16 @@ def take_traces(model, inputs, length, dtype):
     """Traces at several batches and lengths, their points, and why other lengths are not possible (or None)."""
     by_position, inputs = positional(model, inputs)
 
-    def at(batch, tokens):
-        return trace.run(model, resized(inputs, length, batch, tokens, dtype), by_position)
+    def at(batch, tokens, **draw):
+        return trace.run(model, resized(inputs, length, batch, tokens, dtype), by_position, **draw)
 
     runs, points = [at(2, length), at(3, length)], [(2, length), (3, length)]
     unlike = differing(*runs)
     if unlike:
         raise Unsupported(f"what runs depends on the batch: {unlike}")
+    unlike = runs[0].has_drawn and differing(runs[0], at(2, length, draw=0.0))
+    if unlike:
+        raise Unsupported(f"what runs depends on a number drawn at random, as of layers that are dropped: {unlike}")
     if not length or not any(length in t.shape[1:] for t in inputs.values() if isinstance(t, torch.Tensor)):
         runs.append(at(5, length))
         return runs, points + [(5, length)], None

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "models/totals.h"
 #include "models/trainable.h"
 #include "schedule/lower/fusion.h"
 #include "schedule/lower/regions.h"
@@ -245,32 +246,20 @@ void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
 
 }  // namespace
 
-std::vector<bool> OpsBehindResult(const Model& model) {
-  std::vector<bool> is_read(model.tensors.size(), false);
-  bool has_loss = false;
+std::vector<bool> RequiringGrad(const Model& model, const std::vector<bool>& param_grad) {
+  std::vector<bool> requires_grad(model.tensors.size(), false);
   for (const ModelOp& op : model.ops) {
-    for (const TensorId t : op.inputs) {
-      is_read[t.value] = true;
-    }
+    const bool any = std::any_of(op.params.begin(), op.params.end(),
+                                 [&](ParamId p) { return param_grad[p.value]; }) ||
+                     std::any_of(op.inputs.begin(), op.inputs.end(),
+                                 [&](TensorId t) { return requires_grad[t.value]; });
     for (const TensorId t : op.outputs) {
-      has_loss = has_loss || model.tensors[t.value].role == TensorRole::kLoss;
+      const TensorRole role = model.tensors[t.value].role;
+      requires_grad[t.value] = any && !model.SpecOf(op).other.stops_gradient &&
+                               role != TensorRole::kIndex && role != TensorRole::kBool;
     }
   }
-  std::vector<bool> wanted(model.tensors.size(), false);
-  std::vector<bool> reaches(model.ops.size(), false);
-  for (std::size_t i = model.ops.size(); i-- > 0;) {
-    const ModelOp& op = model.ops[i];
-    for (const TensorId t : op.outputs) {
-      const bool is_result =
-          has_loss ? model.tensors[t.value].role == TensorRole::kLoss : !is_read[t.value];
-      reaches[i] = reaches[i] || is_result || wanted[t.value];
-    }
-    reaches[i] = reaches[i] && !model.SpecOf(op).other.stops_gradient;
-    for (std::size_t k = 0; reaches[i] && k < op.inputs.size(); ++k) {
-      wanted[op.inputs[k].value] = true;
-    }
-  }
-  return reaches;
+  return requires_grad;
 }
 
 ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {

@@ -129,9 +129,9 @@ void ForEachSaved(const ModelAnalysis& a, const Model& model, std::uint32_t mode
   }
 }
 
-// Per op: does a loss depend on it, or, in a model without a loss, what nobody reads? Backward runs
-// no others.
-[[nodiscard]] std::vector<bool> OpsBehindResult(const Model& model);
+// Per tensor: does it require a gradient, whether or not a loss depends on it?
+[[nodiscard]] std::vector<bool> RequiringGrad(const Model& model,
+                                              const std::vector<bool>& param_grad);
 
 // Requires a plan that ValidatePlan has accepted. Throws InputError for recompute regions that run
 // no ops or overlap. O(ops).

@@ -29,14 +29,8 @@ bool FlatRules::WouldMakeNode(const ModelOp& op) const {
 
 void FlatRules::FindRequiresGrad() {
   const Model& model = e_.in.model;
-  requires_grad_.assign(model.tensors.size(), false);
+  requires_grad_ = RequiringGrad(model, e_.a.param_grad);
   for (const ModelOp& op : model.ops) {
-    const bool makes_node = WouldMakeNode(op) && !model.SpecOf(op).other.stops_gradient;
-    for (const TensorId t : op.outputs) {
-      const TensorRole role = model.tensors[t.value].role;
-      requires_grad_[t.value] =
-          makes_node && role != TensorRole::kIndex && role != TensorRole::kBool;
-    }
     without_grad_.push_back(IsWithoutGrad(op));
   }
   // What the nearest op before, and the nearest one behind, says for ops that do not say it.

@@ -140,23 +140,31 @@ class Fsdp1Rules : public FlatRules {
     given_.insert(given_.end(), units.begin(), units.end());
   }
 
-  // Hooks on one tensor run in the order in which they were registered: those of units that end
-  // with it, inner ones first, then those of all-frozen units that it enters, then those of units
-  // that have returned it as they were given it.
+  // Hooks on one tensor run in the order in which they were registered. A call registers that of an
+  // all-frozen unit when it is entered with the tensor, and that of a unit that returns the tensor,
+  // made or given, when it is left. Inner units are left first.
   void BackwardBegins(std::uint32_t model_op) override {
-    for (std::size_t i = hooked_.size(); i-- > 0;) {
-      BeginUnit(hooked_[i]);
-    }
-    hooked_.clear();
-    for (const UnitId u : frozen_ends_[model_op]) {
-      if (HasParams(u) && std::exchange(handles_[u.value].is_pending_frozen, false)) {
-        EndUnit(u);
+    std::vector<TensorHook> hooks;
+    for (const std::vector<UnitId>* left : {&hooked_, &given_}) {
+      for (std::size_t i = left->size(); i-- > 0;) {
+        hooks.push_back({2 * LeftAt((*left)[i], model_op) + 1, (*left)[i], false});
       }
     }
-    for (std::size_t i = given_.size(); i-- > 0;) {
-      BeginUnit(given_[i]);
-    }
+    hooked_.clear();
     given_.clear();
+    for (const UnitId u : frozen_ends_[model_op]) {
+      hooks.push_back({2 * FirstWithGrad(u).first, u, true});
+    }
+    std::stable_sort(hooks.begin(), hooks.end(),
+                     [](const TensorHook& x, const TensorHook& y) { return x.moment < y.moment; });
+    for (const TensorHook& hook : hooks) {
+      if (!hook.ends_frozen) {
+        BeginUnit(hook.unit);
+      } else if (HasParams(hook.unit) &&
+                 std::exchange(handles_[hook.unit.value].is_pending_frozen, false)) {
+        EndUnit(hook.unit);
+      }
+    }
   }
 
   void BeginUnit(UnitId u) {
@@ -299,6 +307,25 @@ class Fsdp1Rules : public FlatRules {
     bool looks_freed = false;
     std::size_t place = 0;  // in left_
   };
+
+  // A hook on a tensor. Moments: 2 * op before a forward op, 2 * op + 1 behind it.
+  struct TensorHook {
+    std::uint32_t moment = 0;  // of forward, when it was registered
+    UnitId unit;
+    bool ends_frozen = false;
+  };
+
+  // The last op of the first call that returned the tensor whose gradient is complete before
+  // backward of `model_op`.
+  [[nodiscard]] std::uint32_t LeftAt(UnitId u, std::uint32_t model_op) const {
+    std::uint32_t left = kNoRegion / 2;
+    for (std::size_t k = 0; k < spans_.backward_spans[u.value].size(); ++k) {
+      if (spans_.backward_spans[u.value][k].last == model_op) {
+        left = std::min(left, spans_.backward_from[u.value][k].last);
+      }
+    }
+    return left;
+  }
 
   // What torch sees of a call of a unit's module.
   struct Call {

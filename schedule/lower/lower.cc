@@ -8,6 +8,7 @@
 #include "core/budget.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "models/totals.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower/flat_rules.h"
 #include "schedule/lower/unit_parts.h"

@@ -21,7 +21,7 @@ std::uint32_t LastThatKept(const Emitter& e, const Region& region, std::uint32_t
   for (std::uint32_t i = start + 1; i <= region.last; ++i) {
     const ModelOp& op = e.in.model.ops[i];
     const bool needs =
-        !e.a.ops[i].has_backward &&
+        !e.a.ops[i].has_backward && !e.in.model.SpecOf(op).other.stops_gradient &&
         (std::any_of(op.params.begin(), op.params.end(),
                      [&](ParamId p) { return e.a.param_grad[p.value]; }) ||
          std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId t) {
@@ -66,7 +66,8 @@ void Walker::ReleaseGrad(std::uint32_t grad) {
 }
 
 // Takes over one reference to `grad` as a gradient of `tensor`: the first one is kept as it is, a
-// later one is added in place into whichever of the two nobody else holds.
+// later one is added in place into whichever of the two is whole and nobody else holds. That of a
+// tensor which an op has expanded, such as the sum of all log probabilities, is not whole.
 void Walker::Contribute(std::uint32_t i, TensorId tensor, std::uint32_t grad) {
   std::uint32_t& slot = grad_of_tensor_[tensor.value];
   if (slot == kNoGrad) {
@@ -78,9 +79,12 @@ void Walker::Contribute(std::uint32_t i, TensorId tensor, std::uint32_t grad) {
   OpShape shape;
   shape.code = OpCode::kAccumulateGrad;
   shape.bytes = bytes;
-  std::uint32_t target = grads_[slot].refs == 1 ? slot : grad;
+  const auto takes_sum = [&](std::uint32_t g) {
+    return grads_[g].refs == 1 && e_.program.buffers[grads_[g].buffer.value].size >= bytes;
+  };
+  std::uint32_t target = takes_sum(slot) ? slot : grad;
   std::uint32_t other = target == slot ? grad : slot;
-  if (grads_[target].refs == 1) {
+  if (takes_sum(target)) {
     e_.Add(shape, {&add, 1}, Phase::kBackward, i,
            {{grads_[target].buffer, AccessMode::kReadWrite, Role::kOutput},
             {grads_[other].buffer, AccessMode::kRead, Role::kInput}});

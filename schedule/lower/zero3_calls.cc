@@ -26,20 +26,23 @@ ModuleId ModuleOf(const Model& model, const ResolvedUnit& unit, const std::set<M
   return is_around && !is_named ? FirstNameOf(model, unit.modules.front()) : first;
 }
 
-// Per tensor, does it require a gradient: also where it reaches no loss.
-std::vector<bool> RequiringGrad(const Model& model, const std::vector<bool>& param_grad) {
-  std::vector<bool> requires_grad(model.tensors.size(), false);
-  for (const ModelOp& op : model.ops) {
-    const bool any = std::any_of(op.params.begin(), op.params.end(),
-                                 [&](ParamId p) { return param_grad[p.value]; }) ||
-                     std::any_of(op.inputs.begin(), op.inputs.end(),
-                                 [&](TensorId t) { return requires_grad[t.value]; });
-    for (const TensorId t : op.outputs) {
-      const TensorRole role = model.tensors[t.value].role;
-      requires_grad[t.value] = any && role != TensorRole::kIndex && role != TensorRole::kBool;
-    }
+// Does the module run under torch.no_grad() with all of the module that calls it? Then no input
+// needs a gradient: the hook of the outermost module called so hands on a tensor without one.
+bool IsStoppedWithCaller(const Model& model, const std::vector<bool>& requires_grad,
+                         const UnitSpans::Call& call) {
+  const ModuleId caller = model.modules[call.module].parent;
+  std::uint32_t first = call.span.first, last = call.span.last;
+  while (first > 0 && IsInside(model, model.ops[first - 1].module, caller)) {
+    --first;
   }
-  return requires_grad;
+  while (last + 1 < model.ops.size() && IsInside(model, model.ops[last + 1].module, caller)) {
+    ++last;
+  }
+  const auto begin = model.ops.begin() + first, end = model.ops.begin() + last + 1;
+  return caller.valid() && std::none_of(begin, end, [&](const ModelOp& op) {
+           return std::any_of(op.outputs.begin(), op.outputs.end(),
+                              [&](TensorId t) { return requires_grad[t.value]; });
+         });
 }
 
 }  // namespace
@@ -86,7 +89,8 @@ void Zero3Rules::FindCalls(const std::vector<ResolvedUnit>& units) {
         ++from;
       }
       calls.all.push_back(
-          {ModuleOf(model, units[u], named, spans_.ends[u][k].first), is_hooked(span)});
+          {ModuleOf(model, units[u], named, spans_.ends[u][k].first),
+           is_hooked(span) && !IsStoppedWithCaller(model, requires_grad, spans_.ends[u][k].first)});
     }
     for (const Call& call : calls.all) {
       std::vector<UnitId>& of = units_of_[call.module.value];

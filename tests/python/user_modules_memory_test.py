@@ -1,4 +1,4 @@
-"""The modules of user_modules.py: the peak of memory that a plan predicts is the one that PyTorch's tracker of tensors counts.
+"""The modules of user_modules.py and user_modules_more.py: predicted peaks of memory are those of PyTorch's tracker of tensors.
 
     python3 tests/python/user_modules_memory_test.py PACKAGE_FOLDER [NAME ...]
 
@@ -11,7 +11,7 @@ import sys
 import unittest
 import warnings
 
-os.environ["USER_MODULES_SIZES"] = "128,512,128"
+os.environ.update(USER_MODULES_SIZES="128,512,128", SHARDWRIGHT_DEEP="1")
 import user_modules_test  # noqa: E402
 
 import shardwright  # noqa: E402
@@ -22,7 +22,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 CLOSE = 0.01
 # The tracker counts 41 KB less at the peak of this one's attention; not explained.
-WIDER = {"a transformer that the plan recomputes": 0.012}
+# The second one's forward holds what the teacher returned until it returns itself. The third one's norm is written out, as in hf-eager.
+WIDER = {"a transformer that the plan recomputes": 0.012, "distilled from scores of a teacher": 0.02,
+         "gated blocks with a scale and a norm written by hand": 0.042}
+UNTRACKED = ("blocks called: one block three times",)  # with blocks that nothing calls PyTorch's tracker fails
 
 
 def held_by_loop(model):
@@ -39,7 +42,7 @@ class Memory(unittest.TestCase):
         self.addCleanup(distributed.destroy_process_group)
         errors = {}
         for name, case in user_modules_test.chosen().items():
-            if case.describe or case.apply:
+            if case.describe or case.apply or name in UNTRACKED:
                 continue
             with self.subTest(name):
                 plan = user_modules_test.plan_of(case)

@@ -3,7 +3,8 @@
     python3 tests/python/user_modules_test.py PACKAGE_FOLDER [NAME ...]
 
 Two gloo processes run what is not refused: their losses are those of the unwrapped module on the samples of both, and their collectives
-those of the program, of every step. What apply refuses is as it was. The modules are those of user_modules.py.
+those of the program, of every step. What apply refuses is as it was. The modules are those of user_modules.py; with SHARDWRIGHT_DEEP
+those of user_modules_more.py, too.
 """
 
 import os
@@ -32,6 +33,9 @@ import shardwright
 import torch_pool
 from gloo_ranks import run_ranks
 from user_modules import CASES, TOKENS, WORDS
+
+if os.environ.get("SHARDWRIGHT_DEEP"):
+    import user_modules_more  # noqa: F401
 
 RANKS, STEPS, SAMPLES = 2, 3, 2
 ONLY = sys.argv[1:]

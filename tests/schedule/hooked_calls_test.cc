@@ -16,8 +16,10 @@
 namespace shardwright {
 namespace {
 
-// Linear layers of one matrix each, "a" first, that run as `ops` say.
-Model LayersModel(const std::vector<std::string>& layers, const std::string& ops) {
+// Linear layers of one matrix each, "a" first, that run as `ops` say; then the loss of "y", and the
+// ops `behind` it.
+Model LayersModel(const std::vector<std::string>& layers, const std::string& ops,
+                  const std::string& behind = "") {
   std::string modules;
   for (const std::string& name : layers) {
     modules += R"({"name": ")" + name +
@@ -29,16 +31,18 @@ Model LayersModel(const std::vector<std::string>& layers, const std::string& ops
     "inputs": {"x": {"shape": [4]}, "label": {"ids": 1}},
     "modules": [{"name": "block", "class": "Block", "modules": [)" +
       modules + R"(]}], "ops": [)" + ops +
-      R"({"op": "cross_entropy", "inputs": ["y", "label"], "output": "loss"}]})";
+      R"({"op": "cross_entropy", "inputs": ["y", "label"], "output": "loss"})" + behind + "]}";
   return ModelFromJson(JsonValue::Parse(text, "net.json"), "net");
 }
 
-Program LowerLayers(const Model& model, Plan plan, const std::vector<std::string>& layers) {
+Program LowerLayers(const Model& model, Plan plan, const std::vector<std::string>& layers,
+                    const std::string& parent = "block.") {
   plan.shard_size = 2;
   for (const std::string& name : layers) {
     UnitPlan unit;
-    unit.name = "block." + name;
+    unit.name = parent + name;
     unit.modules = {unit.name};
+    unit.gap = plan.dialect == Dialect::kZero3 ? Gap::kRegather : Gap::kHold;
     plan.units.push_back(unit);
   }
   UnitPlan root;
@@ -105,6 +109,116 @@ TEST_CASE("ZeRO-3: what runs again stays for a module that nothing releases") {
   CHECK(SentInBackward(LowerLayers(model, plan, layers)) ==
         "mb0.block.c.bwd.all_gather mb0.block.a.rec.all_gather mb0.block.b.rec.all_gather "
         "mb0.block.a.bwd.all_gather mb0.block.c.bwd.reduce_scatter ");
+}
+
+// b runs again on what it made, detached: an input that needs no gradient, so that no hook releases
+// b behind that call's backward, and the first call's finds b gathered.
+TEST_CASE("ZeRO-3: a call on a detached input releases nothing") {
+  const std::vector<std::string> layers = {"a", "b"};
+  Plan plan;
+  plan.dialect = Dialect::kZero3;
+  plan.zero.prefetch_bucket = 0;
+  plan.zero.max_reuse_distance = 0;
+  plan.zero.persistence_threshold = 0;
+  const auto sent = [&](const std::string& second_call) {
+    const Model model = LayersModel(layers, R"(
+      {"op": "linear", "module": "block.a", "inputs": ["x"], "output": "x1"},
+      {"op": "linear", "module": "block.b", "inputs": ["x1"], "output": "x2"},)" +
+                                                second_call +
+                                                R"(
+      {"op": "add", "module": "block", "inputs": ["x2", "x3"], "output": "y"},)");
+    return SentInBackward(LowerLayers(model, plan, layers));
+  };
+  const std::string ends = "mb0.block.a.bwd.all_gather mb0.block.b.bwd.reduce_scatter ";
+  CHECK(sent(R"(
+      {"op": "other", "function": "detach", "stops_gradient": true, "module": "block",
+       "inputs": ["x2"], "outputs": ["detached"], "results": [{"shape": [1, 4], "view_of": 0}]},
+      {"op": "linear", "module": "block.b", "inputs": ["detached"], "output": "x3"},)") ==
+        "mb0.block.b.bwd.all_gather " + ends);
+  CHECK(sent(R"(
+      {"op": "linear", "module": "block.b", "inputs": ["x2"], "output": "x3",
+       "called_again": "block.b"},)") ==
+        "mb0.block.b.bwd.all_gather mb0.block.b.bwd.all_gather#1 " + ends);
+}
+
+// A checkpoint stops when it has made again what forward kept; a call under torch.no_grad() behind
+// that keeps nothing, and its unit is not gathered again.
+TEST_CASE("A call under no_grad at the end of what is recomputed does not run again") {
+  const std::vector<std::string> layers = {"a", "b", "c"};
+  Model model = LayersModel(layers, R"(
+      {"op": "linear", "module": "block.a", "inputs": ["x"], "output": "x1"},
+      {"op": "linear", "module": "block.c", "inputs": ["x1"], "output": "x2"},
+      {"op": "linear", "module": "block.b", "inputs": ["x2"], "output": "x3"},
+      {"op": "add", "module": "block", "inputs": ["x2", "x3"], "output": "y"},)");
+  model.specs.push_back(model.SpecOf(model.ops[2]));
+  model.specs.back().other.stops_gradient = true;
+  model.ops[2].spec = static_cast<std::uint32_t>(model.specs.size() - 1);
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1}) {
+    Plan plan;
+    plan.dialect = dialect;
+    plan.recompute = {{"block", RecomputeKind::kFull, 1}};
+    const std::string sent = SentInBackward(LowerLayers(model, plan, layers));
+    CAPTURE(sent);
+    CHECK(sent.find("block.a") != std::string::npos);
+    CHECK(sent.find("block.b.rec") == std::string::npos);
+  }
+}
+
+// What backward begins with is the sum of the loss and another term, of which b is a part. A number
+// made of the loss without a gradient is none.
+TEST_CASE("A term that is added to the loss has a backward") {
+  const std::vector<std::string> layers = {"a", "b"};
+  const std::string ops = R"(
+      {"op": "linear", "module": "block.a", "inputs": ["x"], "output": "y"},
+      {"op": "linear", "module": "block.b", "inputs": ["x"], "output": "z"},)";
+  const auto sent = [&](const std::string& stops) {
+    const Model model = LayersModel(layers, ops,
+                                    R"(,
+      {"op": "other", "function": "aten.add", "inputs": ["loss", "z"], "outputs": ["sum"],
+       "results": [{"shape": [1], "shared": true}],
+       "forward": [{"class": "elementwise", "read": 5, "written": 1}])" +
+                                        stops + "}");
+    Plan plan;
+    plan.dialect = Dialect::kFsdp2;
+    return SentInBackward(LowerLayers(model, plan, layers));
+  };
+  CHECK(sent("").find("block.b.bwd.reduce_scatter") != std::string::npos);
+  CHECK(sent("").find("block.a.bwd.reduce_scatter") != std::string::npos);
+  CHECK(sent(R"(, "stops_gradient": true)").find("block.b.bwd.reduce_scatter") ==
+        std::string::npos);
+}
+
+// The block runs twice, then under torch.no_grad(). The block's own hook hands on a tensor that
+// needs no gradient, so b's last call sets a count of none, and no backward of b releases it.
+TEST_CASE("ZeRO-3: a module below one that runs under no_grad releases nothing") {
+  Model model = ModelFromJson(JsonValue::Parse(R"(
+    {"format": "shardwright-model", "version": 1, "class": "Net",
+     "inputs": {"x": {"shape": [4]}, "label": {"ids": 1}},
+     "modules": [
+       {"name": "a", "class": "Linear", "params": [{"name": "weight", "shape": [4, 4]}]},
+       {"name": "block", "class": "Block", "modules": [
+         {"name": "b", "class": "Linear", "params": [{"name": "weight", "shape": [4, 4]}]}]}],
+     "ops": [
+       {"op": "linear", "module": "a", "inputs": ["x"], "output": "x1"},
+       {"op": "linear", "module": "block.b", "inputs": ["x1"], "output": "x2"},
+       {"op": "add", "inputs": ["x1", "x2"], "output": "x3"},
+       {"op": "linear", "module": "block.b", "inputs": ["x3"], "output": "x4"},
+       {"op": "add", "inputs": ["x3", "x4"], "output": "x5"},
+       {"op": "linear", "module": "block.b", "inputs": ["x5"], "output": "x6"},
+       {"op": "add", "inputs": ["x5", "x6"], "output": "y"},
+       {"op": "cross_entropy", "inputs": ["y", "label"], "output": "loss"}]})",
+                                               "net.json"),
+                              "net");
+  Plan plan;
+  plan.dialect = Dialect::kZero3;
+  plan.zero.prefetch_bucket = 0;
+  plan.zero.max_reuse_distance = 0;
+  plan.zero.persistence_threshold = 0;
+  model.specs.push_back(model.SpecOf(model.ops[5]));
+  model.specs.back().other.stops_gradient = true;
+  model.ops[5].spec = static_cast<std::uint32_t>(model.specs.size() - 1);
+  CHECK(SentInBackward(LowerLayers(model, plan, {"a", "block.b"}, "")) ==
+        "mb0.block.b.bwd.all_gather mb0.a.bwd.all_gather mb0.block.b.bwd.reduce_scatter ");
 }
 
 }  // namespace

@@ -130,6 +130,7 @@ TEST_CASE("DDP refuses what reaches no loss, unless it is frozen") {
   spec.blocks = 2;
   Model model = ChainModel(spec);
   model.tensors[model.ops[1].outputs.front().value].role = TensorRole::kLoss;  // of block 0
+  model.ops[2].inputs = model.ops[1].inputs;                                   // beside it
   const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
   const auto lower = [&](std::int64_t ranks) {
     Plan plan = DdpPlan(spec, Bytes(1024));

@@ -232,5 +232,30 @@ TEST_CASE("FSDP1 refuses to gather ahead what has ended without a beginning") {
   CHECK(Verify(Lower({model, kernels, job, plan})).empty());
 }
 
+// Block 1 returns what its first linear made, and drops the result of the second, which is frozen.
+// The hook that ends the second was registered before the one with which block 1 begins, and both
+// sit on the same tensor (torch_fsdp1_random.py has such a case).
+TEST_CASE("FSDP1 ends an all-frozen unit before the unit around it begins, on one tensor") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  spec.linears = 2;
+  Model model = ChainModel(spec);
+  model.ops[5].inputs = model.ops[3].outputs;
+  model.params[model.ops[4].params[0].value].trainable = false;
+  model.tensors[model.ops.back().outputs[0].value].role = TensorRole::kLoss;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp1, 2);
+  plan.units[0].name = plan.units[0].modules[0] = "block1.lin1";
+  const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const Job job = ChainJob(spec, kAllFp32);
+  CHECK_THROWS_WITH_AS(
+      (void)Lower({model, kernels, job, plan}),
+      "plan: units[0]: got unit \"block1.lin1\", which reaches no loss, gathered ahead in backward "
+      "when that is over for it, expected backward_prefetch \"none\", its parameters in a unit "
+      "around it, or no use_orig_params; torch fails: 'NoneType' object has no attribute 'data'",
+      InputError);
+  plan.backward_prefetch = BackwardPrefetch::kNone;
+  CHECK(Verify(Lower({model, kernels, job, plan})).empty());
+}
+
 }  // namespace
 }  // namespace shardwright

@@ -65,7 +65,7 @@ FAULTS = [
     dropped("ddp: buckets in the order of forward", "schedule/lower/ddp_buckets.cc", "std::reverse(order.begin(), order.end());"),
     instead("zero: a bucket is sent before it is full", "schedule/lower/zero12.cc", "plan_.zero.reduce_bucket",
             "plan_.zero.reduce_bucket / 2", "elements_ + elements > {}"),
-    instead("gradients flow on through what stops them", "schedule/lower/analysis.cc", "!model.SpecOf(op).other.stops_gradient", "true",
+    instead("gradients flow on through what stops them", "models/totals.cc", "!model.SpecOf(op).other.stops_gradient", "true",
             "reaches[i] = reaches[i] && {};"),
     dropped("zero: what runs again beneath a module is not kept for it", "schedule/lower/zero3_calls.cc",
             "backward_.push_back({module, {}});"),

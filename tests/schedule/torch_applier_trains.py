@@ -3,9 +3,9 @@
     python3 tests/schedule/torch_applier_trains.py SHARDWRIGHT [--count N] [--first SEED] [--planted]
 
 Cases are those of torch_fsdp2_random.py (even seeds) and torch_fsdp1_random.py (odd ones) in fp32, the first N that are not refused.
-`emit` writes each into a folder, from which gloo processes import the applier. torchrun starts those of the cases with the fewest
-ranks; the other processes are forked from this one, since each start of torchrun's imports torch again (4 s of CPU per process). The
-unwrapped module sees the samples of all ranks at once, in fp64.
+`emit` writes each into a folder, from which gloo processes import the applier. All are forked from this process, which has imported torch
+(4 s of CPU); torchrun's launcher starts those of the cases with the fewest ranks. The unwrapped module sees the samples of all ranks at
+once, in fp64.
 
 The bound: in fp32 an operation loses u = 2^-24 of its result, and n of them one behind the other, whose errors have random signs,
 sqrt(n) u, or L times that with a probability of 2 exp(-L^2 / 2) (Higham and Mary, 2019; L = 8: 3e-14). A loss has behind it, per step
@@ -30,7 +30,7 @@ try:
     import torch
     from torch import distributed
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as torchrun
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 except ImportError as missing:
     print(f"{missing}: skipped")
     sys.exit(77)
@@ -127,14 +127,13 @@ def train_wrapped(rank, folder):
 
 
 def work(folders):
-    """In a process of torchrun: all cases of these folders."""
+    """In a process of torchrun's launcher: all cases of these folders."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    for folder in map(pathlib.Path, folders):
+    for folder in folders:
         torch.save(train_wrapped(distributed.get_rank(), folder), folder / f"rank{distributed.get_rank()}.pt")
         distributed.barrier()
     distributed.destroy_process_group()
-    os._exit(0)  # threads of gloo that still hold tensors would abort the process at Python's end
 
 
 def train_plain(case):
@@ -171,10 +170,12 @@ def ranks_of(case):
 
 
 def launch(ranks, folders):
-    """Under torchrun, whose main runs in this process: the answers of all ranks for each folder. Raises Failure."""
-    os.environ.update(OMP_NUM_THREADS="1", TORCH_DISTRIBUTED_DEBUG="OFF", PYTHONWARNINGS="ignore")
+    """Under torchrun's launcher, as by `torchrun --standalone`: the answers of all ranks for each folder. Raises Failure."""
+    os.environ.update(OMP_NUM_THREADS="1", TORCH_DISTRIBUTED_DEBUG="OFF")
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=ranks, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="trains",
+                          start_method="fork")
     try:
-        torchrun(["--standalone", "--nproc-per-node", str(ranks), __file__, "--worker", *map(str, folders)])
+        elastic_launch(config, work)(folders)
     except ChildFailedError as error:
         raise Failure(f"torchrun with {ranks} ranks: {error}") from None
     return {folder: [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)] for folder in folders}
@@ -227,9 +228,7 @@ def planted(cases):
 
 
 def main(arguments):
-    if arguments and arguments[0] == "--worker":
-        work(arguments[1:])
-        return 0
+    torch.set_num_threads(1)  # its backward is that of small tensors
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--count", type=int, default=50 if os.environ.get("SHARDWRIGHT_DEEP") else 6)

@@ -463,4 +463,4 @@ def smaller_cases(case):
 
 
 if __name__ == "__main__":
-    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"PyTorch {torch.__version__} FSDP1", "0:7,30030,30043", "0:800,30000:30092", FIXED, PLAIN))
+    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"PyTorch {torch.__version__} FSDP1", "0:7,30030,30043", "0:800,30000:30092,30113", FIXED, PLAIN))

@@ -547,4 +547,4 @@ def judge(ours, pools, case):
 
 
 if __name__ == "__main__":
-    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"PyTorch {torch.__version__} FSDP2", "0:11,12:15", "0:1500", FIXED, PLAIN))
+    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"PyTorch {torch.__version__} FSDP2", "0:11,12:15", "0:1500,40000:40012", FIXED, PLAIN))

@@ -336,4 +336,4 @@ def smaller_cases(case):
 
 
 if __name__ == "__main__":
-    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"DeepSpeed {deepspeed.__version__} ZeRO", "0:8", "0:400", FIXED, PLAIN))
+    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"DeepSpeed {deepspeed.__version__} ZeRO", "0:8", "0:400,30000:30012,40000:40012", FIXED, PLAIN))

@@ -24,7 +24,7 @@ FREE = words("""empty empty_like new_empty empty_strided new_empty_strided resiz
     sym_storage_offset _assert_async _assert_scalar _assert_tensor_metadata record_stream""")
 ELEMENTWISE = words("""add sub rsub mul div true_divide floor_divide remainder fmod pow square sqrt rsqrt reciprocal neg abs sign sgn
     exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf erfc erfinv sigmoid
-    logit log_sigmoid_forward log_sigmoid_backward logaddexp logaddexp2 relu relu6 gelu silu mish elu celu selu leaky_relu
+    logit log_sigmoid_forward log_sigmoid_backward xlogy logaddexp logaddexp2 relu relu6 gelu silu mish elu celu selu leaky_relu
     hardtanh hardswish hardsigmoid hardshrink softshrink softplus threshold clamp clamp_min clamp_max clip floor ceil round trunc frac
     maximum minimum fmax fmin lerp addcmul addcdiv where masked_fill eq ne lt le gt ge logical_and logical_or logical_not
     logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor bitwise_left_shift bitwise_right_shift __and__ __or__ isnan isinf

@@ -213,8 +213,9 @@ class AsOnDevices(TorchFunctionMode):
 
 
 class Recorder(TorchDispatchMode):
-    def __init__(self, model, functions):
+    def __init__(self, model, functions, draw=0.99):
         super().__init__()
+        self.draw, self.has_drawn = draw, False  # what random numbers of the host are in this trace, and whether there were any
         self.functions = functions  # the AsOnDevices around the trace
         self.calls, self.refs, self.storages = [], [], []
         self.alive, self.watched, self.of_tensor, self.of_storage = [], {}, {}, {}
@@ -356,6 +357,9 @@ class Recorder(TorchDispatchMode):
         call = Call()
         call.index, call.func = len(self.calls), func
         call.name, call.in_place = rules.packet(func)
+        if call.name in ("rand", "rand_like", "uniform") and out.device.type == "cpu":
+            out.fill_(self.draw)
+            self.has_drawn = True
         to_ref = lambda x: self.ref(x) if isinstance(x, torch.Tensor) else x  # noqa: E731
         call.args, call.kwargs = pytree.tree_map(to_ref, (args, kwargs))
         call.inputs = [x for x in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(x, Ref)]
@@ -496,6 +500,9 @@ def check_wrappers(model):
         kind = next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in SHARDED), None)
         if kind:
             raise Unsupported(f"{name or 'the root module'} is wrapped by {kind}; describe the module before it is wrapped")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Unsupported(f"{name or 'the root module'} is TorchScript, whose parameters no wrapper can shard; describe the module as "
+                              "it was before torch.jit")
         for function in _composable(module):
             if function != "checkpoint":  # which forward meets
                 raise Unsupported(f"{name or 'the root module'} is wrapped by the function {function}; describe the module before it is")
@@ -511,8 +518,8 @@ def _composable(module):
 
 
 @contextlib.contextmanager
-def refusing_checkpoints(recorder):
-    """What keeps other tensors for backward than autograd does is no part of a model.json: it is refused by its name."""
+def refusing_contexts(recorder):
+    """Refuses by its name what changes which tensors autograd keeps, in which dtype ops compute, or when backward runs."""
     def refuse(what, then):
         raise Unsupported(f"{recorder.place()}: {what}; {then}")
 
@@ -532,6 +539,17 @@ def refusing_checkpoints(recorder):
         if mode.mode:
             refuse("inference_mode in forward, whose tensors no training step can keep", "use torch.no_grad()")
 
+    def cast(mode):
+        if mode._enabled:
+            refuse("autocast in forward, which casts some ops and not others", "describe the module without it; the plan's precision says "
+                   "the dtype in which all ops compute")
+        return autocast(mode)
+
+    def differentiate(*_, **__):
+        refuse("a gradient taken in forward (autograd.grad or backward)", "no plan runs backward inside of forward")
+
+    autocast, engine = torch.amp.autocast_mode.autocast.__enter__, torch.autograd._engine_run_backward
+    torch.amp.autocast_mode.autocast.__enter__, torch.autograd._engine_run_backward = cast, differentiate
     inference, entered = torch.inference_mode, torch.inference_mode.__enter__
     hooks, checkpoint = torch.autograd.graph.saved_tensors_hooks, importlib.import_module("torch.utils.checkpoint")
     before, function = hooks.__enter__, checkpoint.CheckpointFunction
@@ -540,6 +558,7 @@ def refusing_checkpoints(recorder):
         yield
     finally:
         hooks.__enter__, checkpoint.CheckpointFunction, inference.__enter__ = before, function, entered
+        torch.amp.autocast_mode.autocast.__enter__, torch.autograd._engine_run_backward = autocast, engine
 
 
 @contextlib.contextmanager
@@ -583,10 +602,10 @@ def explain(error, recorder):
     return f"{place}: {type(error).__name__}: {text[:300]}"
 
 
-def run(model, inputs, positional=False):
-    """One trace. `inputs`: name -> tensor on the meta device."""
+def run(model, inputs, positional=False, draw=0.99):
+    """One trace. `inputs`: name -> tensor on the meta device. `draw`: what is drawn at random on the host, as by LayerDrop."""
     functions = AsOnDevices()
-    recorder = Recorder(model, functions)
+    recorder = Recorder(model, functions, draw)
     for name, tensor in inputs.items():
         if isinstance(tensor, torch.Tensor):
             recorder.known(tensor, "input", name)
@@ -602,7 +621,7 @@ def run(model, inputs, positional=False):
             stack.enter_context(told_of_tracing())
             stack.enter_context(functions)
             stack.enter_context(recorder)
-            with torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda t: t), refusing_checkpoints(recorder):
+            with torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda t: t), refusing_contexts(recorder):
                 outputs = model(*inputs.values()) if positional else model(**inputs)
             recorder.outputs = [recorder.ref(t) for t in flat(outputs) if isinstance(t, torch.Tensor)]
             recorder.note_learning(flat(outputs))
