@@ -343,7 +343,7 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
   if ((kind == OptimizerKind::kLion || kind == OptimizerKind::kAdafactor) && !is_named) {
     throw InputError(where + ": job.optimizer.kind",
                      '"' + std::string(NameIn(kOptimizerNames, kind)) + '"',
-                     "another one, or --target trainer, whose optim names such an optimizer");
+                     "another one, or --to trainer, whose optim names such an optimizer");
   }
   if (file.job.frozen_format != FrozenFormat::kMaster) {
     throw InputError(where + ": job.frozen_format",
@@ -353,7 +353,7 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
   const std::string_view states = NameIn(kStateFormatNames, file.job.optimizer.states);
   if (file.job.optimizer.states != StateFormat::kMaster && target != "trainer") {
     throw InputError(where + ": job.optimizer.states", '"' + std::string(states) + '"',
-                     "master, or --target trainer, whose optim names such an optimizer");
+                     "master, or --to trainer, whose optim names such an optimizer");
   }
 }
 

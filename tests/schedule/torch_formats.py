@@ -41,6 +41,7 @@ CHECKPOINTS = {
     "olmo2": DECODER,
     "llama, wide": {**DECODER, "hidden_size": 256, "intermediate_size": 700, "num_hidden_layers": 1},
 }
+OURS = {"gpt_neox": ["embed_in", "embed_out"]}  # as before version 5
 RANK = 8
 
 
@@ -169,7 +170,7 @@ def check_beside(program, folder, name, keys):
     model = loaded(name, keys, torch.float32)
     ends = [next(key for key, module in model.named_modules() if module is layer).rpartition(".")[2]
             for layer in (model.get_input_embeddings(), model.get_output_embeddings())]
-    for what, theirs, ours in (("whole modules", {"modules_to_save": ends}, {"lora_saved": ends}),
+    for what, theirs, ours in (("whole modules", {"modules_to_save": ends}, {"lora_saved": OURS.get(name, ends)}),
                                ("DoRA", {"use_dora": True}, {"lora_magnitudes": True})):
         adapted = with_adapters(loaded(name, keys, torch.float32), **theirs)
         bytes_of = planned(program, folder, name, keys, "--precision", "fp32", "--lora-rank", str(RANK), "--lora-targets", "all-linear", job=ours)
