@@ -287,6 +287,8 @@ OptimizerSpec ReadOptimizer(const Flag& flag) {
   optimizer.kind = static_cast<OptimizerKind>(kind);
   optimizer.impl = static_cast<OptimizerImpl>(impl);
   optimizer.matrices = static_cast<MatrixRule>(matrices);
+  optimizer.states =
+      optimizer.kind == OptimizerKind::kAdafactor ? StateFormat::kFp32 : StateFormat::kMaster;
   return optimizer;
 }
 

@@ -165,6 +165,8 @@ std::vector<std::string> UsualLoraTargets(const PlanOptions& options) {
   PlanOptions whole = options;
   whole.job.lora_rank = 0;
   whole.job.lora_targets.clear();
+  whole.job.lora_saved.clear();
+  whole.job.lora_magnitudes = false;
   whole.job.lora_alpha = whole.job.lora_dropout = 0.0;
   const Model model = MakeJobFile(whole).model.model;
   if (!options.job.lora_targets.empty()) {

@@ -266,6 +266,8 @@ PlanOptions WithAdapters(PlanOptions options, const Adapters& adapters, Assumpti
   options.job.lora_rank = adapters.rank;
   options.job.lora_alpha = adapters.alpha;
   options.job.lora_dropout = adapters.dropout;
+  options.job.lora_saved = adapters.saved;
+  options.job.lora_magnitudes = adapters.has_magnitudes;
   options.job.lora_targets = adapters.targets;
   options.job.lora_targets = UsualLoraTargets(options);
   std::string names;

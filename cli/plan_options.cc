@@ -71,7 +71,8 @@ constexpr std::array<FlagRow, 56> kPlanOptionFlags = {{
      "default is "
      "fp16-mixed"},
     {"--optimizer", "NAME[:IMPL[:MATRICES]]",
-     "sgd, momentum, adam, adamw or adadelta; foreach, fused or for_loop (default adamw:foreach); "
+     "sgd, momentum, adam, adamw, adadelta, lion or adafactor; foreach, fused or for_loop (default "
+     "adamw:foreach); "
      "what updates the blocks' matrices instead: muon, muon_distributed or soap (ddp only). Or a "
      "word "
      "of Transformers: adamw_bnb_8bit, paged_adamw_8bit, paged_adamw_32bit, adamw_torch_8bit, "

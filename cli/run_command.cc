@@ -328,6 +328,13 @@ void CheckTrace(const RunFlags& flags, bool is_first) {
   }
 }
 
+void RefuseAdafactor(OptimizerKind kind) {
+  if (kind == OptimizerKind::kAdafactor) {
+    throw InputError("plan: job.optimizer.kind", "\"adafactor\" with --checkpoint",
+                     "another one, since no checkpoint has the states of Adafactor");
+  }
+}
+
 int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   const PlanFile& file = parts.file;
   RunOptions run = OptionsOf(arguments, flags, parts);
@@ -370,6 +377,7 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   }
   std::unique_ptr<RunCheckpoints> checkpoints;
   if (!flags.checkpoint.empty()) {
+    RefuseAdafactor(file.job.optimizer.kind);
     checkpoints = std::make_unique<RunCheckpoints>(flags.checkpoint, folder.get(), flags.keep,
                                                    identity, file.model.model, file.job,
                                                    parts.program, parts.sampler, processes);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/error.h"
 #include "executor/half.h"
@@ -62,7 +63,8 @@ template <class Element, bool kRoundEach, OptimizerKind kKind>
 struct Update {
   SW_INLINE static void Loop(const Arrays<Element>& arrays, const UpdateScalars& scalars) {
     constexpr bool kHasState0 = kKind != OptimizerKind::kSgd;
-    constexpr bool kHasState1 = kHasState0 && kKind != OptimizerKind::kMomentum;
+    constexpr bool kHasState1 =
+        kHasState0 && kKind != OptimizerKind::kMomentum && kKind != OptimizerKind::kLion;
     const UpdateScalars s = scalars;  // a local copy, which no store can change
     auto* __restrict param = arrays.param;
     const auto* __restrict grad = arrays.grad;
@@ -116,6 +118,10 @@ void UpdateRange(OptimizerKind kind, const Arrays<Element>& arrays, const Update
       return Update<Element, kRoundEach, OptimizerKind::kAdamW>::Run(arrays, scalars);
     case OptimizerKind::kAdadelta:
       return Update<Element, kRoundEach, OptimizerKind::kAdadelta>::Run(arrays, scalars);
+    case OptimizerKind::kLion:
+      return Update<Element, kRoundEach, OptimizerKind::kLion>::Run(arrays, scalars);
+    case OptimizerKind::kAdafactor:  // UpdateShard
+      break;
   }
 }
 
@@ -132,6 +138,61 @@ void UpdateRanges(const OptimizerCall& call, const OptimizerOptions& options) {
                                     state(0), state(1), range.count};
     UpdateRange<Element, kRoundEach>(call.spec.kind, arrays,
                                      MakeUpdateScalars(call, options, range.weight_decay));
+  }
+}
+
+// Transformers' Adafactor.step of one parameter, pass by pass: its temporaries are local.
+void UpdateFactored(const OptimizerCall& call, const OptimizerRange& range) {
+  constexpr float kEpsilon = 1e-30F;
+  constexpr double kDecay = -0.8;
+  float* param = static_cast<float*>(call.params) + range.param_offset;
+  const float* grad = static_cast<const float*>(call.grads) + range.grad_offset;
+  float* state = static_cast<float*>(call.states[0]) + range.state_offset;
+  const double kept = 1.0 - std::pow(static_cast<double>(call.step), kDecay);
+  const auto blend = [&](float& mean, double value) {
+    mean = std::fma(static_cast<float>(1.0 - kept), static_cast<float>(value),
+                    mean * static_cast<float>(kept));
+  };
+  std::vector<float> update(static_cast<std::size_t>(range.count));
+  const auto square = [&](std::int64_t i) { return grad[i] * grad[i] + kEpsilon; };
+  if (range.columns == 0) {
+    for (std::int64_t i = 0; i < range.count; ++i) {
+      blend(state[i], square(i));
+      update[static_cast<std::size_t>(i)] = 1.0F / std::sqrt(state[i]) * grad[i];
+    }
+  } else {
+    const std::int64_t columns = range.columns, rows = range.count / columns;
+    std::vector<double> by_column(static_cast<std::size_t>(columns), 0.0);
+    double all_rows = 0.0;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      double by_row = 0.0;
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const double value = square(r * columns + c);
+        by_row += value;
+        by_column[static_cast<std::size_t>(c)] += value;
+      }
+      blend(state[r], by_row / static_cast<double>(columns));
+      all_rows += state[r];
+    }
+    float* column = state + rows;
+    for (std::int64_t c = 0; c < columns; ++c) {
+      blend(column[c], by_column[static_cast<std::size_t>(c)] / static_cast<double>(rows));
+    }
+    const auto mean = static_cast<float>(all_rows / static_cast<double>(rows));
+    for (std::int64_t i = 0; i < range.count; ++i) {
+      const float row_factor = 1.0F / std::sqrt(state[i / columns] / mean);
+      update[static_cast<std::size_t>(i)] =
+          row_factor * (1.0F / std::sqrt(column[i % columns])) * grad[i];
+    }
+  }
+  const double root = std::sqrt(SumOfSquares(DType::kFp32, update.data(), range.count) /
+                                static_cast<double>(range.count));
+  const float clipped = std::max(static_cast<float>(root), 1.0F);
+  const auto rate = static_cast<float>(call.learning_rate);
+  const auto decay = static_cast<float>(-range.weight_decay * call.learning_rate);
+  for (std::int64_t i = 0; i < range.count; ++i) {
+    const float decayed = std::fma(decay, param[i], param[i]);
+    param[i] = decayed - update[static_cast<std::size_t>(i)] / clipped * rate;
   }
 }
 
@@ -194,6 +255,8 @@ UpdateScalars MakeUpdateScalars(const OptimizerCall& call, const OptimizerOption
   s.lerp_weight = static_cast<float>(1.0 - options.beta1);
   s.lerp_from_start = s.lerp_weight < 0.5F;
   s.lerp_weight -= s.lerp_from_start ? 0.0F : 1.0F;
+  s.beta1 = static_cast<float>(options.beta1);
+  s.one_minus_beta1 = static_cast<float>(1.0 - options.beta1);
   s.beta2 = static_cast<float>(options.beta2);
   s.one_minus_beta2 = static_cast<float>(1.0 - options.beta2);
   s.correction2_root = static_cast<float>(std::sqrt(correction2));
@@ -210,6 +273,12 @@ UpdateScalars MakeUpdateScalars(const OptimizerCall& call, const OptimizerOption
 
 void UpdateShard(const OptimizerCall& call, const OptimizerOptions& options) {
   SW_CHECK(call.step >= 1, std::to_string(call.step));
+  if (call.spec.kind == OptimizerKind::kAdafactor) {
+    for (const OptimizerRange& range : call.ranges) {
+      UpdateFactored(call, range);
+    }
+    return;
+  }
   const bool round_each = call.spec.impl != OptimizerImpl::kFused;
   switch (call.dtype) {
     case DType::kFp32:
@@ -225,16 +294,17 @@ void UpdateShard(const OptimizerCall& call, const OptimizerOptions& options) {
   }
 }
 
-void CheckUpdates(const OptimizerSpec& spec) {
+void CheckUpdates(const OptimizerSpec& spec, DType master) {
   if (spec.matrices != MatrixRule::kNone) {
     throw InputError("plan: job.optimizer.matrices",
                      '"' + std::string(NameIn(kMatrixRuleNames, spec.matrices)) + '"',
                      "none, since the executor has no such update");
   }
-  if (spec.states != StateFormat::kMaster) {
+  const bool is_fp32 = spec.states == StateFormat::kFp32 && master == DType::kFp32;
+  if (spec.states != StateFormat::kMaster && !is_fp32) {
     throw InputError("plan: job.optimizer.states",
                      '"' + std::string(NameIn(kStateFormatNames, spec.states)) + '"',
-                     "master, since the executor has no packed states");
+                     "master, since the executor has states in the dtype of the masters alone");
   }
 }
 
@@ -248,6 +318,7 @@ void CheckFrozen(FrozenFormat format) {
 
 std::span<const std::string_view> OptimizerStateNames(OptimizerKind kind) {
   static constexpr std::array<std::string_view, 1> kMomentum = {"momentum_buffer"};
+  static constexpr std::array<std::string_view, 1> kLion = {"exp_avg"};
   static constexpr std::array<std::string_view, 2> kAdam = {"exp_avg", "exp_avg_sq"};
   static constexpr std::array<std::string_view, 2> kAdadelta = {"square_avg", "acc_delta"};
   switch (kind) {
@@ -255,6 +326,10 @@ std::span<const std::string_view> OptimizerStateNames(OptimizerKind kind) {
       return {};
     case OptimizerKind::kMomentum:
       return kMomentum;
+    case OptimizerKind::kLion:
+      return kLion;
+    case OptimizerKind::kAdafactor:  // no checkpoint has its states
+      return {};
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
       return kAdam;

@@ -23,6 +23,7 @@ struct OptimizerRange {
   std::int64_t state_offset = 0;  // inside each optimizer state
   std::int64_t count = 0;
   double weight_decay = 0.0;
+  std::int64_t columns = 0;  // Adafactor: of the matrix that the range is; 0: no matrix
 
   bool operator==(const OptimizerRange&) const = default;
 };
@@ -42,17 +43,20 @@ struct OptimizerCall {
   std::int64_t step = 1;       // updates of this run so far, this one included (torch's `step`)
 };
 
-// Formulas and order of operations of torch/optim/{sgd,adam,adamw,adadelta}.py; states must be zero
-// before the first step. With 16-bit elements the foreach and for-loop implementations round after
-// every operation, as PyTorch does in its vector loops, and the fused one only what it stores.
-// States: momentum: the momentum buffer; adam, adamw: exp_avg, exp_avg_sq; adadelta: square_avg,
-// acc_delta. Every element is computed on its own, so any sharding gives the same bits. Uses no
-// memory beyond its arguments.
+// Formulas and order of operations of torch/optim/{sgd,adam,adamw,adadelta}.py, and of Lion in
+// bitsandbytes 0.50 (backends/cpu/ops.py); states must be zero before the first step. With 16-bit
+// elements the foreach and for-loop implementations round after every operation, as PyTorch does in
+// its vector loops, and the fused one only what it stores. States: momentum: the momentum buffer;
+// adam, adamw: exp_avg, exp_avg_sq; adadelta: square_avg, acc_delta; lion: exp_avg. Every element
+// is computed on its own, so any sharding gives the same bits. Uses no memory beyond its arguments.
+//   Adafactor (Transformers 5.23, optimization.py, as the Trainer calls it: without first moment,
+// relative step and scale) takes each range as one whole parameter, in fp32. The state of a matrix
+// is its mean squares by row, then by column; of other parameters one per element.
 void UpdateShard(const OptimizerCall& call, const OptimizerOptions& options);
 
-// Throws InputError where the job's matrices are to be updated as such (Muon, SOAP): plans of such
-// jobs are for the simulator.
-void CheckUpdates(const OptimizerSpec& spec);
+// Throws InputError where the job's matrices are to be updated as such (Muon, SOAP), or states are
+// kept in another dtype than `master`: plans of such jobs are for the simulator.
+void CheckUpdates(const OptimizerSpec& spec, DType master);
 // The same for frozen parameters that are stored otherwise than those that learn.
 void CheckFrozen(FrozenFormat format);
 

@@ -30,6 +30,7 @@ struct UpdateScalars {
   float correction2_root = 0, epsilon = 0, minus_step_size = 0;
   float decoupled = 1;  // 1 - learning rate * weight decay
   float rho = 0, one_minus_rho = 0;
+  float beta1 = 0, one_minus_beta1 = 0;
   bool lerp_from_start = true;  // 1 - beta1 is below one half
   bool has_decay = false, is_first = false, is_nesterov = false;
 };
@@ -75,10 +76,21 @@ struct UpdateStep {
             std::fma(s.one_minus_rho * delta, delta, R(old.state1 * s.rho))};
   }
 
+  SW_STEP static Values Lion(const Values& old, float grad, const UpdateScalars& s) {
+    const float update = Fused(s.one_minus_beta1, grad, R(old.state0 * s.beta1));
+    const float sign = static_cast<float>(update > 0.0F) - static_cast<float>(update < 0.0F);
+    return {std::fma(s.minus_learning_rate, sign, old.param),
+            std::fma(s.one_minus_beta2, grad, R(old.state0 * s.beta2)), 0.0F};
+  }
+
   SW_STEP static Values Step(Values old, float grad, const UpdateScalars& s) {
     if constexpr (kKind == OptimizerKind::kAdamW) {
       old.param = R(old.param * s.decoupled);
       return Adam(old, grad, s);
+    }
+    if constexpr (kKind == OptimizerKind::kLion) {
+      old.param = R(old.param * s.decoupled);
+      return Lion(old, grad, s);
     }
     grad = s.has_decay ? Fused(s.weight_decay, old.param, grad) : grad;
     if constexpr (kKind == OptimizerKind::kSgd) {

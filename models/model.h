@@ -144,6 +144,7 @@ struct OtherCost {
   std::vector<OtherOutput> outputs;
   std::vector<AmountOfData> saved;  // tensors that are neither inputs nor outputs
   std::uint32_t saves_input = 0, saves_output = 0, saves_input_for_weight = 0;  // as in OpKernels
+  AmountOfData forward_workspace;   // alive only while it runs
   AmountOfData backward_workspace;  // alive at the peak of its backward beside gradients
   bool is_cast = false;             // to fp32: nothing where that is the compute dtype
   bool stops_gradient = false;      // runs without gradients, or hands none on (detach)

@@ -1,7 +1,6 @@
 #include "models/trainable.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "core/units.h"
@@ -10,17 +9,23 @@
 namespace shardwright {
 namespace {
 
-// The two adapter matrices of one module, and their own modules: none where they belong to it.
-struct Adapter {
+// What training adds to one module: the adapter's matrices (and DoRA's magnitudes) with their own
+// modules, none where they belong to it; or a copy that learns whole.
+struct Added {
+  bool has_adapter = false;
+  bool is_saved = false;
   std::int64_t in = 0;
   std::int64_t out = 0;
-  ParamId a;
-  ParamId b;
+  ParamId a = {};
+  ParamId b = {};
+  ParamId magnitude = {};
   ModuleId module_a = {};
   ModuleId module_b = {};
+  ModuleId module_magnitude = {};
+  ModuleId copy = {};
 };
-// By module; most modules have none.
-using Adapters = std::vector<std::optional<Adapter>>;
+// By module; most modules have nothing.
+using Additions = std::vector<Added>;
 
 void Freeze(Model& model, const std::vector<std::string>& globs, const Path& where) {
   for (std::size_t i = 0; i < globs.size(); ++i) {
@@ -48,8 +53,17 @@ bool IsTarget(const Module& module, const std::string& glob) {
   return MatchesGlob(glob, glob.find('.') == std::string::npos ? module.name : module.fqn);
 }
 
-Adapters FindTargets(const Model& model, const TrainableSpec& spec, const Path& where) {
-  Adapters adapters(model.modules.size());
+void CheckMatched(const std::vector<bool>& has_match, const std::vector<std::string>& globs,
+                  const Path& where, const char* expected) {
+  for (std::size_t i = 0; i < has_match.size(); ++i) {
+    if (!has_match[i]) {
+      throw InputError(where.Index(i).str(), '"' + globs[i] + '"', expected);
+    }
+  }
+}
+
+void FindTargets(const Model& model, const TrainableSpec& spec, const Path& where,
+                 Additions& additions) {
   std::vector<bool> has_match(spec.lora_targets.size(), false);
   for (const ModelOp& op : model.ops) {
     const OpSpec& op_spec = model.SpecOf(op);
@@ -59,57 +73,90 @@ Adapters FindTargets(const Model& model, const TrainableSpec& spec, const Path& 
     const ModuleId module = FirstNameOf(model, op.module);
     for (std::size_t i = 0; i < spec.lora_targets.size(); ++i) {
       if (IsTarget(model.modules[module.value], spec.lora_targets[i])) {
-        adapters[module.value] = Adapter{.in = op_spec.in, .out = op_spec.out, .a = {}, .b = {}};
+        Added& added = additions[module.value];
+        added.has_adapter = true;
+        added.in = op_spec.in;
+        added.out = op_spec.out;
         has_match[i] = true;
       }
     }
   }
-  for (std::size_t i = 0; i < has_match.size(); ++i) {
-    if (!has_match[i]) {
-      throw InputError(where.Field("lora_targets").Index(i).str(), '"' + spec.lora_targets[i] + '"',
-                       "a pattern that matches the name of a linear module");
+  CheckMatched(has_match, spec.lora_targets, where.Field("lora_targets"),
+               "a pattern that matches the name of a linear module");
+}
+
+void FindSaved(const Model& model, const TrainableSpec& spec, const Path& where,
+               const std::vector<bool>& is_shared, Additions& additions) {
+  std::vector<bool> has_match(spec.lora_saved.size(), false);
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    const Module& module = model.modules[m];
+    for (std::size_t i = 0; i < spec.lora_saved.size(); ++i) {
+      if (module.params.empty() || module.same_as.valid() ||
+          !IsTarget(module, spec.lora_saved[i])) {
+        continue;
+      }
+      has_match[i] = true;
+      if (!module.children.empty() || additions[m].has_adapter || is_shared[m]) {
+        throw InputError(where.Field("lora_saved").Index(i).str(),
+                         '"' + spec.lora_saved[i] + "\" for module " + module.fqn,
+                         "modules with one name, without adapters and without modules below them");
+      }
+      additions[m].is_saved = true;
     }
   }
-  return adapters;
+  CheckMatched(has_match, spec.lora_saved, where.Field("lora_saved"),
+               "a pattern that matches the name of a module with parameters");
 }
 
-Parameter AdapterParam(const Module& module, ModuleId id, const char* name, std::int64_t out,
-                       std::int64_t in) {
-  Parameter param;
-  param.fqn = module.fqn + '.' + name;
-  param.shape = {out, in};
-  param.module = id;
-  return param;
-}
-
-// Puts the new modules behind those that they belong to, which keeps the order, and renumbers.
-void InsertModules(Model& model, Adapters& adapters) {
-  std::vector<bool> is_shared(model.modules.size(), false);  // registered more than once
+// Modules that are registered more than once.
+std::vector<bool> SharedModules(const Model& model) {
+  std::vector<bool> is_shared(model.modules.size(), false);
   for (const Module& module : model.modules) {
     if (module.same_as.valid()) {
       is_shared[module.same_as.value] = true;
     }
   }
+  return is_shared;
+}
+
+Parameter AdapterParam(const Module& module, ModuleId id, const char* name,
+                       std::vector<std::int64_t> shape) {
+  Parameter param;
+  param.fqn = module.fqn + '.' + name;
+  param.shape = std::move(shape);
+  param.module = id;
+  return param;
+}
+
+// Puts the new modules behind those that they belong to, which keeps the order, and renumbers.
+void InsertModules(Model& model, const std::vector<bool>& is_shared, bool has_magnitudes,
+                   Additions& additions) {
   std::vector<Module> modules;
   std::vector<ModuleId> renamed(model.modules.size());
   std::vector<std::vector<ModuleId>> fresh(model.modules.size());  // as renamed
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     renamed[m] = ModuleId(modules.size());
     modules.push_back(std::move(model.modules[m]));
-    const auto add = [&](const char* name) {
+    const auto add = [&](const char* name, const std::string& class_name) {
       const ModuleId id(modules.size());
       Module child;
       child.name = name;
       child.fqn = modules[renamed[m].value].fqn + '.' + name;
-      child.class_name = "Linear";
+      child.class_name = class_name;
       child.parent = ModuleId(m);
       modules.push_back(std::move(child));
       fresh[m].push_back(id);
       return id;
     };
-    if (adapters[m] && modules.back().children.empty() && !is_shared[m]) {
-      adapters[m]->module_a = add("lora_A");
-      adapters[m]->module_b = add("lora_B");
+    Added& added = additions[m];
+    if (added.is_saved) {
+      added.copy = add("modules_to_save", std::string(modules.back().class_name));
+    } else if (added.has_adapter && modules.back().children.empty() && !is_shared[m]) {
+      added.module_a = add("lora_A", "Linear");
+      added.module_b = add("lora_B", "Linear");
+      if (has_magnitudes) {
+        added.module_magnitude = add("lora_magnitude_vector", "DoraLinearLayer");
+      }
     }
   }
   const auto rename = [&](ModuleId& id) { id = id.valid() ? renamed[id.value] : id; };
@@ -125,11 +172,11 @@ void InsertModules(Model& model, Adapters& adapters) {
   for (Parameter& param : model.params) {
     rename(param.module);
   }
-  Adapters moved(modules.size());
+  Additions moved(modules.size());
   for (std::size_t m = 0; m < renamed.size(); ++m) {
-    moved[renamed[m].value] = adapters[m];
+    moved[renamed[m].value] = additions[m];
   }
-  adapters = std::move(moved);
+  additions = std::move(moved);
   for (ModelOp& op : model.ops) {
     rename(op.module);
     rename(op.called_again);
@@ -140,33 +187,50 @@ void InsertModules(Model& model, Adapters& adapters) {
 
 // Inserts the new parameters behind those of the module that they belong to, which keeps the
 // registration order, freezes everything else and renumbers.
-void InsertParams(Model& model, Adapters& adapters, std::int64_t rank) {
+void InsertParams(Model& model, Additions& additions, const TrainableSpec& spec) {
   std::vector<Parameter> params;
   std::vector<ParamId> renamed(model.params.size());
+  std::vector<ParamId> copy_of(model.params.size());
   std::vector<std::vector<ParamId>> given(model.modules.size());
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     given[m].swap(model.modules[m].params);
   }
+  const auto append = [&](Parameter param) {
+    const ParamId id(params.size());
+    model.modules[param.module.value].params.push_back(id);
+    params.push_back(std::move(param));
+    return id;
+  };
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    Added& added = additions[m];
     for (const ParamId id : given[m]) {
       renamed[id.value] = ParamId(params.size());
       model.modules[m].params.push_back(renamed[id.value]);
       params.push_back(std::move(model.params[id.value]));
       params.back().trainable = false;
     }
-    if (!adapters[m]) {
+    for (const ParamId id : given[m]) {
+      if (added.is_saved) {  // tied ones are copied apart, as deepcopy does
+        Parameter copy = params[renamed[id.value].value];
+        copy.fqn.insert(model.modules[m].fqn.size(), ".modules_to_save");
+        copy.module = added.copy;
+        copy.trainable = true;
+        copy.tied_to = ParamId();
+        copy_of[id.value] = append(std::move(copy));
+      }
+    }
+    if (!added.has_adapter) {
       continue;
     }
-    const auto add = [&](const char* name, ModuleId own, std::int64_t out, std::int64_t in) {
-      const ModuleId owner = own.valid() ? own : ModuleId(m);
-      const ParamId id(params.size());
-      params.push_back(AdapterParam(model.modules[m], owner, name, out, in));
-      model.modules[owner.value].params.push_back(id);
-      return id;
+    const auto add = [&](const char* name, ModuleId own, std::vector<std::int64_t> shape) {
+      return append(
+          AdapterParam(model.modules[m], own.valid() ? own : ModuleId(m), name, std::move(shape)));
     };
-    Adapter& adapter = *adapters[m];
-    adapter.a = add("lora_A.weight", adapter.module_a, rank, adapter.in);
-    adapter.b = add("lora_B.weight", adapter.module_b, adapter.out, rank);
+    added.a = add("lora_A.weight", added.module_a, {spec.lora_rank, added.in});
+    added.b = add("lora_B.weight", added.module_b, {added.out, spec.lora_rank});
+    if (spec.lora_magnitudes) {
+      added.magnitude = add("lora_magnitude_vector.weight", added.module_magnitude, {added.out});
+    }
   }
   for (Parameter& param : params) {
     if (param.tied_to.valid()) {
@@ -174,9 +238,11 @@ void InsertParams(Model& model, Adapters& adapters, std::int64_t rank) {
     }
   }
   for (ModelOp& op : model.ops) {
+    const Added& added = additions[FirstNameOf(model, op.module).value];
     for (ParamId& id : op.params) {
-      id = renamed[id.value];
+      id = added.is_saved && copy_of[id.value].valid() ? copy_of[id.value] : renamed[id.value];
     }
+    op.module = added.is_saved ? added.copy : op.module;
   }
   model.params = std::move(params);
 }
@@ -212,10 +278,105 @@ class OpAppender {
   std::vector<ModelOp>& ops_;
 };
 
-void InsertOps(Model& model, const Adapters& adapters, const TrainableSpec& trained) {
+// DoRA's part of one linear as PEFT 0.21 computes it (lora/dora.py): the norm of each row of
+// W + B A, whose product is taken of an identity matrix, and (m / norm - 1) y + m / norm * scale *
+// t in element-wise passes. Weights and norm are detached.
+OtherCost MagnitudeCost(const OpSpec& linear, std::int64_t rank) {
+  using Pass = OtherKernel::Pass;
+  OtherCost cost;
+  cost.function = "peft.dora";
+  cost.outputs.emplace_back().elements = linear.rows * linear.out;
+  const auto add = [&](Pass pass, OtherKernel::Class kind, Amount read, Amount written) {
+    OtherKernel kernel;
+    kernel.pass = pass;
+    kernel.kind = kind;
+    kernel.read.elements = read;
+    kernel.written.elements = written;
+    cost.kernels.push_back(kernel);
+    return &cost.kernels.back();
+  };
+  const auto multiply = [&](std::int64_t n, std::int64_t k) {  // of the identity's `in` rows
+    OtherKernel* kernel = add(Pass::kForward, OtherKernel::Class::kGemm,
+                              {.fixed = linear.in * k + n * k}, {.fixed = linear.in * n});
+    kernel->batch = {.fixed = 1};
+    kernel->m = {.fixed = linear.in};
+    kernel->n = {.fixed = n};
+    kernel->k = {.fixed = k};
+    kernel->flops = {.fixed = 2 * linear.in * n * k};
+  };
+  const auto pass = [&](Pass which, std::int64_t read, std::int64_t written, Amount size) {
+    const auto times = [&](std::int64_t n) {
+      return Amount{.fixed = n * size.fixed, .per_sample = n * size.per_sample};
+    };
+    add(which, OtherKernel::Class::kElementwise, times(read), times(written));
+  };
+  const Amount eye{.fixed = linear.in * linear.in}, whole{.fixed = linear.in * linear.out};
+  const Amount rows{.per_sample = linear.rows * linear.out};
+  pass(Pass::kForward, 0, 1, eye);
+  multiply(rank, linear.in);
+  multiply(linear.out, rank);
+  pass(Pass::kForward, 1, 1, whole);        // scale * B A
+  pass(Pass::kForward, 2, 1, whole);        // + W
+  pass(Pass::kForward, 1, 0, whole);        // norm
+  pass(Pass::kForward, 1, 1, rows);         // (m / norm - 1) y
+  pass(Pass::kForward, 1, 1, rows);         // m / norm * t
+  pass(Pass::kForward, 1, 1, rows);         // * scale
+  pass(Pass::kForward, 2, 1, rows);         // sum
+  pass(Pass::kBackwardData, 1, 1, rows);    // of y
+  pass(Pass::kBackwardData, 1, 1, rows);    // gradient * scale
+  pass(Pass::kBackwardData, 1, 1, rows);    // of t
+  pass(Pass::kBackwardWeight, 4, 2, rows);  // of m: two products
+  pass(Pass::kBackwardWeight, 2, 0, rows);  // and their sums over rows
+  cost.saves_input = 3;
+  cost.saves_input_for_weight = 3;
+  cost.saved.emplace_back().elements = {.fixed = linear.out};
+  // W + scale * B A beside both of its parts; behind it a norm, so that rows of outputs are less.
+  cost.forward_workspace.elements = {.fixed = 3 * linear.in * linear.out};
+  cost.backward_workspace.elements = {.per_sample = linear.rows * linear.out};
+  return cost;
+}
+
+// The ops behind one linear op; the tensor that takes the place of its output.
+TensorId AppendAdapter(OpAppender& appender, const ModelOp& op, const OpSpec& spec,
+                       const Added& added, const TrainableSpec& trained) {
   const std::int64_t rank = trained.lora_rank;
-  const double factor =
-      trained.lora_alpha > 0.0 ? trained.lora_alpha / static_cast<double>(rank) : 1.0;
+  const ModuleId module = op.module;
+  TensorId x = op.inputs[0];
+  const TensorId y = op.outputs[0];
+  const std::vector<ParamId> params = op.params;  // appending moves `op`
+  const OpSpec down{.kind = OpKind::kLinear, .rows = spec.rows, .in = spec.in, .out = rank};
+  const OpSpec up{.kind = OpKind::kLinear, .rows = spec.rows, .in = rank, .out = spec.out};
+  const OpSpec add{.kind = OpKind::kAdd, .rows = spec.rows, .in = spec.out};
+  if (trained.lora_dropout > 0.0) {
+    const OpSpec dropout{.kind = OpKind::kDropout,
+                         .rows = spec.rows,
+                         .in = spec.in,
+                         .dropout_p = trained.lora_dropout};
+    x = appender.Append(module, "lora_dropout", dropout, {x}, {});
+  }
+  const auto of = [&](ModuleId own) { return own.valid() ? own : module; };
+  TensorId t = appender.Append(of(added.module_a), "lora_A", down, {x}, {added.a});
+  t = appender.Append(of(added.module_b), "lora_B", up, {t}, {added.b});
+  if (trained.lora_magnitudes) {
+    OpSpec base = spec;
+    base.has_bias = false;
+    // Behind dropout, PEFT takes the product with the whole weight once more.
+    const TensorId of_base = trained.lora_dropout > 0.0
+                                 ? appender.Append(module, "lora_base", base, {x}, {params[0]})
+                                 : y;
+    const OpSpec magnitudes{.kind = OpKind::kOther, .other = MagnitudeCost(spec, rank)};
+    t = appender.Append(of(added.module_magnitude), "lora_magnitude", magnitudes, {of_base, t},
+                        {added.magnitude});
+  } else {
+    const double factor =
+        trained.lora_alpha > 0.0 ? trained.lora_alpha / static_cast<double>(rank) : 1.0;
+    const OpSpec scale{.kind = OpKind::kScale, .rows = spec.rows, .in = spec.out, .factor = factor};
+    t = appender.Append(module, "lora_scale", scale, {t}, {});
+  }
+  return appender.Append(module, "lora_add", add, {y, t}, {});
+}
+
+void InsertOps(Model& model, const Additions& additions, const TrainableSpec& trained) {
   std::vector<ModelOp> ops;
   ops.reserve(model.ops.size());
   OpAppender appender(model, ops);
@@ -227,31 +388,13 @@ void InsertOps(Model& model, const Adapters& adapters, const TrainableSpec& trai
     for (const TensorId output : op.outputs) {
       model.tensors[output.value].producer = ModelOpId(ops.size());
     }
-    const ModuleId module = op.module;
     const OpSpec spec = model.SpecOf(op);
     ops.push_back(std::move(op));
-    const std::optional<Adapter>& adapter = adapters[FirstNameOf(model, module).value];
-    if (!adapter || spec.kind != OpKind::kLinear) {
-      continue;
+    const Added& added = additions[FirstNameOf(model, ops.back().module).value];
+    if (added.has_adapter && spec.kind == OpKind::kLinear) {
+      const TensorId y = ops.back().outputs[0];
+      replaced[y.value] = AppendAdapter(appender, ops.back(), spec, added, trained);
     }
-    TensorId x = ops.back().inputs[0];
-    const TensorId y = ops.back().outputs[0];
-    const OpSpec down{.kind = OpKind::kLinear, .rows = spec.rows, .in = spec.in, .out = rank};
-    const OpSpec up{.kind = OpKind::kLinear, .rows = spec.rows, .in = rank, .out = spec.out};
-    const OpSpec scale{.kind = OpKind::kScale, .rows = spec.rows, .in = spec.out, .factor = factor};
-    const OpSpec add{.kind = OpKind::kAdd, .rows = spec.rows, .in = spec.out};
-    if (trained.lora_dropout > 0.0) {
-      const OpSpec dropout{.kind = OpKind::kDropout,
-                           .rows = spec.rows,
-                           .in = spec.in,
-                           .dropout_p = trained.lora_dropout};
-      x = appender.Append(module, "lora_dropout", dropout, {x}, {});
-    }
-    const auto of = [&](ModuleId own) { return own.valid() ? own : module; };
-    TensorId t = appender.Append(of(adapter->module_a), "lora_A", down, {x}, {adapter->a});
-    t = appender.Append(of(adapter->module_b), "lora_B", up, {t}, {adapter->b});
-    t = appender.Append(module, "lora_scale", scale, {t}, {});
-    replaced[y.value] = appender.Append(module, "lora_add", add, {y, t}, {});
   }
   model.ops = std::move(ops);
 }
@@ -360,6 +503,12 @@ void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) 
     if (spec.lora_alpha != 0.0) {
       throw InputError(where.Field("lora_rank").str(), "0 with lora_alpha", "a rank above 0");
     }
+    if (!spec.lora_saved.empty() || spec.lora_magnitudes) {
+      throw InputError(
+          where.Field("lora_rank").str(),
+          std::string("0 with ") + (spec.lora_magnitudes ? "lora_magnitudes" : "lora_saved"),
+          "a rank above 0");
+    }
     return;
   }
   if (spec.lora_rank < 0 || spec.lora_rank > ModelLimits::kFeatures) {
@@ -371,10 +520,13 @@ void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) 
                      "none with lora_rank " + std::to_string(spec.lora_rank),
                      "at least one pattern, such as \"q_proj\"");
   }
-  Adapters adapters = FindTargets(model, spec, where);
-  InsertModules(model, adapters);
-  InsertParams(model, adapters, spec.lora_rank);
-  InsertOps(model, adapters, spec);
+  Additions additions(model.modules.size());
+  const std::vector<bool> is_shared = SharedModules(model);
+  FindTargets(model, spec, where, additions);
+  FindSaved(model, spec, where, is_shared, additions);
+  InsertModules(model, is_shared, spec.lora_magnitudes, additions);
+  InsertParams(model, additions, spec);
+  InsertOps(model, additions, spec);
 }
 
 }  // namespace shardwright

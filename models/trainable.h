@@ -24,6 +24,11 @@ struct TrainableSpec {
   std::vector<std::string> lora_targets = {};
   // The adapters read their input through dropout with this probability; 0: they read it as it is.
   double lora_dropout = 0.0;
+  // Globs over the names of modules, as lora_targets: PEFT's modules_to_save. A copy of each learns
+  // whole, and the frozen one stays.
+  std::vector<std::string> lora_saved = {};
+  // DoRA: each adapted module learns the length of its weight's rows, too.
+  bool lora_magnitudes = false;
 };
 
 // Does `text` match `glob`? '*' stands for any characters, dots included, '?' for one character.
@@ -43,9 +48,10 @@ struct TrainableSpec {
 
 // Marks the frozen parameters. Adapters follow PEFT (arXiv 2106.09685): each targeted linear module
 // gets lora_A.weight [rank, in] and lora_B.weight [out, rank], and behind its op the ops lora_A,
-// lora_B, scale and add, whose sum replaces the output for all readers. `where` names the source of
-// `spec` in errors. Throws InputError for a glob that matches nothing, and for a rank without
-// targets or targets without a rank. O(globs * parameters + ops).
+// lora_B, scale and add, whose sum replaces the output for all readers. The matrices are modules of
+// their own below it, as is the copy of a saved module. `where` names the source of `spec` in
+// errors. Throws InputError for a glob that matches nothing, for a rank without targets or targets
+// without a rank, and for a saved module with modules below it. O(globs * parameters + ops).
 void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where);
 
 }  // namespace shardwright

@@ -32,7 +32,15 @@ struct Precision {
   return full_precision ? Precision{job.master, job.master, job.master} : job;
 }
 
-enum class OptimizerKind : std::uint8_t { kSgd, kMomentum, kAdam, kAdamW, kAdadelta };
+enum class OptimizerKind : std::uint8_t {
+  kSgd,
+  kMomentum,
+  kAdam,
+  kAdamW,
+  kAdadelta,
+  kLion,       // arXiv 2302.06675: one state
+  kAdafactor,  // Transformers, without a first moment: of a matrix a state per row and per column
+};
 // How PyTorch runs the update: decides temporaries and launch counts.
 enum class OptimizerImpl : std::uint8_t { kForeach, kFused, kForLoop };
 // How the matrices of the repeated blocks are updated.
@@ -43,15 +51,16 @@ enum class MatrixRule : std::uint8_t {
   kSoap,
 };
 
-// How the states are stored; schedule/lower/optimizer.cc has the sizes. Paged ones count on the
-// device.
+// How the states are stored; schedule/lower/optimizer.cc has the sizes. Paged ones (managed memory,
+// which leaves the device when others need the room) count on the host.
 enum class StateFormat : std::uint8_t {
   kMaster,  // in the masters' dtype
   kBnb8,    // bitsandbytes: 8 bits in blocks of 256 elements
   kBnb8Paged,
   kBnb32Paged,
-  kAo8,  // torchao: 8 bits in blocks of 256
-  kAo4,  // 4 bits in blocks of 128
+  kAo8,   // torchao: 8 bits in blocks of 256
+  kAo4,   // 4 bits in blocks of 128
+  kFp32,  // whatever the masters
 };
 
 struct OptimizerSpec {
@@ -108,8 +117,11 @@ struct Job {
   double lora_alpha = 0.0;                // adapters are scaled by alpha / rank; 0: alpha = rank
   std::vector<std::string> lora_targets;  // FQN globs of linear modules that get adapters
   double lora_dropout = 0.0;              // of what the adapters read
+  std::vector<std::string> lora_saved;    // globs of modules of which a copy learns whole
+  bool lora_magnitudes = false;           // DoRA: the lengths of the weights' rows learn, too
   FrozenFormat frozen_format = FrozenFormat::kMaster;
-  double memory_margin = 0.0;  // fraction of device memory that plans leave free
+  bool quantized_experts = false;  // experts, too, are stored in a frozen format of 8 or 4 bits
+  double memory_margin = 0.0;      // fraction of device memory that plans leave free
   AllocatorSettings allocator;
 
   bool operator==(const Job&) const = default;

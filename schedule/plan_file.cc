@@ -52,7 +52,9 @@ TrainableSpec TrainableOf(const Job& job) {
           .lora_rank = job.lora_rank,
           .lora_alpha = job.lora_alpha,
           .lora_targets = job.lora_targets,
-          .lora_dropout = job.lora_dropout};
+          .lora_dropout = job.lora_dropout,
+          .lora_saved = job.lora_saved,
+          .lora_magnitudes = job.lora_magnitudes};
 }
 
 void ReadModel(const JsonValue& json, const nlohmann::ordered_json& document, const Path& job_path,

@@ -170,8 +170,17 @@ Json JobPart(const Job& job) {
   if (job.lora_dropout > 0.0) {
     json["lora_dropout"] = job.lora_dropout;
   }
+  if (!job.lora_saved.empty()) {
+    json["lora_saved"] = job.lora_saved;
+  }
+  if (job.lora_magnitudes) {
+    json["lora_magnitudes"] = true;
+  }
   if (job.frozen_format != FrozenFormat::kMaster) {
     json["frozen_format"] = NameIn(kFrozenFormatNames, job.frozen_format);
+  }
+  if (job.quantized_experts) {
+    json["quantized_experts"] = true;
   }
   json["memory_margin"] = job.memory_margin;
   if (const AllocatorSettings& allocator = job.allocator; allocator != AllocatorSettings()) {

@@ -13,14 +13,14 @@ namespace shardwright {
 using NameList = std::span<const std::string_view>;
 
 inline constexpr std::array<std::string_view, 2> kJobModeNames = {"train", "forward"};
-inline constexpr std::array<std::string_view, 5> kOptimizerNames = {"sgd", "momentum", "adam",
-                                                                    "adamw", "adadelta"};
+inline constexpr std::array<std::string_view, 7> kOptimizerNames = {
+    "sgd", "momentum", "adam", "adamw", "adadelta", "lion", "adafactor"};
 inline constexpr std::array<std::string_view, 3> kOptimizerImplNames = {"foreach", "fused",
                                                                         "for_loop"};
 inline constexpr std::array<std::string_view, 4> kMatrixRuleNames = {"none", "muon",
                                                                      "muon_distributed", "soap"};
-inline constexpr std::array<std::string_view, 6> kStateFormatNames = {
-    "master", "bnb_8bit", "bnb_8bit_paged", "bnb_32bit_paged", "ao_8bit", "ao_4bit"};
+inline constexpr std::array<std::string_view, 7> kStateFormatNames = {
+    "master", "bnb_8bit", "bnb_8bit_paged", "bnb_32bit_paged", "ao_8bit", "ao_4bit", "fp32"};
 inline constexpr std::array<std::string_view, 5> kFrozenFormatNames = {"master", "param", "int8",
                                                                        "nf4", "nf4_double"};
 inline constexpr std::array<std::string_view, 8> kDialectNames = {

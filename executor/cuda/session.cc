@@ -16,7 +16,11 @@ void CheckCudaPlan(const SessionInput& in) {
                      "\"shardwright-cuda-plain\", the kernels that the CUDA device has",
                      "make the plan with --kernel-set shardwright-cuda-plain");
   }
-  CheckUpdates(in.job.optimizer);
+  CheckUpdates(in.job.optimizer, in.job.precision.master);
+  if (in.job.optimizer.kind == OptimizerKind::kAdafactor) {
+    throw InputError("plan: job.optimizer.kind", "\"adafactor\"",
+                     "another one, since only the host device has such an update");
+  }
   CheckFrozen(in.job.frozen_format);
   for (std::size_t i = 0; i < in.model.ops.size(); ++i) {
     const std::string problem =

@@ -170,6 +170,10 @@ class Executor {
   }
 
   void UpdatePieces(const OptimizerCall& shard) const {
+    if (shard.spec.kind == OptimizerKind::kAdafactor) {  // takes parameters whole
+      UpdateShard(shard, context_.input.training.optimizer);
+      return;
+    }
     ForEachPiece(team_, CountsOf(shard.ranges),
                  [&](std::size_t i, std::int64_t begin, std::int64_t count, std::size_t /*piece*/) {
                    OptimizerRange range = shard.ranges[i];

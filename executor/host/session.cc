@@ -28,7 +28,7 @@ Placement Check(const SessionInput& in) {
                      "\"shardwright-host\", the kernels that the host device has",
                      "make the plan with --kernel-set shardwright-host");
   }
-  CheckUpdates(in.job.optimizer);
+  CheckUpdates(in.job.optimizer, in.job.precision.master);
   CheckFrozen(in.job.frozen_format);
   for (std::size_t i = 0; i < in.model.ops.size(); ++i) {
     const std::string problem =

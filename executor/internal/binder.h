@@ -113,6 +113,10 @@ class Binder {
   void AddCasts(std::span<const Access> accesses, CopyCall& casts);
   [[nodiscard]] std::vector<OptimizerRange> UpdateRanges(const Contents& params,
                                                          const Contents& grads) const;
+  // Of Adafactor, whose states are a row and a column of each whole matrix.
+  [[nodiscard]] std::vector<OptimizerRange> FactoredRanges(const Contents& params,
+                                                           std::vector<OptimizerRange> ranges,
+                                                           Bytes state) const;
   [[nodiscard]] std::vector<ElementRange> GradientRanges(std::span<const Access> accesses) const;
   void FillUnits(Binding& binding) const;
   [[nodiscard]] std::vector<BoundStates> StatesOf(const UnitBuffers& unit,

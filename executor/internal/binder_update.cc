@@ -202,8 +202,12 @@ void Binder::AddShardUpdate(std::span<const Access> accesses, std::uint16_t inde
         }
       }
     }
+    const bool is_factored = call.spec.kind == OptimizerKind::kAdafactor;
+    if (is_factored) {
+      ranges = FactoredRanges(params, std::move(ranges), Bytes(bytes));
+    }
     for (const OptimizerRange& r : ranges) {
-      SW_CHECK(buffers.states.empty() || (r.state_offset + r.count) * width <= bytes,
+      SW_CHECK(is_factored || buffers.states.empty() || (r.state_offset + r.count) * width <= bytes,
                "an optimizer state is too small for its shard");
     }
     update.shards.push_back(call);
@@ -238,6 +242,37 @@ std::vector<OptimizerRange> Binder::UpdateRanges(const Contents& params,
       ranges.push_back(r);
     }
     state_offset += p.count;
+  }
+  return ranges;
+}
+
+std::vector<OptimizerRange> Binder::FactoredRanges(const Contents& params,
+                                                   std::vector<OptimizerRange> ranges,
+                                                   Bytes state) const {
+  std::int64_t offset = 0;
+  for (const ShardPiece& p : params.pieces) {
+    const Parameter& param = in_.model.params[p.param.value];
+    if (!param.trainable) {
+      continue;
+    }
+    const bool is_matrix = param.shape.size() == 2;
+    for (OptimizerRange& r : ranges) {
+      if (r.param_offset >= p.shard_offset && r.param_offset < p.shard_offset + p.count) {
+        if (r.count != param.Elements() || param.shape.size() > 2) {
+          throw InputError("plan: job.optimizer.kind", "\"adafactor\" with a part of " + param.fqn,
+                           "whole vectors and matrices, which dialect ddp has");
+        }
+        r.state_offset = offset;
+        r.columns = is_matrix ? param.shape[1] : 0;
+      }
+    }
+    for (const std::int64_t n : FactoredState(param.shape)) {
+      offset += n;
+    }
+  }
+  if (offset * SizeOf(DType::kFp32) != state.value) {
+    throw InputError("plan: job.optimizer.kind", "\"adafactor\" with flat parameters",
+                     "another one, or dialect ddp, where matrices keep their shape");
   }
   return ranges;
 }
@@ -289,6 +324,9 @@ std::vector<BoundStates> Binder::StatesOf(const UnitBuffers& unit, const Content
     }
   }
   std::vector<BoundStates> result;
+  if (in_.job.optimizer.kind == OptimizerKind::kAdafactor) {
+    return result;  // no checkpoint has its states
+  }
   for (const StagedPiece& staged : unit.moments) {
     const std::int64_t bytes = staged.count * SizeOf(shard.dtype);
     BoundStates& states = result.emplace_back();

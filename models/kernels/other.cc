@@ -88,6 +88,7 @@ OpKernels LowerOther(const LowerContext& context) {
   for (const AmountOfData& tensor : cost.saved) {
     AddTensors({BytesOf(context, tensor)}, &op.extra_saved, &op.extra_saved_tensors);
   }
+  op.forward_workspace = Bytes(BytesOf(context, cost.forward_workspace));
   op.backward_workspace = Bytes(BytesOf(context, cost.backward_workspace));
   for (const OtherOutput& output : cost.outputs) {
     op.output_aliases.push_back(output.view_of);

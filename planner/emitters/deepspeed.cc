@@ -192,6 +192,11 @@ void SetOptimizer(const OptimizerSpec& optimizer, S& s) {
     case OptimizerKind::kAdadelta:
       s.optimizer = "Adadelta";
       break;
+    case OptimizerKind::kLion:
+      s.optimizer = "Lion";
+      break;
+    case OptimizerKind::kAdafactor:  // CheckEmittable
+      break;
   }
   s.learning_rate = kSomeLearningRate;
   s.weight_decay = optimizer.weight_decay ? kSomeWeightDecay : 0.0;
@@ -240,10 +245,11 @@ void ApplyOptimizer(const S& s, OptimizerSpec& optimizer) {
                        ? (has_momentum ? OptimizerKind::kMomentum : OptimizerKind::kSgd)
                    : *s.optimizer == "Adam"     ? OptimizerKind::kAdam
                    : *s.optimizer == "Adadelta" ? OptimizerKind::kAdadelta
+                   : *s.optimizer == "Lion"     ? OptimizerKind::kLion
                                                 : OptimizerKind::kAdamW;
-  const bool is_adam = *s.optimizer == "Adam" || *s.optimizer == "AdamW";
+  const bool is_own = *s.optimizer == "Adam" || *s.optimizer == "AdamW" || *s.optimizer == "Lion";
   optimizer.impl =
-      is_adam && !s.torch_adam.value_or(false) ? OptimizerImpl::kFused : OptimizerImpl::kForeach;
+      is_own && !s.torch_adam.value_or(false) ? OptimizerImpl::kFused : OptimizerImpl::kForeach;
   optimizer.weight_decay = s.weight_decay.value_or(0.0) > 0.0;
 }
 

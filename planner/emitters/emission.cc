@@ -76,6 +76,8 @@ void TrainAll(PlanFile& file) {
   Job& job = file.job;
   job.frozen.clear();
   job.lora_targets.clear();
+  job.lora_saved.clear();
+  job.lora_magnitudes = false;
   job.lora_rank = 0;
   job.lora_alpha = 0.0;
   LoadedModel& loaded = file.model;
@@ -349,6 +351,14 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
                      '"' + std::string(NameIn(kMatrixRuleNames, rule)) + '"',
                      "none, since no target's settings name such an optimizer");
   }
+  const OptimizerKind kind = file.job.optimizer.kind;
+  const bool is_named =
+      target == "trainer" || (target == "deepspeed" && kind == OptimizerKind::kLion);
+  if ((kind == OptimizerKind::kLion || kind == OptimizerKind::kAdafactor) && !is_named) {
+    throw InputError(where + ": job.optimizer.kind",
+                     '"' + std::string(NameIn(kOptimizerNames, kind)) + '"',
+                     "another one, or --to trainer, whose optim names such an optimizer");
+  }
   if (file.job.frozen_format != FrozenFormat::kMaster) {
     throw InputError(where + ": job.frozen_format",
                      '"' + std::string(NameIn(kFrozenFormatNames, file.job.frozen_format)) + '"',
@@ -357,7 +367,7 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
   const std::string_view states = NameIn(kStateFormatNames, file.job.optimizer.states);
   if (file.job.optimizer.states != StateFormat::kMaster && target != "trainer") {
     throw InputError(where + ": job.optimizer.states", '"' + std::string(states) + '"',
-                     "master, or --target trainer, whose optim names such an optimizer");
+                     "master, or --to trainer, whose optim names such an optimizer");
   }
 }
 
@@ -440,7 +450,9 @@ void AddJobDuties(const PlanFile& file, bool has_own_model, Emission& emission) 
       "rank " + std::to_string(job.lora_rank) + ", alpha " +
       Fixed(job.lora_alpha == 0.0 ? static_cast<double>(job.lora_rank) : job.lora_alpha, "%g") +
       (job.lora_dropout > 0.0 ? ", dropout " + Fixed(job.lora_dropout, "%g") : "") + ", on " +
-      Listed(job.lora_targets, Quoted);
+      Listed(job.lora_targets, Quoted) +
+      (job.lora_saved.empty() ? "" : ", modules_to_save " + Listed(job.lora_saved, Quoted)) +
+      (job.lora_magnitudes ? ", use_dora" : "");
   const char* kWhy = "the framework builds the model, and its settings do not say it";
   if (!frozen.empty() && !has_own_model) {
     emission.by_hand.push_back("freeze the parameters " + frozen + " before the model is wrapped");

@@ -92,6 +92,9 @@ void SetOptimizer(const PlanFile& file, S& s) {
     case OptimizerKind::kAdamW:
       s.optimizer = file.plan.offload.parameters ? "cpu_adam" : "adam";
       break;
+    case OptimizerKind::kLion:  // CheckEmittable
+    case OptimizerKind::kAdafactor:
+      break;
   }
   s.weight_decay = optimizer.weight_decay ? kSomeWeightDecay : 0.0;
 }

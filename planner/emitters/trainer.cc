@@ -55,6 +55,9 @@ std::string OptimName(const OptimizerSpec& optimizer) {
   if (optimizer.kind == OptimizerKind::kSgd || optimizer.kind == OptimizerKind::kMomentum) {
     return "sgd";
   }
+  if (optimizer.kind == OptimizerKind::kLion && optimizer.states == StateFormat::kMaster) {
+    return "lion_32bit";
+  }
   if (const std::string_view word = WordOf(optimizer); !word.empty() && word != "adamw_hf") {
     return std::string(word);
   }

@@ -218,6 +218,13 @@ void ApplyAdapters(const RunSettings& run, PlanFile& file) {
     throw InputError(run.trainer_file + ": adapters", what,
                      "FSDP2 or no FSDP, since " + what + " cannot be predicted");
   };
+  if (adapters.has_magnitudes && run.script.is_llamafactory_v1) {
+    refuse("DoRA with units of adapters' own");
+  }
+  if (adapters.has_magnitudes &&
+      (file.plan.dialect == Dialect::kFsdp1 || file.plan.dialect == Dialect::kZero3)) {
+    refuse("DoRA under FSDP1 or ZeRO-3");
+  }
   if (run.deepspeed && is_quantized) {
     refuse("quantized weights under DeepSpeed");
   }
@@ -225,6 +232,14 @@ void ApplyAdapters(const RunSettings& run, PlanFile& file) {
       adapters.base == FrozenFormat::kNf4 || adapters.base == FrozenFormat::kNf4Double;
   if (file.plan.dialect != Dialect::kDdp && is_quantized && !is_nf4) {
     refuse("weights in 8 bits under FSDP");
+  }
+  file.job.quantized_experts = adapters.quantizes_experts && is_quantized;
+  // PEFT makes fp32 of adapters alone; FSDP under Accelerate and DeepSpeed of all that learns.
+  const bool is_mixed = adapters.base != FrozenFormat::kMaster &&
+                        file.job.precision.master == DType::kFp32 &&
+                        (file.plan.dialect == Dialect::kDdp || run.script.is_llamafactory_v1);
+  if (!adapters.saved.empty() && is_mixed) {
+    refuse("whole modules in 16 bits beside adapters in fp32");
   }
   const bool is_kept = file.plan.dialect == Dialect::kDdp || file.plan.dialect == Dialect::kFsdp1 ||
                        run.script.is_llamafactory_v1;

@@ -27,9 +27,10 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kRefused 
 
 std::optional<JsonValue> FindSet(const JsonValue& root, std::string_view key) {
   auto value = key.empty() ? std::nullopt : root.Find(key);
-  const bool is_off = value && ((value->IsBool() && !value->AsBool()) ||
-                                (value->IsString() && value->AsString().empty()) ||
-                                (value->IsArray() && value->size() == 0));
+  const bool is_off =
+      value &&
+      ((value->IsBool() && !value->AsBool()) || (value->IsString() && value->AsString().empty()) ||
+       (value->IsArray() && value->size() == 0) || (value->IsObject() && value->Keys().empty()));
   return is_off ? std::nullopt : std::move(value);
 }
 
@@ -259,6 +260,21 @@ const AdapterKeys& TrlAdapters() {
   return kKeys;
 }
 
+const AdapterKeys& PeftAdapters() {
+  static constexpr AdapterKeys kKeys = {.rank = "r",
+                                        .alpha = "lora_alpha",
+                                        .dropout = "lora_dropout",
+                                        .targets = "target_modules",
+                                        .all_linear = {},
+                                        .rslora = "use_rslora",
+                                        .dora = "use_dora",
+                                        .saved = "modules_to_save",
+                                        .double_quant = {},
+                                        .default_rank = 8,
+                                        .default_alpha = 8.0};
+  return kKeys;
+}
+
 const AdapterKeys& LlamaFactoryAdapters() {
   static constexpr AdapterKeys kKeys = {.rank = "lora_rank",
                                         .alpha = "lora_alpha",
@@ -279,9 +295,12 @@ Adapters ReadAdapters(const JsonValue& root, const AdapterKeys& keys, FrozenForm
   for (const auto& [key, feature] : kRefused) {
     Refuse(root, key, feature);
   }
-  Refuse(root, keys.dora, "DoRA");
-  Refuse(root, keys.saved, "whole modules trained beside adapters");
   Adapters adapters;
+  adapters.has_magnitudes = FindSet(root, keys.dora).has_value();
+  adapters.quantizes_experts = FindSet(root, "quantize_moe_experts").has_value();
+  if (const auto saved = FindSet(root, keys.saved)) {
+    AddTargets(*saved, adapters.saved);
+  }
   const auto rank = root.Find(keys.rank);
   adapters.rank =
       rank || keys.default_rank == 0 ? root.At(keys.rank).AsInt(1, kMostRank) : keys.default_rank;
@@ -302,6 +321,9 @@ Adapters ReadAdapters(const JsonValue& root, const AdapterKeys& keys, FrozenForm
   }
   if (const auto targets = FindSet(root, keys.targets)) {
     AddTargets(*targets, adapters.targets);
+  }
+  if (const auto all = FindSet(root, keys.all_linear); all && adapters.quantizes_experts) {
+    throw all->Error("false beside quantize_moe_experts, as axolotl demands");
   }
   if (FindSet(root, keys.all_linear) ||
       (&keys == &LlamaFactoryAdapters() && adapters.targets.empty())) {

@@ -23,10 +23,10 @@ struct AdapterKeys {
 [[nodiscard]] const AdapterKeys& AxolotlAdapters();
 [[nodiscard]] const AdapterKeys& TrlAdapters();
 [[nodiscard]] const AdapterKeys& LlamaFactoryAdapters();
+[[nodiscard]] const AdapterKeys& PeftAdapters();  // of adapter_config.json
 
 // The adapters of a file whose script trains some. `base`: how its weights are kept where they are
-// not quantized. Throws InputError for DoRA and other things that
-// cannot be predicted.
+// not quantized. Throws InputError for what cannot be predicted.
 [[nodiscard]] Adapters ReadAdapters(const JsonValue& root, const AdapterKeys& keys,
                                     FrozenFormat base);
 

@@ -86,8 +86,10 @@ void ReadOptimizer(const JsonValue* type, S& s) {
   const std::string lower = LowerCase(*s.optimizer);
   if (lower == "adam" || lower == "adamw") {
     s.optimizer = lower == "adam" ? "Adam" : "AdamW";
+  } else if (lower == "lion") {
+    s.optimizer = "Lion";
   } else if (*s.optimizer != "SGD" && *s.optimizer != "Adadelta") {
-    throw type->Error("AdamW, Adam, SGD or Adadelta, since the optimizer " + *s.optimizer +
+    throw type->Error("AdamW, Adam, Lion, SGD or Adadelta, since the optimizer " + *s.optimizer +
                       " cannot be predicted");
   }
 }

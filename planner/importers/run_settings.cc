@@ -10,6 +10,7 @@
 #include "core/json.h"
 #include "core/text.h"
 #include "planner/importers/document.h"
+#include "planner/importers/read_adapters.h"
 #include "planner/importers/read_deepspeed.h"
 #include "planner/importers/read_settings.h"
 #include "planner/importers/read_trainer.h"
@@ -183,8 +184,35 @@ std::optional<JsonValue> NamedFsdpConfig(const JsonValue& root, const std::strin
   return JsonValue::Parse("{\"fsdp_config\": " + text + "}", path);
 }
 
+// PEFT's file, which saved adapters have and scripts make of their own code.
+void ReadPeft(const JsonValue& root, const std::string& file, RunSettings& run) {
+  std::optional<TrainerSettings> none;
+  Put(ReadSettings<TrainerSettings>(root, TrainerRows(), SettingKeys::Of("peft")), file, none, run);
+  if (run.peft) {
+    throw InputError(file, "a second file of adapters", "one file of each kind");
+  }
+  run.peft = ReadAdapters(root, PeftAdapters(), FrozenFormat::kMaster);
+}
+
+// Adapters of a file of their own, on what the script loads.
+void PlaceAdapters(RunSettings& run) {
+  if (!run.peft) {
+    return;
+  }
+  if (!run.trainer && !run.accelerate && !run.deepspeed) {
+    throw InputError(run.files.back(), "adapters alone",
+                     "files of Accelerate, DeepSpeed, the Trainer or a script beside it");
+  }
+  if (run.script.adapters.rank > 0) {
+    throw InputError(run.files.back(), "adapters", "none beside those of " + run.trainer_file);
+  }
+  run.script.adapters = *run.peft;
+  run.script.adapters.base =
+      run.script.has_bf16_weights ? FrozenFormat::kParam : FrozenFormat::kMaster;
+}
+
 using Read = void (*)(const JsonValue& root, const std::string& file, RunSettings& run);
-constexpr std::array<std::pair<std::string_view, Read>, 8> kReaders = {{
+constexpr std::array<std::pair<std::string_view, Read>, 9> kReaders = {{
     {"torchtitan", ReadTorchtitan},
     {"fairseq", ReadFairseq},
     {"fairseq-train", ReadFairseqFlags},
@@ -204,6 +232,7 @@ constexpr std::array<std::pair<std::string_view, Read>, 8> kReaders = {{
        run.trainer_file = file;
        PutTrainer(ReadLlamaFactoryV1(root), file, run);
      }},
+    {"peft", ReadPeft},
     {"deepspeed", [](const JsonValue& root, const std::string& file,
                      RunSettings& run) { Put(ReadDeepSpeed(root), file, run.deepspeed, run); }},
 }};
@@ -228,7 +257,7 @@ void ReadOne(const std::string& file, RunSettings& run) {
       file, "no key that tells the framework",
       "settings of torchtitan (TOML), Accelerate (YAML or JSON), DeepSpeed (JSON), the Trainer or "
       "a script around it (TrainingArguments as JSON or YAML), axolotl (YAML) or fairseq (YAML or "
-      "command line)");
+      "command line), or PEFT's adapter_config.json");
 }
 
 void ReadNamedFiles(RunSettings& run) {
@@ -336,6 +365,7 @@ RunSettings ReadRun(std::span<const std::string> files) {
   }
   ReadNamedFiles(run);
   CheckTogether(run);
+  PlaceAdapters(run);
   CheckSizes(run);
   run.framework = NameOfFrameworks(run);
   run.target = run.torchtitan   ? "torchtitan"

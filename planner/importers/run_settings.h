@@ -31,7 +31,10 @@ struct Adapters {
   // As --lora-targets has them, also globs that match nothing ("all-linear" among them); empty: as
   // PEFT chooses for the model.
   std::vector<std::string> targets;
+  std::vector<std::string> saved;  // PEFT's modules_to_save
+  bool has_magnitudes = false;     // DoRA
   FrozenFormat base = FrozenFormat::kParam;
+  bool quantizes_experts = false;
 
   bool operator==(const Adapters&) const = default;
 };
@@ -66,6 +69,7 @@ struct RunSettings {
   std::optional<AccelerateSettings> accelerate;
   std::optional<TrainerSettings> trainer;
   std::optional<DeepSpeedSettings> deepspeed;
+  std::optional<Adapters> peft;  // of adapter_config.json
   ScriptFacts script;
   std::string framework;           // "torchtitan", "accelerate + deepspeed", ...
   std::string target;              // of emit, that writes such settings
@@ -95,10 +99,10 @@ struct RunFacts {
 
 // Reads torchtitan's TOML, Accelerate's YAML or JSON, DeepSpeed's JSON, TrainingArguments as JSON
 // or YAML, also among those of TRL's or LLaMA-Factory's scripts, axolotl's YAML, and fairseq's YAML
-// or command line; which of them a file is, its keys tell. A file that another one names is looked
-// for beside that one, then where the program runs. Throws InputError for keys that the framework
-// does not have, values that it refuses, features that cannot be predicted, and files that
-// contradict each other.
+// or command line, and PEFT's adapter_config.json beside them; which of them a file is, its keys
+// tell. A file that another one names is looked for beside that one, then where the program runs.
+// Throws InputError for keys that the framework does not have, values that it refuses, features
+// that cannot be predicted, and files that contradict each other.
 [[nodiscard]] RunSettings ReadRun(std::span<const std::string> files);
 
 // Before anything is multiplied or divided by them: ranks x samples x steps stay inside 64 bits.

@@ -194,7 +194,8 @@ AllocatorSettings ReadAllocator(const JsonValue& json) {
 Job ReadJob(const JsonValue& json) {
   json.AllowOnly({"mode", "sequence_length", "global_batch", "precision", "optimizer",
                   "clip_gradients", "frozen", "lora_rank", "lora_alpha", "lora_targets",
-                  "lora_dropout", "frozen_format", "memory_margin", "allocator"});
+                  "lora_dropout", "lora_saved", "lora_magnitudes", "frozen_format",
+                  "quantized_experts", "memory_margin", "allocator"});
   Job job;
   SetChoice(json, "mode", kJobModeNames, job.mode);
   job.sequence_length = json.At("sequence_length").AsInt(1, std::int64_t{1} << 30);
@@ -221,7 +222,10 @@ Job ReadJob(const JsonValue& json) {
       throw dropout->Error("a fraction in [0, 1)");
     }
   }
+  SetStrings(json, "lora_saved", job.lora_saved);
+  SetBool(json, "lora_magnitudes", job.lora_magnitudes);
   SetChoice(json, "frozen_format", kFrozenFormatNames, job.frozen_format);
+  SetBool(json, "quantized_experts", job.quantized_experts);
   if (const std::optional<JsonValue> margin = json.Find("memory_margin")) {
     job.memory_margin = margin->AsDouble();
     if (!(job.memory_margin >= 0.0 && job.memory_margin < 1.0)) {

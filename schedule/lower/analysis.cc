@@ -48,6 +48,13 @@ void FindQuantized(const LowerInput& in, ModelAnalysis& a) {
     return;
   }
   a.quantized = ConvertibleWeights(in.model);
+  for (const ModelOp& op : in.model.ops) {
+    for (const ParamId p : op.params) {
+      if (in.job.quantized_experts && in.model.SpecOf(op).kind == OpKind::kExperts) {
+        a.quantized[p.value] = true;
+      }
+    }
+  }
   for (std::size_t p = 0; p < a.quantized.size(); ++p) {
     a.quantized[p] = a.quantized[p] && !in.model.params[p].trainable;
   }

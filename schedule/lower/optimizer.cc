@@ -21,6 +21,45 @@ struct Recipe {
   ElementPass fused;
 };
 
+// Transformers 5.23, optimization.py (Adafactor.step) of a matrix; the states are a row and a
+// column.
+constexpr std::array<ElementPass, 12> kAdafactorPasses = {{
+    {1, 0},  // rms of the parameter
+    {1, 1},  // grad ** 2
+    {1, 1},  // + eps
+    {1, 0},  // its mean over columns
+    {1, 0},  // over rows
+    {0, 1},  // update = row * column
+    {2, 1},  // update *= grad
+    {1, 0},  // its rms
+    {1, 1},  // update /= that
+    {1, 1},  // update *= lr
+    {1, 1},  // -update
+    {2, 1},  // param += that
+}};
+
+Recipe AdadeltaRecipe(bool decay) {
+  Recipe r;
+  r.states = 2;
+  if (decay) {
+    r.foreach_passes.push_back({2, 1});
+  }
+  r.foreach_passes.push_back({1, 1});  // square_avg *= rho
+  r.foreach_passes.push_back({2, 1});  // square_avg += (1 - rho) grad^2
+  r.foreach_passes.push_back({1, 1});  // std = square_avg + eps
+  r.foreach_passes.push_back({1, 1});  // std = sqrt(std)
+  r.foreach_passes.push_back({1, 1});  // delta = acc_delta + eps
+  r.foreach_passes.push_back({1, 1});  // delta = sqrt(delta)
+  r.foreach_passes.push_back({2, 1});  // delta /= std
+  r.foreach_passes.push_back({2, 1});  // delta *= grad
+  r.foreach_passes.push_back({1, 1});  // acc_delta *= rho
+  r.foreach_passes.push_back({2, 1});  // acc_delta += (1 - rho) delta^2
+  r.foreach_passes.push_back({2, 1});  // param -= lr * delta
+  r.foreach_temporaries = decay ? 3 : 2;
+  r.fused = {4, 3};
+  return r;
+}
+
 // Passes of the foreach paths of torch/optim/{sgd,adam,adamw,adadelta}.py, in order; the fused
 // kernels read and write each tensor once.
 Recipe RecipeOf(const OptimizerSpec& spec) {
@@ -66,23 +105,23 @@ Recipe RecipeOf(const OptimizerSpec& spec) {
       r.fused = {4, 3};
       break;
     case OptimizerKind::kAdadelta:
-      r.states = 2;
+      return AdadeltaRecipe(decay);
+    case OptimizerKind::kLion:
+      r.states = 1;
       if (decay) {
-        r.foreach_passes.push_back({2, 1});
+        r.foreach_passes.push_back({1, 1});  // param *= 1 - lr * wd
       }
-      r.foreach_passes.push_back({1, 1});  // square_avg *= rho
-      r.foreach_passes.push_back({2, 1});  // square_avg += (1 - rho) grad^2
-      r.foreach_passes.push_back({1, 1});  // std = square_avg + eps
-      r.foreach_passes.push_back({1, 1});  // std = sqrt(std)
-      r.foreach_passes.push_back({1, 1});  // delta = acc_delta + eps
-      r.foreach_passes.push_back({1, 1});  // delta = sqrt(delta)
-      r.foreach_passes.push_back({2, 1});  // delta /= std
-      r.foreach_passes.push_back({2, 1});  // delta *= grad
-      r.foreach_passes.push_back({1, 1});  // acc_delta *= rho
-      r.foreach_passes.push_back({2, 1});  // acc_delta += (1 - rho) delta^2
-      r.foreach_passes.push_back({2, 1});  // param -= lr * delta
-      r.foreach_temporaries = decay ? 3 : 2;
-      r.fused = {4, 3};
+      r.foreach_passes.push_back({2, 1});  // update = beta1 m + (1 - beta1) grad
+      r.foreach_passes.push_back({2, 1});  // param -= lr * sign(update)
+      r.foreach_passes.push_back({2, 1});  // m = beta2 m + (1 - beta2) grad
+      r.foreach_temporaries = 1;
+      r.fused = {3, 2};
+      break;
+    case OptimizerKind::kAdafactor:
+      r = {1, {kAdafactorPasses.begin(), kAdafactorPasses.end()}, 2, {3, 2}};
+      if (decay) {
+        r.foreach_passes.push_back({1, 1});  // param += -lr * wd * param
+      }
       break;
   }
   return r;
@@ -98,13 +137,14 @@ struct FormatRow {
   bool keeps_embeddings = false;   // nor embeddings
   bool is_fp32_otherwise = false;  // else the parameter's dtype
 };
-constexpr std::array<FormatRow, 6> kFormats = {{
+constexpr std::array<FormatRow, 7> kFormats = {{
     {},
     {8, 256, 4096, false, true, true},
     {8, 256, 4096, false, true, true},
     {0, 1, 0, false, false, true},
     {8, 256, 4096, true, false, false},
     {4, 128, 4096, true, false, false},
+    {0, 1, 0, false, false, true},
 }};
 
 const FormatRow& RowOf(StateFormat format) {
@@ -117,13 +157,13 @@ struct WordRow {
 };
 
 // Transformers 5.23, training_args.py (OptimizerNames); the first of equal rows is the way back.
-constexpr OptimizerSpec Packed(StateFormat states) {
-  return {OptimizerKind::kAdamW, OptimizerImpl::kFused, true, MatrixRule::kNone, states};
+constexpr OptimizerSpec Packed(StateFormat states, OptimizerKind kind = OptimizerKind::kAdamW) {
+  return {kind, OptimizerImpl::kFused, true, MatrixRule::kNone, states};
 }
 constexpr OptimizerSpec Whole(OptimizerKind kind, OptimizerImpl impl) {
   return {kind, impl, true, MatrixRule::kNone, StateFormat::kMaster};
 }
-constexpr std::array<WordRow, 12> kWords = {{
+constexpr std::array<WordRow, 17> kWords = {{
     {"adamw_torch", Whole(OptimizerKind::kAdamW, OptimizerImpl::kForeach)},
     {"adamw_torch_fused", Whole(OptimizerKind::kAdamW, OptimizerImpl::kFused)},
     {"adamw_apex_fused", Whole(OptimizerKind::kAdamW, OptimizerImpl::kFused)},
@@ -136,6 +176,13 @@ constexpr std::array<WordRow, 12> kWords = {{
     {"paged_adamw", Packed(StateFormat::kBnb32Paged)},
     {"adamw_torch_8bit", Packed(StateFormat::kAo8)},
     {"adamw_torch_4bit", Packed(StateFormat::kAo4)},
+    {"lion_32bit", Packed(StateFormat::kFp32, OptimizerKind::kLion)},
+    {"lion_8bit", Packed(StateFormat::kBnb8, OptimizerKind::kLion)},
+    {"paged_lion_32bit", Packed(StateFormat::kBnb32Paged, OptimizerKind::kLion)},
+    {"paged_lion_8bit", Packed(StateFormat::kBnb8Paged, OptimizerKind::kLion)},
+    {"adafactor",
+     {OptimizerKind::kAdafactor, OptimizerImpl::kForLoop, true, MatrixRule::kNone,
+      StateFormat::kFp32}},
 }};
 
 }  // namespace
@@ -150,6 +197,21 @@ StateSize SizeOfState(StateFormat format, std::int64_t elements, bool is_embeddi
   }
   return {Bytes(CeilDiv(elements * row.bits, 8)),
           Bytes(CeilDiv(elements, row.block) * SizeOf(DType::kFp32))};
+}
+
+bool IsPaged(StateFormat format) {
+  return format == StateFormat::kBnb8Paged || format == StateFormat::kBnb32Paged;
+}
+
+std::vector<std::int64_t> FactoredState(const std::vector<std::int64_t>& shape) {
+  std::int64_t elements = 1;
+  for (const std::int64_t n : shape) {
+    elements *= n;
+  }
+  if (shape.size() < 2 || elements == 0) {
+    return {elements};
+  }
+  return {elements / shape.back(), elements / shape[shape.size() - 2]};
 }
 
 std::optional<OptimizerSpec> OptimizerNamed(std::string_view word) {

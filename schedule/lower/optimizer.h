@@ -26,6 +26,12 @@ struct StateSize {
 [[nodiscard]] StateSize SizeOfState(StateFormat format, std::int64_t elements, bool is_embedding,
                                     DType dtype);
 
+// Pages leave the device when others need the room.
+[[nodiscard]] bool IsPaged(StateFormat format);
+// Adafactor's state of a parameter: one element per row and one per column of a matrix, in two
+// tensors, and one per element where it is no matrix.
+[[nodiscard]] std::vector<std::int64_t> FactoredState(const std::vector<std::int64_t>& shape);
+
 // An optimizer that people name by a word: "adamw_8bit", "paged_adamw_32bit", "adamw_torch_fused",
 // as Transformers' `optim` has them. Null for other words. The last function is the way back; empty
 // where no word says the optimizer.

@@ -156,6 +156,16 @@ std::vector<Bytes> StepRules::StatePieces(UnitId u) const {
   const StateFormat format = job_.optimizer.states;
   std::vector<std::int64_t> tensors = StateTensors(u);
   std::vector<Bytes> sizes;
+  if (IsFactored()) {
+    for (const ParamSlot& slot : Info(u).params) {
+      const Parameter& param = e_.in.model.params[slot.param.value];
+      for (const std::int64_t n :
+           param.trainable ? FactoredState(param.shape) : std::vector<std::int64_t>()) {
+        sizes.push_back(Bytes(n * SizeOf(DType::kFp32)));
+      }
+    }
+    return sizes;
+  }
   if (tensors.empty() && format != StateFormat::kMaster) {
     tensors.push_back(StateElements(Info(u)));
   }
@@ -276,7 +286,7 @@ Bytes StepRules::GradShard(UnitId u) const {
 }
 
 Bytes StepRules::StateShard(UnitId u) const {
-  if (job_.optimizer.states == StateFormat::kMaster) {
+  if (job_.optimizer.states == StateFormat::kMaster && !IsFactored()) {
     return Bytes(StateElements(Info(u)) * SizeOf(job_.precision.master));
   }
   const std::vector<Bytes> pieces = StatePieces(u);

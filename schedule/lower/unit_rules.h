@@ -125,6 +125,10 @@ class StepRules : public DialectRules {
   // What of the shard is cast before it is gathered.
   [[nodiscard]] Bytes CastShard(UnitId u, DType dtype) const;
   [[nodiscard]] Bytes StoredFlat(UnitId u, bool per_rank) const;
+  // Adafactor where parameters keep their shape: a row and a column in place of each matrix.
+  [[nodiscard]] bool IsFactored() const {
+    return job_.optimizer.kind == OptimizerKind::kAdafactor && plan_.dialect == Dialect::kDdp;
+  }
   // Codes and scales of one optimizer state, as they are allocated.
   [[nodiscard]] std::vector<Bytes> StatePieces(UnitId u) const;
   [[nodiscard]] Bytes Unsharded(UnitId u) const;    // N p

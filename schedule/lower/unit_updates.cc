@@ -227,6 +227,9 @@ OptimizerStep StepRules::UpdateOf(const OptimizerSpec& optimizer,
       largest = std::max(largest, slot.padded_elements / e_.program.shard_size);
     }
   }
+  if (optimizer.kind == OptimizerKind::kAdafactor) {
+    return LowerOptimizer(optimizer, elements, tensors, largest, DType::kFp32);
+  }
   if (optimizer.states != StateFormat::kMaster) {
     Bytes states{0};
     for (const UnitId u : units) {
@@ -240,14 +243,12 @@ OptimizerStep StepRules::UpdateOf(const OptimizerSpec& optimizer,
 void StepRules::AllocStates(UnitId u, Stream owner, std::span<const Bytes> sizes,
                             PieceRange pieces) {
   std::vector<BufferId>& states = At(u).states;
-  const bool is_paged = job_.optimizer.states == StateFormat::kBnb8Paged ||
-                        job_.optimizer.states == StateFormat::kBnb32Paged;
   for (std::size_t k = states.size(); k < sizes.size(); ++k) {
     Buffer b;
     b.size = sizes[k];
     b.category = Category::kOptimizerState;
     b.owner = owner;
-    b.on_host = owner == Stream::kHost || is_paged;
+    b.on_host = owner == Stream::kHost || IsPaged(job_.optimizer.states);
     b.pieces = pieces;
     b.zero_filled = true;
     states.push_back(e_.body->NewBuffer(b));

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "schedule/lower/layout.h"
 #include "schedule/lower/products.h"
 
 namespace shardwright {
@@ -265,7 +266,8 @@ void Walker::UseParameters(std::uint32_t i) {
   const ModelOp& op = e_.in.model.ops[i];
   for (std::size_t k = 0; k < op.params.size(); ++k) {
     const UnitId unit = spans_.unit_of_param[op.params[k].value];
-    const BufferId storage = k == 0 && whole_.valid() ? whole_ : rules_.ParameterStorage(unit, i);
+    const bool is_whole = whole_.valid() && e_.a.quantized[op.params[k].value];
+    const BufferId storage = is_whole ? whole_ : rules_.ParameterStorage(unit, i);
     e_.body->Use(storage, AccessMode::kRead, Role::kParameter, static_cast<std::uint16_t>(k));
   }
 }
@@ -275,7 +277,10 @@ void Walker::MakeWhole(std::uint32_t i, Phase phase) {
   if (op.params.empty() || !e_.a.quantized[op.params[0].value]) {
     return;
   }
-  const std::int64_t elements = e_.in.model.params[op.params[0].value].Elements();
+  std::int64_t elements = 0;  // of all experts at once
+  for (const ParamId p : op.params) {
+    elements += e_.a.quantized[p.value] ? e_.in.model.params[p.value].Elements() : 0;
+  }
   const UnitId unit = spans_.unit_of_param[op.params[0].value];
   const DType dtype = e_.in.job.precision.param;
   const Bytes size(elements * SizeOf(dtype));

@@ -140,13 +140,13 @@ class Usage(ShardwrightTestCase):
              (*plan, "--recompute", "ful")),
             ('--reshard: got "alway", expected always, never or a number of ranks; did you mean "always"?',
              (*plan, "--reshard", "alway")),
-            ('--optimizer: got "adamx", expected sgd, momentum, adam, adamw or adadelta, alone or with '
+            ('--optimizer: got "adamx", expected sgd, momentum, adam, adamw, adadelta, lion or adafactor, alone or with '
              ':foreach, fused or for_loop and then :none, muon, muon_distributed or soap; '
              'did you mean "adam"?', (*plan, "--optimizer", "adamx")),
-            ('--optimizer: got "adamw:fusd", expected sgd, momentum, adam, adamw or adadelta, alone or with '
+            ('--optimizer: got "adamw:fusd", expected sgd, momentum, adam, adamw, adadelta, lion or adafactor, alone or with '
              ':foreach, fused or for_loop and then :none, muon, muon_distributed or soap; '
              'did you mean "fused"?', (*plan, "--optimizer", "adamw:fusd")),
-            ('--optimizer: got "adamw:fused:muno", expected sgd, momentum, adam, adamw or adadelta, alone or with '
+            ('--optimizer: got "adamw:fused:muno", expected sgd, momentum, adam, adamw, adadelta, lion or adafactor, alone or with '
              ':foreach, fused or for_loop and then :none, muon, muon_distributed or soap; '
              'did you mean "muon"?', (*plan, "--optimizer", "adamw:fused:muno")),
             ('--offload: got "params"; that is parameters, with their gradients and optimizer',

@@ -2,6 +2,9 @@
 ranks, whole and with adapters; exported they load again, without a missing or unexpected key, with the logits of PyTorch's.
 
     python3 tests/executor/torch_finetune.py SHARDWRIGHT [KIND...]
+    python3 tests/executor/torch_finetune.py SHARDWRIGHT --optimizers
+
+The second form trains a Llama under DDP by bitsandbytes' Lion and Transformers' Adafactor.
 """
 
 import gzip
@@ -144,14 +147,27 @@ def smooth_steps(model, step, smooth):
             module.register_forward_pre_hook(look)
 
 
-def train_in_torch(kind, model, ids):
+def adamw(groups):
+    return torch.optim.AdamW(groups, lr=1e-3)
+
+
+def lion(groups):
+    import bitsandbytes
+    return bitsandbytes.optim.Lion32bit(groups, lr=1e-3, betas=(0.9, 0.999))
+
+
+def adafactor(groups):
+    return hf.optimization.Adafactor(groups, lr=1e-3, scale_parameter=False, relative_step=False)
+
+
+def train_in_torch(kind, model, ids, make=adamw):
     """The losses, and how many of them do not depend on the side of a ReLU's 0 that an input lies on."""
     model.train()
     step, smooth = [0], [STEPS]
     smooth_steps(model, step, smooth)
     params = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW([{"params": [p for p in params if p.dim() >= 2], "weight_decay": 0.1},
-                                   {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0}], lr=1e-3)
+    optimizer = make([{"params": [p for p in params if p.dim() >= 2], "weight_decay": 0.1},
+                      {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0}])
     losses = []
     for inputs, labels in batches(kind, ids):
         optimizer.zero_grad()
@@ -186,15 +202,16 @@ class Job:
         assert done.returncode == 0, (arguments, done.stderr)
         return done.stdout
 
-    def plan(self, ranks):
+    def plan(self, ranks, *more):
         flags = () if self.kind == "vit" else ("--seq", str(LENGTH))
         self.run("plan", "--model", "./hub", "--cluster", f"h100-80 x{ranks}, nvlink 450 GB/s", "--kernel-set", "shardwright-host",
                  "--precision", "fp32", "--micro-batch", str(MICRO_BATCH), "--global-batch", str(BATCH), "--no-search", "-o", "plan.json",
-                 *flags, *((*LORA, ADAPTED[self.kind]) if self.adapted else ()))
+                 *flags, *more, *((*LORA, ADAPTED[self.kind]) if self.adapted else ()))
 
     def train(self, steps, options, checkpoint):
+        kept = ("--checkpoint", checkpoint) if checkpoint else ()
         report = json.loads(self.run("run", "plan.json", "--init", "hub", "--steps", str(steps), "--data", self.data,
-                                     "--training", options, "--checkpoint", checkpoint, "--json"))
+                                     "--training", options, *kept, "--json"))
         return [step["loss"] for step in report["steps"]]
 
 
@@ -267,10 +284,32 @@ def compare(program, kind, adapted):
         return good and max(distances[:2]) < LOGITS and distances[2] == 0.0
 
 
+def compare_optimizer(program, make):
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        text = (ROOT / "LICENSE").read_bytes()
+        (folder / "text").write_bytes(text)
+        torch.manual_seed(7)
+        model = MODELS["llama"]()
+        model.save_pretrained(folder / "hub")
+        job = Job(program, folder, "llama", False)
+        theirs, _ = train_in_torch("llama", model, torch.tensor(list(text)), make)
+        good = theirs[-1] < 0.97 * theirs[0]
+        for ranks in (1, 2, 4):
+            job.plan(ranks, "--dialect", "ddp", "--optimizer", make.__name__)
+            ours = job.train(STEPS, "options.json", "")
+            worst = max(abs(a - b) / b for a, b in zip(ours, theirs))
+            print(f"{make.__name__}, {ranks} ranks: loss {ours[0]:.4f} -> {ours[-1]:.4f}, largest relative distance {worst:.1e}")
+            good = good and len(ours) == STEPS and worst <= BOUND
+        return good
+
+
 def main(arguments):
     torch.set_num_threads(1)
     hf.logging.set_verbosity_error()
     hf.logging.disable_progress_bar()
+    if arguments[1:] == ["--optimizers"]:
+        return 0 if all([compare_optimizer(arguments[0], make) for make in (adamw, lion, adafactor)]) else 1
     kinds = arguments[1:] or list(MODELS)
     results = [compare(arguments[0], kind, False) for kind in kinds]
     if not arguments[1:]:

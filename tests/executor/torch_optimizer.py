@@ -1,7 +1,8 @@
-"""PyTorch's own optimizer steps, as numbers that optimizer_test.cc compares with.
+"""PyTorch's own optimizer steps, bitsandbytes' Lion and Transformers' Adafactor, as numbers that optimizer_test.cc compares with.
 
     python3 tests/executor/torch_optimizer.py --write   # rewrites tests/data/executor/torch_optimizer.json
     python3 tests/executor/torch_optimizer.py           # checks that file against the installed torch
+    python3 tests/executor/torch_optimizer.py --libraries  # and against bitsandbytes and Transformers, too
 
 What differs between PyTorch's own devices is kept out: the scalars of add() have few bits, because the CPU rounds them to
 the tensor's dtype and CUDA does not.
@@ -11,14 +12,18 @@ import json
 import pathlib
 import sys
 
+LIBRARIES = {"--write", "--libraries"} & set(sys.argv[1:])
 try:
     import torch
-except ImportError:
-    print("torch is not installed: skipped")
+    if LIBRARIES:
+        import bitsandbytes
+        from transformers.optimization import Adafactor
+except ImportError as missing:
+    print(f"{missing}: skipped")
     sys.exit(77)
 
 FILE = pathlib.Path(__file__).resolve().parent.parent / "data" / "executor" / "torch_optimizer.json"
-STEPS = 3
+STEPS, LIBRARY_STEPS = 3, 20
 ELEMENTS = 64  # whole vector registers: PyTorch's loops over the rest round 16-bit numbers more often
 
 # name, our optimizer kind, torch class, arguments
@@ -38,6 +43,15 @@ CASES = [
     ("adadelta", "adadelta", torch.optim.Adadelta, {"lr": 1.0, "eps": 2 ** -20}),
     ("adadelta with decay", "adadelta", torch.optim.Adadelta,
      {"lr": 0.5, "rho": 0.95, "eps": 2 ** -17, "weight_decay": 0.015625}),
+]
+SHAPE = (4, 16)
+AS_TRAINER = {"scale_parameter": False, "relative_step": False, "warmup_init": False}  # transformers, trainer_optimizer.py
+LIBRARY_CASES = LIBRARIES and [
+    ("lion", "lion", bitsandbytes.optim.Lion32bit, {"lr": 1e-4}),
+    ("lion with decay", "lion", bitsandbytes.optim.Lion32bit, {"lr": 1e-3, "betas": (0.95, 0.98), "weight_decay": 0.5}),
+    ("adafactor, vector", "adafactor", Adafactor, {"lr": 1e-3}),
+    ("adafactor, matrix", "adafactor", Adafactor, {"lr": 1e-2}),
+    ("adafactor, matrix with decay", "adafactor", Adafactor, {"lr": 1e-2, "weight_decay": 0.25}),
 ]
 STATES = {"sgd": [], "momentum": ["momentum_buffer"], "adam": ["exp_avg", "exp_avg_sq"],
           "adamw": ["exp_avg", "exp_avg_sq"], "adadelta": ["square_avg", "acc_delta"]}
@@ -70,15 +84,37 @@ def run_case(name, kind, optimizer_class, arguments, dtype_name):
     return case
 
 
+def run_library(name, kind, optimizer_class, arguments):
+    generator = torch.Generator().manual_seed(8)
+    shape = SHAPE if "matrix" in name else (ELEMENTS,)
+    param = torch.nn.Parameter(torch.randn(shape, generator=generator))
+    case = {"name": name, "kind": kind, "dtype": "fp32", "arguments": {"learning_rate": arguments["lr"]}, "param": bits(param.view(-1)), "steps": []}
+    if "matrix" in name:
+        case["columns"] = SHAPE[1]
+    case["arguments"] |= {"weight_decay": arguments["weight_decay"]} if "weight_decay" in arguments else {}
+    if kind == "lion":
+        case["arguments"] |= dict(zip(("beta1", "beta2"), arguments.get("betas", (0.9, 0.99))))
+    optimizer = optimizer_class([param], **arguments, **(AS_TRAINER if kind == "adafactor" else {}))
+    for _ in range(LIBRARY_STEPS):
+        param.grad = torch.randn(shape, generator=generator)
+        optimizer.step()
+        case["steps"].append({"grad": bits(param.grad.view(-1)), "param": bits(param.view(-1))})
+    state = optimizer.state[param]
+    names = ["state1"] if kind == "lion" else ["exp_avg_sq_row", "exp_avg_sq_col"] if "matrix" in name else ["exp_avg_sq"]
+    case["states"] = ["".join(bits(state[s].view(-1)) for s in names)]
+    return case
+
+
 def main():
     cases = [run_case(*case, dtype) for case in CASES for dtype in DTYPES]
+    cases += [run_library(*case) for case in LIBRARY_CASES] if LIBRARIES else []
     document = {"source": "tests/executor/torch_optimizer.py, torch 2.13", "cases": cases}
     text = json.dumps(document, indent=None, separators=(", ", ": ")).replace('{"name"', '\n{"name"') + "\n"
     if "--write" in sys.argv[1:]:
         FILE.write_text(text)
         return 0
     # fp32 square roots are MKL's and may differ between CPUs in the last bit: the C++ test has the bound for them.
-    exact = [[c for c in json.loads(t)["cases"] if c["dtype"] != "fp32" or not c["kind"].startswith("ada")]
+    exact = [[c for c in json.loads(t)["cases"][:len(cases)] if c["dtype"] != "fp32" or not c["kind"].startswith("ada")]
              for t in (FILE.read_text(), text)]
     if exact[0] != exact[1]:
         print(f"torch {torch.__version__} computes other numbers than {FILE.name} holds")

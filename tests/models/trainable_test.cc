@@ -81,6 +81,80 @@ TEST_CASE("Trainable.LoraAddsTwoMatricesPerTarget") {
   CHECK(only(children[1]).shape == std::vector<std::int64_t>{4096, 16});
 }
 
+// PEFT's modules_to_save: the copies learn and are read, the originals stay.
+TEST_CASE("Trainable.SavedModulesLearnAsCopies") {
+  Model model = LoadModel("data/models/tiny-llama");
+  const std::int64_t all = CountParameters(model);
+  ApplyTrainable(model,
+                 {.lora_rank = 2, .lora_targets = {"up_proj"}, .lora_saved = {"embed_tokens"}},
+                 Path("job"));
+  CHECK_NOTHROW(ValidateModel(model, "lora"));
+  const ModuleId embedding = FindModule(model, "model.embed_tokens");
+  const ModuleId copy = FindModule(model, "model.embed_tokens.modules_to_save");
+  REQUIRE(copy.valid());
+  CHECK(model.modules[copy.value].parent == embedding);
+  CHECK(model.modules[copy.value].class_name == "Embedding");
+  const Parameter& frozen = model.params[model.modules[embedding.value].params[0].value];
+  const ParamId learns = model.modules[copy.value].params[0];
+  CHECK_FALSE(frozen.trainable);
+  CHECK(model.params[learns.value].trainable);
+  CHECK(model.params[learns.value].shape == frozen.shape);
+  CHECK(model.ops[0].params == std::vector<ParamId>{learns});
+  CHECK(model.ops[0].module == copy);
+  const std::int64_t adapters = 2 * 2 * (16 + 40);
+  CHECK(CountParameters(model) == all + adapters + frozen.Elements());
+  CHECK(CountParameters(model, /*trainable_only=*/true) == adapters + frozen.Elements());
+}
+
+// Tied weights part: copy.deepcopy makes a tensor of its own of each.
+TEST_CASE("Trainable.SavedModulesAreUntied") {
+  Model model = LoadModel("gpt2");
+  ApplyTrainable(model,
+                 {.lora_rank = 8, .lora_targets = {"c_attn"}, .lora_saved = {"wte", "lm_head"}},
+                 Path("job"));
+  CHECK_NOTHROW(ValidateModel(model, "lora"));
+  CHECK(CountParameters(model, /*trainable_only=*/true) == 12 * 8 * (768 + 2304) + 2 * 50257 * 768);
+  CHECK(ErrorOf({.lora_rank = 2, .lora_targets = {"up_proj"}, .lora_saved = {"nothing"}}) ==
+        "job: lora_saved[0]: got \"nothing\", expected a pattern that matches the name of a module "
+        "with parameters");
+  CHECK(
+      ErrorOf({.lora_rank = 2, .lora_targets = {"up_proj"}, .lora_saved = {"up_proj"}}) ==
+      "job: lora_saved[0]: got \"up_proj\" for module model.layers.0.mlp.up_proj, expected modules "
+      "with one name, without adapters and without modules below them");
+  CHECK(ErrorOf({.lora_saved = {"lm_head"}}) ==
+        "job: lora_rank: got 0 with lora_saved, expected a rank above 0");
+}
+
+// DoRA: up_proj is 40 x 16, so its rows have 40 lengths. Behind dropout the whole weight is
+// multiplied once more.
+TEST_CASE("Trainable.MagnitudesOfRows") {
+  TrainableSpec spec{.lora_rank = 2, .lora_targets = {"up_proj"}, .lora_magnitudes = true};
+  for (const double dropout : {0.0, 0.25}) {
+    Model model = LoadModel("data/models/tiny-llama");
+    spec.lora_dropout = dropout;
+    ApplyTrainable(model, spec, Path("job"));
+    CHECK_NOTHROW(ValidateModel(model, "dora"));
+    CHECK(CountParameters(model, /*trainable_only=*/true) == 2 * (2 * (16 + 40) + 40));
+    const ModuleId own = FindModule(model, "model.layers.1.mlp.up_proj.lora_magnitude_vector");
+    REQUIRE(own.valid());
+    const Parameter& lengths = model.params[model.modules[own.value].params[0].value];
+    CHECK(lengths.shape == std::vector<std::int64_t>{40});
+    int whole = 0, magnitudes = 0;
+    for (const ModelOp& op : model.ops) {
+      whole += op.name == "lora_base" ? 1 : 0;
+      if (op.name == "lora_magnitude") {
+        ++magnitudes;
+        CHECK(op.params.size() == 1);
+        CHECK(model.SpecOf(op).other.forward_workspace.elements.fixed == 3 * 16 * 40);
+      }
+    }
+    CHECK(magnitudes == 2);
+    CHECK(whole == (dropout > 0.0 ? 2 : 0));
+  }
+  CHECK(ErrorOf({.lora_magnitudes = true}) ==
+        "job: lora_rank: got 0 with lora_magnitudes, expected a rank above 0");
+}
+
 TEST_CASE("Trainable.LoraOutputReplacesTheLinearOutput") {
   Model model = LoadModel("data/models/tiny-llama");
   ApplyTrainable(model, {.lora_rank = 2, .lora_targets = {"model.layers.1.mlp.up_proj"}},

@@ -14,6 +14,8 @@
 namespace shardwright {
 namespace {
 
+using Strings = std::vector<std::string>;
+
 using testing::Base;
 using testing::ErrorOf;
 using testing::Files;
@@ -293,7 +295,7 @@ TEST_CASE("Scripts: what cannot be predicted is refused") {
   CHECK(error("max_prompt_length: 512") ==
         "a.yaml: max_prompt_length: got 512, expected false, since training on preferences or "
         "rewards cannot be predicted");
-  for (const char* optim : {"adafactor", "lion_8bit", "paged_lion_32bit", "muon"}) {
+  for (const char* optim : {"apollo_adamw", "galore_adamw", "lomo", "muon"}) {
     const std::string said = error("optim: " + std::string(optim));
     CAPTURE(said);
     CHECK(said.starts_with("a.yaml: optim: got \"" + std::string(optim) +
@@ -331,7 +333,6 @@ TEST_CASE("Scripts: adapters and the base below them") {
     return FactsOf(Read(folder, {{"a.yml", text}})).adapters;
   };
   const std::string axolotl = "base_model: gpt2\nbf16: true\nlora_r: 16\nlora_alpha: 8\n";
-  using Strings = std::vector<std::string>;
   const Adapters plain = adapters(axolotl + "adapter: lora\nlora_target_linear: true\n");
   CHECK(plain.rank == 16);
   CHECK(plain.alpha == 8.0);
@@ -477,12 +478,85 @@ TEST_CASE("Scripts: the plan of a run with adapters") {
   CHECK(applied(whole).job.frozen_format == FrozenFormat::kMaster);
 }
 
+// Whole modules beside adapters, DoRA, experts in few bits, by each reader's names.
+TEST_CASE("Scripts: what trains beside low ranks") {
+  const Folder folder;
+  const auto adapters = [&](const std::string& text) {
+    return FactsOf(Read(folder, {{"a.yml", text}})).adapters;
+  };
+  const std::string axolotl =
+      "base_model: gpt2\nbf16: true\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\n"
+      "lora_alpha: 16\n";
+  const std::string factory = "model_name_or_path: gpt2\ntemplate: default\nlearning_rate: 1\n";
+  const std::string trl = "model_name_or_path: gpt2\nmax_length: 512\nuse_peft: true\n";
+  const std::string v1 = "model: gpt2\nmodel_class: llm\npeft_config:\n  name: lora\n";
+  for (const std::string& text :
+       {axolotl + "lora_modules_to_save: [wte, lm_head]\npeft_use_dora: true\n",
+        factory + "additional_target: wte,lm_head\nuse_dora: true\n",
+        trl + "lora_modules_to_save: [wte, lm_head]\nuse_dora: true\n",
+        v1 + "  modules_to_save: [wte, lm_head]\n  use_dora: true\n"}) {
+    CAPTURE(text);
+    CHECK(adapters(text).saved == Strings{"wte", "lm_head"});
+    CHECK(adapters(text).has_magnitudes);
+  }
+  CHECK_FALSE(adapters(axolotl).has_magnitudes);
+  CHECK(adapters(axolotl + "quantize_moe_experts: true\n").quantizes_experts);
+  CHECK(
+      ErrorOf({{"a.yml", axolotl + "quantize_moe_experts: true\nlora_target_linear: true\n"}}) ==
+      "a.yml: lora_target_linear: got true, expected false beside quantize_moe_experts, as axolotl "
+      "demands");
+  CHECK(
+      ErrorOf({{"a.yml", axolotl + "lora_modules_to_save: [lm_head]\n"}})
+          .ends_with("since whole modules in 16 bits beside adapters in fp32 cannot be predicted"));
+  const std::string fsdp =
+      "peft_use_dora: true\nfsdp_version: 1\nfsdp_config:\n  auto_wrap_policy: "
+      "TRANSFORMER_BASED_WRAP\n";
+  CHECK(ErrorOf({{"a.yml", axolotl + fsdp}})
+            .ends_with("since DoRA under FSDP1 or ZeRO-3 cannot be predicted"));
+}
+
+// PEFT's own file beside one of the run.
+TEST_CASE("Scripts: adapter_config.json") {
+  const Folder folder;
+  const std::string run = "per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\n";
+  const auto text = [](const std::string& more) {
+    return R"({"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 16, "bias": "none",
+      "modules_to_save": null, "rank_pattern": {}, "alpha_pattern": {}, "loftq_config": {},
+      "layers_to_transform": null, "use_rslora": false, "inference_mode": true, "target_modules": )" +
+           more + "}";
+  };
+  const auto adapters = [&](const std::string& more) {
+    return FactsOf(Read(folder, {{"run.yaml", run}, {"adapter_config.json", text(more)}})).adapters;
+  };
+  const Adapters plain = adapters(R"(["c_attn"])");
+  CHECK(plain.rank == 4);
+  CHECK(plain.alpha == 16.0);
+  CHECK(plain.dropout == 0.0);
+  CHECK(plain.targets == Strings{"c_attn"});
+  CHECK(plain.saved.empty());
+  CHECK(plain.base == FrozenFormat::kMaster);
+  CHECK(adapters("null").targets.empty());
+  CHECK(adapters(R"("all-linear", "use_dora": true)").has_magnitudes);
+  const auto error = [&](const std::string& more) {
+    return ErrorOf({{"run.yaml", run}, {"adapter_config.json", text(more)}});
+  };
+  CHECK(error(R"(["c_attn"], "lora_bias": true)")
+            .ends_with("since biases trained beside adapters cannot be predicted"));
+  CHECK(error(R"(["c_attn"], "target_parameters": ["experts.up"])")
+            .ends_with("since adapters of the experts' tensors cannot be predicted"));
+  CHECK(
+      ErrorOf({{"adapter_config.json", text("null")}})
+          .ends_with("got adapters alone, expected files of Accelerate, DeepSpeed, the Trainer or "
+                     "a script beside it"));
+  CHECK(ErrorOf({{"run.yaml", run + "max_length: 512\nuse_peft: true\n"},
+                 {"adapter_config.json", text("null")}})
+            .ends_with("got adapters, expected none beside those of run.yaml"));
+}
+
 TEST_CASE("Scripts: what else people do with adapters is refused by name") {
   const std::string run =
       "base_model: gpt2\nadapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n";
   for (const auto& [line, feature] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"peft_use_dora: true", "DoRA"},
-           {"lora_modules_to_save: [lm_head]", "whole modules trained beside adapters"},
            {"lora_target_parameters: [mlp.experts]", "adapters of the experts' tensors"},
            {"lora_rank_pattern:\n  q_proj: 4", "several ranks by pattern"}}) {
     CAPTURE(std::string(line));
@@ -492,7 +566,6 @@ TEST_CASE("Scripts: what else people do with adapters is refused by name") {
 }
 
 TEST_CASE("Scripts: PEFT's patterns of names as globs") {
-  using Strings = std::vector<std::string>;
   CHECK(GlobsOfPattern("layers.[\\d]+.(mlp|self_attn).(up|q)_proj") ==
         Strings{"layers.*.mlp.up_proj", "layers.*.mlp.q_proj", "layers.*.self_attn.up_proj",
                 "layers.*.self_attn.q_proj"});
@@ -555,10 +628,15 @@ TEST_CASE("DeepSpeed: optimizers by any case, and none by the name of another") 
   };
   CHECK(Imported({{"ds.json", text("adamw")}}).job.optimizer.impl == OptimizerImpl::kFused);
   CHECK(Imported({{"ds.json", text("Adam")}}).job.optimizer.kind == OptimizerKind::kAdam);
-  for (const char* type : {"Lamb", "OneBitAdam", "Lion", "Muon", "Adagrad"}) {
+  // FusedLion: one state.
+  const OptimizerSpec lion = Imported({{"ds.json", text("lion")}}).job.optimizer;
+  CHECK(lion.kind == OptimizerKind::kLion);
+  CHECK(lion.impl == OptimizerImpl::kFused);
+  CHECK(lion.states == StateFormat::kMaster);
+  for (const char* type : {"Lamb", "OneBitAdam", "Muon", "Adagrad"}) {
     CHECK(ErrorOf({{"ds.json", text(type)}}) ==
           "ds.json: optimizer.type: got \"" + std::string(type) +
-              "\", expected AdamW, Adam, SGD or Adadelta, since the optimizer " + type +
+              "\", expected AdamW, Adam, Lion, SGD or Adadelta, since the optimizer " + type +
               " cannot be predicted");
   }
   const Folder folder;

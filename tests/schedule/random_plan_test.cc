@@ -91,9 +91,15 @@ TEST_CASE("Lowered random plans with packed states and weights are legal") {
   for (int trial = 0; trial < 600; ++trial) {
     RandomCase c = DrawCase(random);
     if (trial % 2 == 0) {
-      c.job.optimizer.states = static_cast<StateFormat>(trial / 2 % 6);
+      c.job.optimizer.states = static_cast<StateFormat>(trial / 2 % 7);
+      c.job.optimizer.kind = trial % 3 == 0 ? OptimizerKind::kLion : c.job.optimizer.kind;
+      if (c.job.optimizer.states == StateFormat::kFp32 && trial % 3 == 1) {
+        c.job.optimizer.kind = OptimizerKind::kAdafactor;
+        c.job.optimizer.impl = OptimizerImpl::kForLoop;
+      }
     } else {
       c.job.frozen_format = static_cast<FrozenFormat>(trial / 2 % 5);
+      c.job.quantized_experts = trial % 3 == 1 && c.job.frozen_format > FrozenFormat::kParam;
       for (std::size_t p = 0; p < c.model.params.size(); ++p) {
         const ParamId tied = c.model.params[p].tied_to;
         c.model.params[p].trainable = tied.valid() ? c.model.params[tied.value].trainable
@@ -102,7 +108,9 @@ TEST_CASE("Lowered random plans with packed states and weights are legal") {
     }
     RandomCase whole = c;
     whole.job.optimizer.states = StateFormat::kMaster;
+    whole.job.optimizer.kind = OptimizerKind::kAdamW;
     whole.job.frozen_format = FrozenFormat::kMaster;
+    whole.job.quantized_experts = false;
     try {
       ValidatePlan(c.model, c.job, c.plan, "test");
     } catch (const InputError&) {

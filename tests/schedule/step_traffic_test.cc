@@ -85,9 +85,9 @@ TEST_CASE("A fused update reads and writes each tensor once") {
     OptimizerKind kind;
     std::int64_t states;
   };
-  for (const Row& row :
-       {Row{OptimizerKind::kSgd, 0}, Row{OptimizerKind::kMomentum, 1}, Row{OptimizerKind::kAdam, 2},
-        Row{OptimizerKind::kAdamW, 2}, Row{OptimizerKind::kAdadelta, 2}}) {
+  for (const Row& row : {Row{OptimizerKind::kSgd, 0}, Row{OptimizerKind::kMomentum, 1},
+                         Row{OptimizerKind::kAdam, 2}, Row{OptimizerKind::kAdamW, 2},
+                         Row{OptimizerKind::kAdadelta, 2}, Row{OptimizerKind::kLion, 1}}) {
     CAPTURE(static_cast<int>(row.kind));
     const OptimizerStep step = LowerOptimizer({row.kind, OptimizerImpl::kFused, true}, kElements, 1,
                                               kElements, DType::kFp32);

@@ -3,7 +3,8 @@
     python3 tests/schedule/torch_formats.py SHARDWRIGHT
 
 Twelve small checkpoints on the CPU. Their linear layers but the head become bitsandbytes' (4 bits, 4 bits with double
-quantisation, 8 bits), PEFT puts adapters on them, bitsandbytes and torchao make their states of every parameter. What they keep
+quantisation, 8 bits), PEFT puts adapters on them, with whole modules and DoRA beside them, and bitsandbytes, torchao and
+Transformers (Adafactor) make their states of every parameter. What they keep
 is summed by category and equals what `simulate` says of the plan, but for what every state shares: tables and step counters.
 """
 
@@ -40,16 +41,20 @@ CHECKPOINTS = {
     "olmo2": DECODER,
     "llama, wide": {**DECODER, "hidden_size": 256, "intermediate_size": 700, "num_hidden_layers": 1},
 }
+OURS = {"gpt_neox": ["embed_in", "embed_out"]}  # as before version 5
 RANK = 8
 
 
-def planned(program, folder, name, keys, *flags):
-    """Bytes by category of a plan on one GPU."""
+def planned(program, folder, name, keys, *flags, job=None):
+    """Bytes by category of a plan on one GPU, whose job has these fields, too."""
     model, plan = folder / "config.json", folder / "plan.json"
     model.write_text(json.dumps({"model_type": name.split(",")[0], **keys}))
     made = subprocess.run([program, "plan", "--model", str(model), "--cluster", "dgx-a100", "--nodes", "1", "--gpus", "1", "--seq", "64",
                            "--dialect", "ddp", "--clip", "off", *flags, "-o", str(plan)], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
+    document = json.loads(plan.read_text())
+    document["job"] |= job or {}
+    plan.write_text(json.dumps(document))
     said = subprocess.run([program, "simulate", str(plan), "--json"], capture_output=True, text=True, check=True)
     return json.loads(said.stdout)["memory"]["at_peak"]
 
@@ -63,9 +68,9 @@ def size(tensor):
     return tensor.numel() * tensor.element_size()
 
 
-def bitsandbytes_states(model):
+def bitsandbytes_states(model, kind):
     """As the Trainer makes the optimizer: embeddings in 32 bits."""
-    optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())
+    optimizer = kind(model.parameters())
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     total = 0
     for i, p in enumerate(model.parameters()):
@@ -75,6 +80,14 @@ def bitsandbytes_states(model):
         total += sum(size(value) for key, value in optimizer.state[p].items() if torch.is_tensor(value) and "qmap" not in key)
     optimizer.mng.index2config.clear()
     return total
+
+
+def adafactor_states(model):
+    optimizer = transformers.optimization.Adafactor(model.parameters(), lr=1e-3, scale_parameter=False, relative_step=False)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    return sum(size(value) for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value) and value.dim() > 0)
 
 
 def torchao_states(model, kind):
@@ -119,8 +132,8 @@ def scales(model):
     return total
 
 
-def with_adapters(model):
-    config = peft.LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+def with_adapters(model, **more):
+    config = peft.LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM", **more)
     return peft.get_peft_model(model, config)
 
 
@@ -134,7 +147,9 @@ def check_states(program, folder, name, keys):
     model = loaded(name, keys, torch.float32)
     flags = ("--precision", "fp32")
     good = True
-    for word, theirs in (("adamw_bnb_8bit", bitsandbytes_states(model)), ("adamw_torch_8bit", torchao_states(model, torchao.optim.AdamW8bit)),
+    for word, theirs in (("adamw_bnb_8bit", bitsandbytes_states(model, bitsandbytes.optim.AdamW8bit)),
+                         ("lion_8bit", bitsandbytes_states(model, bitsandbytes.optim.Lion8bit)), ("adafactor", adafactor_states(model)),
+                         ("adamw_torch_8bit", torchao_states(model, torchao.optim.AdamW8bit)),
                          ("adamw_torch_4bit", torchao_states(model, torchao.optim.AdamW4bit))):
         ours = planned(program, folder, name, keys, *flags, "--optimizer", word)["optimizer_state"]
         good &= agree(f"{name}, {word}", ours, theirs)
@@ -149,6 +164,22 @@ def check_base(program, folder, name, keys, form, whole):
     return good & agree(f"{name}, {form}, scales", ours["model_buffer"] - whole.get("model_buffer", 0), scales(model))
 
 
+def check_beside(program, folder, name, keys):
+    """Whole modules and DoRA: all parameters, and AdamW's states of those that learn, in fp32."""
+    good = True
+    model = loaded(name, keys, torch.float32)
+    ends = [next(key for key, module in model.named_modules() if module is layer).rpartition(".")[2]
+            for layer in (model.get_input_embeddings(), model.get_output_embeddings())]
+    for what, theirs, ours in (("whole modules", {"modules_to_save": ends}, {"lora_saved": OURS.get(name, ends)}),
+                               ("DoRA", {"use_dora": True}, {"lora_magnitudes": True})):
+        adapted = with_adapters(loaded(name, keys, torch.float32), **theirs)
+        bytes_of = planned(program, folder, name, keys, "--precision", "fp32", "--lora-rank", str(RANK), "--lora-targets", "all-linear", job=ours)
+        good &= agree(f"{name}, {what}, weights", bytes_of["parameter_shard"], sum(map(size, adapted.parameters())))
+        learning = sum(size(p) for p in adapted.parameters() if p.requires_grad)
+        good &= agree(f"{name}, {what}, states", bytes_of["optimizer_state"], 2 * learning)
+    return good
+
+
 def main(arguments):
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
@@ -158,6 +189,7 @@ def main(arguments):
         folder = pathlib.Path(name)
         for checkpoint, keys in CHECKPOINTS.items():
             good &= check_states(arguments[0], folder, checkpoint, keys)
+            good &= check_beside(arguments[0], folder, checkpoint, keys)
             whole = planned(arguments[0], folder, checkpoint, keys)  # buffers without scales
             for form in ("nf4", "nf4_double", "int8"):
                 good &= check_base(arguments[0], folder, checkpoint, keys, form, whole)

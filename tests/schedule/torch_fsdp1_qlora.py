@@ -41,6 +41,8 @@ FIXED = [
     {"ranks": 2, "bits": 16, "rank": 2, "targets": ["up_proj"], "orig": True, "hidden": 32, "middle": 44, "layers": 2, "recompute": True},
     {"ranks": 4, "bits": 4, "rank": 3, "targets": ["k_proj", "o_proj", "gate_proj"], "orig": True, "hidden": 24, "middle": 40, "layers": 3,
      "recompute": True},
+    {"ranks": 2, "bits": 4, "rank": 4, "targets": ["q_proj"], "saved": ["embed_tokens", "lm_head"], "orig": True, "hidden": 32, "middle": 48,
+     "layers": 2, "recompute": False},
 ]
 
 
@@ -49,7 +51,7 @@ def drawn(generator):
     return {"ranks": generator.choice([2, 3, 4]), "bits": generator.choice([4, 4, 16]), "rank": generator.randint(1, 9),
             "targets": generator.sample(names, generator.randint(1, 7)), "orig": generator.random() < 0.5,
             "hidden": 8 * generator.randint(2, 5), "middle": 4 * generator.randint(4, 14), "layers": generator.randint(1, 3),
-            "recompute": generator.random() < 0.5}
+            "recompute": generator.random() < 0.5, "saved": generator.choice([[], [], ["lm_head"], ["embed_tokens", "lm_head"]])}
 
 
 def config_of(case):
@@ -71,7 +73,8 @@ def model_of(case):
                                                    quant_type="nf4", quant_storage=torch.bfloat16)
                 layer.load_state_dict(child.state_dict())
                 setattr(module, key, layer.to("cpu"))
-    return peft.get_peft_model(model, peft.LoraConfig(r=case["rank"], target_modules=case["targets"], task_type="CAUSAL_LM"))
+    return peft.get_peft_model(model, peft.LoraConfig(r=case["rank"], target_modules=case["targets"], task_type="CAUSAL_LM",
+                                                        modules_to_save=case.get("saved") or None))
 
 
 def run_case(rank, case):
@@ -107,7 +110,8 @@ def judge(ours, pools, case):
         (folder / "config.json").write_text(json.dumps(config_of(case)), encoding="utf-8")
         file = {"base_model": "somewhere/model", "bf16": True, "micro_batch_size": 1, "gradient_accumulation_steps": 1, "sequence_len": 8,
                 "adapter": "qlora" if case["bits"] == 4 else "lora", "load_in_4bit": case["bits"] == 4, "lora_r": case["rank"], "lora_alpha": 8,
-                "lora_target_modules": case["targets"], "max_grad_norm": 0.0, "gradient_checkpointing": case["recompute"], "fsdp_version": 1,
+                "lora_target_modules": case["targets"], "lora_modules_to_save": case.get("saved", []), "max_grad_norm": 0.0,
+                "gradient_checkpointing": case["recompute"], "fsdp_version": 1,
                 "fsdp_config": {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": LAYER,
                                 "backward_prefetch": "BACKWARD_PRE", "use_orig_params": case["orig"]}}
         (folder / "run.yml").write_text(json.dumps(file), encoding="utf-8")

@@ -305,12 +305,11 @@ def untrained(case, parameters):
 def gathered_bytes(model):
     """What flat parameters have gathered, or, with NO_SHARD, cast."""
     total = 0
-    for module in model.modules():
-        handle = getattr(module, "_handle", None)
-        if handle is not None:
-            name = "_full_param_padded" if handle.uses_sharded_strategy else "_mp_shard"
-            tensor = getattr(handle.flat_param, name, None)
-            total += tensor.untyped_storage().size() if tensor is not None else 0
+    handles = (getattr(module, "_handle", None) for module in model.modules())  # PEFT's wrappers pass on those of others
+    for handle in {id(handle): handle for handle in handles if handle is not None}.values():
+        name = "_full_param_padded" if handle.uses_sharded_strategy else "_mp_shard"
+        tensor = getattr(handle.flat_param, name, None)
+        total += tensor.untyped_storage().size() if tensor is not None else 0
     return total
 
 

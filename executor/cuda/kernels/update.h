@@ -87,6 +87,10 @@ struct UpdateKernel {
         return RunEight<T, kRoundEach, OptimizerKind::kAdamW>(args, range, i);
       case OptimizerKind::kAdadelta:
         return RunEight<T, kRoundEach, OptimizerKind::kAdadelta>(args, range, i);
+      case OptimizerKind::kLion:
+        return RunEight<T, kRoundEach, OptimizerKind::kLion>(args, range, i);
+      case OptimizerKind::kAdafactor:  // CheckUpdates
+        return;
     }
   }
 
@@ -95,7 +99,8 @@ struct UpdateKernel {
     using Step = UpdateStep<StepElement<T>, kRoundEach, kKind>;
     // An optimizer without this state has a null pointer there.
     constexpr bool kHasState0 = kKind != OptimizerKind::kSgd;
-    constexpr bool kHasState1 = kHasState0 && kKind != OptimizerKind::kMomentum;
+    constexpr bool kHasState1 =
+        kHasState0 && kKind != OptimizerKind::kMomentum && kKind != OptimizerKind::kLion;
     const Array arrays[3] = {
         {args.params, args.dtype}, {args.states[0], args.dtype}, {args.states[1], args.dtype}};
     const std::int64_t at[3] = {range.param + i, range.state + i, range.state + i};
