@@ -338,11 +338,12 @@ RunSettings ReadRun(std::span<const std::string> files) {
   CheckTogether(run);
   CheckSizes(run);
   run.framework = NameOfFrameworks(run);
-  run.target = run.torchtitan   ? "torchtitan"
-               : run.fairseq    ? "fairseq"
-               : run.deepspeed  ? "deepspeed"
-               : run.accelerate ? "accelerate"
-                                : "trainer";
+  run.target = run.script.is_llamafactory_v1 ? ""  // no emitter writes its settings
+               : run.torchtitan              ? "torchtitan"
+               : run.fairseq                 ? "fairseq"
+               : run.deepspeed               ? "deepspeed"
+               : run.accelerate              ? "accelerate"
+                                             : "trainer";
   return run;
 }
 
