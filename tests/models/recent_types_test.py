@@ -90,12 +90,16 @@ def outcome(program, folder, kind):
     path.write_text(json.dumps(config))
     done = call(program, "inspect", str(path), "--json")
     way = "directly"
+    if "only its language model is built" in done.stderr:
+        seeing = re.compile(r"vision|multi_modal|projector")
+        total = sum(p.numel() for name, p in model.named_parameters() if not seeing.search(name))
     if done.returncode != 0:
         way, said = "by export", done.stderr.strip().splitlines()[-1]
         done = call(program, "export", str(path), "--seq", "64", "--python", sys.executable, "-o", str(folder / "model.json"))
         if done.returncode != 0:
             lines = done.stderr.strip().splitlines()
-            return ("wrong" if "Traceback" in done.stderr else "refused"), f"{said[-160:]} | export: {lines[-1] if lines else ''}"
+            is_circle = "config.json of such models" in done.stderr
+            return ("wrong" if is_circle or "Traceback" in done.stderr else "refused"), f"{said[-160:]} | export: {lines[-1] if lines else ''}"
         done = call(program, "inspect", str(folder / "model.json"), "--json")
         if done.returncode != 0:
             return "wrong", done.stderr
