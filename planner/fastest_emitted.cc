@@ -66,7 +66,8 @@ bool KeepRun(const PlanFile& run, SearchResult& result) {
     return false;
   }
   Candidate own;
-  own.family = own.label = "the run's own";
+  own.family = "the run's own";
+  own.label = "no change";
   own.plan = run.plan;
   result.is_feasible = true;
   result.memory_limit = run.cluster.gpu.usable_memory.value;

@@ -343,7 +343,8 @@ RunSettings ReadRun(std::span<const std::string> files) {
                : run.fairseq                 ? "fairseq"
                : run.deepspeed               ? "deepspeed"
                : run.accelerate              ? "accelerate"
-                                             : "trainer";
+               : run.script.dp_shard + run.script.dp_replicate > 0 ? "accelerate"  // has meshes
+                                                                   : "trainer";
   return run;
 }
 

@@ -508,6 +508,8 @@ TEST_CASE("Scripts: weights that are loaded in bf16 stay so without mixed precis
     ApplyRun(Read(folder, {{"a.yml", run + more}}), file);
     return file.job.precision;
   };
+  const std::string mesh = "base_model: gpt2\nfsdp_config: {version: 2}\ndp_shard_size: 4\n";
+  CHECK(Read(folder, {{"a.yml", mesh}}).target == "accelerate");  // the Trainer's have no mesh
   CHECK(precision("") == Precision{DType::kFp32, DType::kFp32, DType::kFp32});
   CHECK(precision("dtype: bfloat16\n") == Precision{DType::kBf16, DType::kBf16, DType::kBf16});
   CHECK(precision("dtype: bfloat16\nbf16: true\n") ==
