@@ -340,6 +340,14 @@ PlanOptions OptionsBesideRun(const Arguments& given, const PlanFile& run) {
   return options;
 }
 
+// Does no flag ask for another plan than the run's?
+bool AsksForFasterOnly(const Arguments& arguments) {
+  return std::none_of(kFreeWithFrom.begin(), kFreeWithFrom.end(), [&](const std::string& name) {
+    return name != "--from" && name != "--output" && name != "--threads" &&
+           arguments.Get(name).is_given();
+  });
+}
+
 // The run's job with what flags change of it.
 PlanFile JobBesideRun(const Arguments& arguments, const PlanOptions& options, PlanFile file) {
   if (!options.kernel_set.empty()) {
@@ -415,6 +423,10 @@ int RunFrom(const Arguments& arguments) {
            " would run it; the answer may need choices that its settings cannot say");
       target = nullptr;
     }
+  }
+  if (AsksForFasterOnly(arguments) && KeepRun(run, searched.result)) {
+    searched.file = run;
+    searched.native_time.reset();
   }
   const auto report = [&](const std::string& output) {
     if (!searched.result.is_feasible) {

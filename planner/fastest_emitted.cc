@@ -39,11 +39,47 @@ std::vector<Candidate> CandidatesOf(const SearchResult& result, const Plan& own)
   return tried;
 }
 
+void Choose(const PlanOutcome& outcome, Candidate chosen, SearchResult& result) {
+  chosen.step_time = ToSeconds(outcome.step_time);
+  chosen.memory = outcome.device_peak.total + outcome.outside;
+  chosen.needed = outcome.DeviceTotal();
+  chosen.host_memory = outcome.host_peak;
+  result.best = {.index = result.candidates.size(),
+                 .plan = chosen.plan,
+                 .step_time = chosen.step_time,
+                 .peak = outcome.device_peak,
+                 .outside = outcome.outside,
+                 .reserved = outcome.reserved,
+                 .host_memory = outcome.host_peak};
+  result.candidates.push_back(std::move(chosen));
+  result.pareto = {result.best.index};
+  result.proven_gap = std::max(0.0, 1 - result.lower_bound.value / result.best.step_time.value);
+}
+
 }  // namespace
+
+bool KeepRun(const PlanFile& run, SearchResult& result) {
+  const PlanOutcome outcome = Evaluate(run);
+  const bool is_beaten =
+      result.is_feasible && result.best.step_time <= ToSeconds(outcome.step_time);
+  if (is_beaten || !outcome.Fits() || outcome.retries_per_step > 0) {
+    return false;
+  }
+  Candidate own;
+  own.family = "the run's own";
+  own.label = "no change";
+  own.plan = run.plan;
+  result.is_feasible = true;
+  result.memory_limit = run.cluster.gpu.usable_memory.value;
+  result.lower_bound = std::min(result.lower_bound, ToSeconds(outcome.step_time));
+  Choose(outcome, std::move(own), result);
+  return true;
+}
 
 std::optional<PlanFile> FastestEmitted(const Plan& own, const Emitter& target, const PlanFile& job,
                                        SearchResult& result) {
   std::optional<PlanFile> best;
+  PlanOutcome best_outcome;
   Candidate chosen;
   for (Candidate& c : CandidatesOf(result, own)) {
     const std::optional<PlanFile> file = AsEmitted(target, job, c.plan);
@@ -56,24 +92,13 @@ std::optional<PlanFile> FastestEmitted(const Plan& own, const Emitter& target, c
       continue;
     }
     best = file;
+    best_outcome = outcome;
     chosen = std::move(c);
     chosen.plan = file->plan;
     chosen.step_time = time;
-    chosen.memory = outcome.device_peak.total + outcome.outside;
-    chosen.needed = outcome.DeviceTotal();
-    chosen.host_memory = outcome.host_peak;
-    result.best = {.index = result.candidates.size(),
-                   .plan = file->plan,
-                   .step_time = time,
-                   .peak = outcome.device_peak,
-                   .outside = outcome.outside,
-                   .reserved = outcome.reserved,
-                   .host_memory = outcome.host_peak};
   }
   if (best) {
-    result.candidates.push_back(std::move(chosen));
-    result.pareto = {result.best.index};
-    result.proven_gap = std::max(0.0, 1 - result.lower_bound.value / result.best.step_time.value);
+    Choose(best_outcome, std::move(chosen), result);
   }
   return best;
 }

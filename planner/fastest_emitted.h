@@ -22,4 +22,8 @@ namespace shardwright {
 [[nodiscard]] std::optional<PlanFile> FastestEmitted(const Plan& own, const Emitter& target,
                                                      const PlanFile& job, SearchResult& result);
 
+// Makes the run itself the answer, and returns true, where it fits without retries and nothing of
+// `result` is faster. It needs no margin: it runs already.
+bool KeepRun(const PlanFile& run, SearchResult& result);
+
 }  // namespace shardwright

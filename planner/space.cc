@@ -9,6 +9,8 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "planner/emitters/deepspeed.h"
+#include "planner/emitters/hf_fsdp.h"
+#include "planner/emitters/unit_classes.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower/optimizer.h"
 #include "schedule/torch_rules.h"
@@ -284,6 +286,33 @@ std::optional<UnitFamily> JoinFirstPart(const Model& model, const std::vector<Un
   return family;
 }
 
+// Does some unit hold parameters that learn beside frozen ones, where that is refused? FSDP1
+// without use_orig_params and FairScale flatten a unit into one parameter; FSDP1 also keeps a unit
+// in one dtype.
+bool MixesInVain(const SearchInput& input, const SearchOptions& options,
+                 const std::vector<ResolvedUnit>& units) {
+  const Dialect dialect = options.base.dialect;
+  const bool is_refused =
+      dialect == Dialect::kFairscale ||
+      (dialect == Dialect::kFsdp1 &&
+       (!options.base.use_orig_params || input.job.frozen_format != FrozenFormat::kMaster));
+  return is_refused && std::any_of(units.begin(), units.end(), [&](const ResolvedUnit& unit) {
+           const auto learns = [&](ParamId p) { return input.model.params[p.value].trainable; };
+           return std::any_of(unit.params.begin(), unit.params.end(), learns) &&
+                  !std::all_of(unit.params.begin(), unit.params.end(), learns);
+         });
+}
+
+// PEFT's policy: the blocks, and inside them each module that learns.
+UnitFamily LearningApart(const Model& model) {
+  std::vector<ModuleId> modules = BlocksOf(model);
+  const std::vector<ModuleId> leaves = LearningLeaves(model);
+  modules.insert(modules.end(), leaves.begin(), leaves.end());
+  UnitFamily family = {"learning apart", UnitsOfModules(model, modules), true};
+  family.units.push_back(RootUnitOf(Reshard::Kind::kAlways));
+  return family;
+}
+
 // Families whose units the dialect or the model cannot have are left out.
 void AddFamily(const SearchInput& input, const SearchOptions& options, UnitFamily family,
                std::vector<UnitFamily>& families) {
@@ -295,7 +324,10 @@ void AddFamily(const SearchInput& input, const SearchOptions& options, UnitFamil
     return;
   }
   try {
-    (void)ResolveUnits(input.model, probe, "plan");  // tied parameters may forbid a cut
+    // Tied parameters may forbid a cut.
+    if (MixesInVain(input, options, ResolveUnits(input.model, probe, "plan"))) {
+      return;
+    }
   } catch (const InputError&) {
     return;
   }
@@ -359,6 +391,9 @@ std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& 
   if (facts.has_leaf_modules && !blocks.empty()) {
     AddFamily(input, options,
               {"block", FetchedUnits(input.model, input.model.block_classes), false}, families);
+  }
+  if (options.base.dialect == Dialect::kFsdp1 && input.job.lora_rank > 0 && !blocks.empty()) {
+    AddFamily(input, options, LearningApart(input.model), families);
   }
   if (!facts.groups_modules || families.empty() || blocks.size() < 2) {
     return families;

@@ -211,9 +211,6 @@ def export(model, inputs, sequence_length=0, dtype=None):
     if any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
         name, module = next((n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.RNNBase))
         raise Unsupported(f"{name or 'the root module'}: {type(module).__name__}, a loop over the tokens")
-    for name, module in model.named_modules():
-        if hasattr(module, "kv_lora_rank") and hasattr(module, "kv_b_proj"):
-            raise Unsupported(f"{name}: latent attention (shardwright reads the config.json of such models itself)")
     model = without_data(model, dtype)
     computes = dtype or next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     runs, points, reason = take_traces(model, inputs, sequence_length, computes)

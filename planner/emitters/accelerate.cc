@@ -8,6 +8,7 @@
 #include "core/text.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
+#include "schedule/lower/optimizer.h"
 #include "schedule/plan_names.h"
 
 namespace shardwright {
@@ -222,8 +223,10 @@ Emission EmitAccelerate(const PlanFile& file, const EmitOptions& options) {
     const OptimizerSpec& optimizer = file.job.optimizer;
     emission.by_hand.push_back(
         "your script sets batch size " + std::to_string(plan.micro_batch) + ", optimizer " +
-        std::string(NameIn(kOptimizerNames, optimizer.kind)) + ":" +
-        std::string(NameIn(kOptimizerImplNames, optimizer.impl)) +
+        (optimizer.states != StateFormat::kMaster
+             ? std::string(WordOf(optimizer))
+             : std::string(NameIn(kOptimizerNames, optimizer.kind)) + ":" +
+                   std::string(NameIn(kOptimizerImplNames, optimizer.impl))) +
         (optimizer.weight_decay ? " with" : " without") + " weight decay, and " +
         (file.job.clip_gradients ? "clips" : "does not clip") + " gradients by their norm");
     if (plan.accumulation > 1) {

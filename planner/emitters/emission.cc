@@ -163,6 +163,7 @@ class Differences {
       CompareNames("job.optimizer.impl", kOptimizerImplNames, a.optimizer.impl, b.optimizer.impl);
     }
     CompareNames("job.optimizer.states", kStateFormatNames, a.optimizer.states, b.optimizer.states);
+    CompareNames("job.frozen_format", kFrozenFormatNames, a.frozen_format, b.frozen_format);
     Compare("job.optimizer.weight_decay", a.optimizer.weight_decay, b.optimizer.weight_decay);
     Compare("job.clip_gradients", a.clip_gradients, b.clip_gradients);
     if (a.allocator != b.allocator) {
@@ -359,15 +360,17 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
                      '"' + std::string(NameIn(kOptimizerNames, kind)) + '"',
                      "another one, or --to trainer, whose optim names such an optimizer");
   }
-  if (file.job.frozen_format != FrozenFormat::kMaster) {
+  const bool is_script =
+      target == "trainer" || (target == "accelerate" && IsTorch(file.plan.dialect));
+  if (file.job.frozen_format != FrozenFormat::kMaster && !is_script) {
     throw InputError(where + ": job.frozen_format",
                      '"' + std::string(NameIn(kFrozenFormatNames, file.job.frozen_format)) + '"',
-                     "master, since no target's settings say how frozen parameters are stored");
+                     "master, or target accelerate or trainer, whose script loads the weights");
   }
   const std::string_view states = NameIn(kStateFormatNames, file.job.optimizer.states);
-  if (file.job.optimizer.states != StateFormat::kMaster && target != "trainer") {
+  if (file.job.optimizer.states != StateFormat::kMaster && !is_script) {
     throw InputError(where + ": job.optimizer.states", '"' + std::string(states) + '"',
-                     "master, or --to trainer, whose optim names such an optimizer");
+                     "master, or target accelerate or trainer, whose script names the optimizer");
   }
 }
 
@@ -453,6 +456,14 @@ void AddJobDuties(const PlanFile& file, bool has_own_model, Emission& emission) 
       Listed(job.lora_targets, Quoted) +
       (job.lora_saved.empty() ? "" : ", modules_to_save " + Listed(job.lora_saved, Quoted)) +
       (job.lora_magnitudes ? ", use_dora" : "");
+  if (job.frozen_format != FrozenFormat::kMaster) {
+    emission.by_hand.push_back(
+        job.frozen_format == FrozenFormat::kParam
+            ? "load the frozen weights in their 16-bit dtype"
+            : "load the frozen weights in the format " +
+                  std::string(NameIn(kFrozenFormatNames, job.frozen_format)) +
+                  " (transformers: BitsAndBytesConfig)");
+  }
   const char* kWhy = "the framework builds the model, and its settings do not say it";
   if (!frozen.empty() && !has_own_model) {
     emission.by_hand.push_back("freeze the parameters " + frozen + " before the model is wrapped");

@@ -137,6 +137,11 @@ void ApplyOptimizer(const S& s, OptimizerSpec& optimizer) {
     optimizer.kind = OptimizerKind::kAdamW;  // fairseq's Adam decays weights as AdamW does
   }
   optimizer.weight_decay = s.weight_decay.value_or(0.0) > 0.0;
+  if (name != "adam") {
+    optimizer.impl = OptimizerImpl::kForeach;
+  } else if (optimizer.impl != OptimizerImpl::kFused) {  // apex's
+    optimizer.impl = OptimizerImpl::kForLoop;
+  }
 }
 
 }  // namespace
@@ -212,13 +217,8 @@ Emission EmitFairseq(const PlanFile& file, const EmitOptions& options) {
   emission.as_emitted = file;
   const S settings = ToFairseq(file);
   ApplyFairseq(settings, emission.as_emitted);
-  OptimizerSpec& optimizer = emission.as_emitted.job.optimizer;
-  const bool is_fused = optimizer.impl == OptimizerImpl::kFused;
-  if (*settings.optimizer == "adam" && is_fused) {
+  if (emission.as_emitted.job.optimizer.impl == OptimizerImpl::kFused) {
     emission.by_hand.emplace_back("install apex: fairseq's Adam is fused only with it");
-  } else {
-    optimizer.impl =
-        *settings.optimizer == "adam" ? OptimizerImpl::kForLoop : OptimizerImpl::kForeach;
   }
   emission.has_sequence = true;
   emission.losses = FindLosses(file, emission.as_emitted, "fairseq");

@@ -280,6 +280,9 @@ void ApplyLlamaFactoryV1(const RunSettings& run, PlanFile& file) {
 
 void ApplyHf(const RunSettings& run, PlanFile& file) {
   const std::string& where = run.files.front();
+  if (run.script.has_bf16_weights && run.script.adapters.rank == 0) {
+    file.job.precision.master = DType::kBf16;  // mixed precision upcasts it
+  }
   if (run.deepspeed) {
     ApplyMergedDeepSpeed(run, file);
     if (run.trainer && !run.deepspeed->optimizer) {

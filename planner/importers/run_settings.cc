@@ -368,11 +368,13 @@ RunSettings ReadRun(std::span<const std::string> files) {
   PlaceAdapters(run);
   CheckSizes(run);
   run.framework = NameOfFrameworks(run);
-  run.target = run.torchtitan   ? "torchtitan"
-               : run.fairseq    ? "fairseq"
-               : run.deepspeed  ? "deepspeed"
-               : run.accelerate ? "accelerate"
-                                : "trainer";
+  run.target = run.script.is_llamafactory_v1 ? ""  // no emitter writes its settings
+               : run.torchtitan              ? "torchtitan"
+               : run.fairseq                 ? "fairseq"
+               : run.deepspeed               ? "deepspeed"
+               : run.accelerate              ? "accelerate"
+               : run.script.dp_shard + run.script.dp_replicate > 0 ? "accelerate"  // has meshes
+                                                                   : "trainer";
   return run;
 }
 

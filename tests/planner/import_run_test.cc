@@ -311,6 +311,7 @@ TEST_CASE("fairseq: a command line") {
   CHECK(file.job.precision.master == DType::kFp16);
   CHECK(file.plan.recompute.size() == 12);
   CHECK(file.job.clip_gradients);
+  CHECK(file.job.optimizer.impl == OptimizerImpl::kForLoop);  // fairseq/optim/adam.py
 }
 
 std::string AssumedOf(const Files& files) {

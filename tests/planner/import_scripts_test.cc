@@ -1,12 +1,15 @@
 // Files of scripts around the Trainer, as their repositories have them, with GPT-2 in the place of
 // the model.
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
+#include "planner/emitters/emitters.h"
 #include "planner/importers/read_adapters.h"
 #include "planner/importers/run_settings.h"
 #include "tests/planner/run_files.h"
@@ -432,6 +435,7 @@ TEST_CASE("Scripts: version 1 of LLaMA-Factory") {
   CHECK(applied("dist_config: {name: fsdp2}\nenable_activation_checkpointing: false\n")
             .plan.recompute.empty());
   CHECK(applied("").plan.dialect == Dialect::kDdp);
+  CHECK(Read(folder, {{"v1.yaml", run}}).target.empty());  // no emitter writes such a file
   const std::string lora =
       "dist_config: {name: fsdp2}\npeft_config: {name: lora, r: 4, target_modules: all}\n";
   const Adapters adapters = FactsOf(Read(folder, {{"v1.yaml", run + lora}})).adapters;
@@ -472,6 +476,23 @@ TEST_CASE("Scripts: the plan of a run with adapters") {
   const std::string fsdp = "fsdp_config:\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n";
   CHECK(applied(run + "fsdp_version: 2\n" + fsdp).job.frozen_format == FrozenFormat::kNf4Double);
   CHECK(applied(run + "fsdp_version: 1\n" + fsdp).job.frozen_format == FrozenFormat::kNf4Double);
+  // The script names both formats; DeepSpeed's file has no script.
+  for (const Emitter& emitter : Emitters()) {
+    const std::string name(emitter.name);
+    CAPTURE(name);
+    if (name == "accelerate" || name == "trainer") {
+      const std::vector<std::string> duties = Emit(emitter, file, {}).by_hand;
+      const std::string duty =
+          "load the frozen weights in the format nf4_double (transformers: BitsAndBytesConfig)";
+      CHECK(std::find(duties.begin(), duties.end(), duty) != duties.end());
+      const bool says_states = std::any_of(duties.begin(), duties.end(), [](const auto& text) {
+        return text.find("optimizer paged_adamw_8bit") != std::string::npos;
+      });
+      CHECK(says_states == (name == "accelerate"));
+    } else {
+      CHECK_THROWS_AS((void)Emit(emitter, file, {}), InputError);
+    }
+  }
   // FSDP2 under Accelerate upcasts a base in bf16.
   std::string whole = run + "fsdp_version: 2\n" + fsdp;
   whole.replace(whole.find("load_in_4bit: true"), 18, "load_in_4bit: false");
@@ -551,6 +572,24 @@ TEST_CASE("Scripts: adapter_config.json") {
   CHECK(ErrorOf({{"run.yaml", run + "max_length: 512\nuse_peft: true\n"},
                  {"adapter_config.json", text("null")}})
             .ends_with("got adapters, expected none beside those of run.yaml"));
+}
+
+TEST_CASE("Scripts: weights that are loaded in bf16 stay so without mixed precision") {
+  const std::string run =
+      "model_name_or_path: gpt2\nper_device_train_batch_size: 2\noutput_dir: out\nfsdp: true\n"
+      "fsdp_config: {version: 2}\n";
+  const Folder folder;
+  const auto precision = [&](const std::string& more) {
+    PlanFile file = Base(2);
+    ApplyRun(Read(folder, {{"a.yml", run + more}}), file);
+    return file.job.precision;
+  };
+  const std::string mesh = "base_model: gpt2\nfsdp_config: {version: 2}\ndp_shard_size: 4\n";
+  CHECK(Read(folder, {{"a.yml", mesh}}).target == "accelerate");  // the Trainer's have no mesh
+  CHECK(precision("") == Precision{DType::kFp32, DType::kFp32, DType::kFp32});
+  CHECK(precision("dtype: bfloat16\n") == Precision{DType::kBf16, DType::kBf16, DType::kBf16});
+  CHECK(precision("dtype: bfloat16\nbf16: true\n") ==
+        Precision{DType::kFp32, DType::kBf16, DType::kBf16});
 }
 
 TEST_CASE("Scripts: what else people do with adapters is refused by name") {

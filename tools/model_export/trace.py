@@ -461,7 +461,10 @@ def stub(model):
                 if not floats:
                     raise Unsupported("experts whose routing weights are not among their arguments")
                 _module.chosen_per_token = (chosen or floats)[0].shape[-1]
-                return torch.ops.shardwright_export.experts(hidden, floats[0], *weights, list(hidden.shape))
+                scores, count = floats[0], weights[0].shape[0]
+                if scores.shape[-1] < count:  # of a router that is no module of one weight: its choices alone
+                    scores = torch.nn.functional.pad(scores.reshape(-1, scores.shape[-1]), (0, count - scores.shape[-1]))
+                return torch.ops.shardwright_export.experts(hidden, scores, *weights, list(hidden.shape))
 
             module.forward = run
             stubbed.append(module)
