@@ -28,9 +28,9 @@ struct Means {
 constexpr double kLeastCoreShare = 0.8;
 
 // Of a slow run whose ops waited for cores. Empty: they did not.
-std::string BusyMachine(const Means& measured, double gap) {
+std::string BusyMachine(const Means& measured, double gap, double core_share) {
   const double share = measured.on_core_time / std::max(measured.on_cores, 1e-12);
-  return measured.on_cores == 0 || share > kLeastCoreShare || gap < 1 - kLeastCoreShare
+  return measured.on_cores == 0 || share > kLeastCoreShare * core_share || gap < 1 - kLeastCoreShare
              ? ""
              : "ops had a core " + Fixed(100 * share, "%.0f %%") +
                    " of their time: other processes held this machine. Measure again when it is "
@@ -154,6 +154,11 @@ std::int64_t CountMatched(const Program& program, const Trace& trace) {
 
 }  // namespace
 
+double CoreShare(const Cluster& cluster) {
+  const double cores = cluster.SharedCores();
+  return cores > 0 ? std::min(1.0, cores / static_cast<double>(cluster.RanksOnCores())) : 1.0;
+}
+
 double Comparison::gap() const {
   return measured_step.value / simulated_step.value - 1;
 }
@@ -202,7 +207,8 @@ Comparison Compare(const CompareInput& input) {
   internal::FindPeak(input.simulated, result.memory.simulated_peak, result.memory.simulated);
   internal::FindPeak(input.measured, result.memory.measured_peak, result.memory.measured);
   FindCalibrations(input, simulated, measured, result);
-  if (const std::string busy = BusyMachine(measured, result.gap()); !busy.empty()) {
+  if (const std::string busy = BusyMachine(measured, result.gap(), input.core_share);
+      !busy.empty()) {
     result.notes.push_back(busy);
   }
   return result;

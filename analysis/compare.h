@@ -14,6 +14,7 @@
 #include "schedule/program.h"
 #include "simulator/costs/price.h"
 #include "simulator/engine.h"
+#include "topologies/cluster.h"
 #include "traces/trace.h"
 
 namespace shardwright {
@@ -93,7 +94,11 @@ struct CompareInput {
   const Trace& measured;
   const PriceTable& prices;  // of the simulation, for calibrations
   EngineOptions engine;
+  double core_share = 1;  // of a core that each rank has by design (CoreShare)
 };
+
+// Of a core: less than 1 where ranks take turns on those of the host.
+[[nodiscard]] double CoreShare(const Cluster& cluster);
 
 // The last simulated step is compared with all measured steps before which another one was
 // recorded; when there are none, with the last one of each rank. Throws InputError when a trace

@@ -88,8 +88,11 @@ std::string TextOf(const PlanFile& file, const Known& known) {
            ": prices are those of its data sheet";
   }
   if (!known.on_this_gpu) {
-    const std::string text = "no run of " + kernels + " on " + gpu + " is known";
-    return known.fit ? text + ", " + Runs(known.fit->RunCount()) + " on " + known.fit->gpu : text;
+    const std::string ours = known.is_of_catalog ? "" : "your own ";
+    const std::string text = "no run of " + kernels + " on " + ours + gpu + " is known";
+    return known.fit ? text + ", " + Runs(known.fit->RunCount()) + " on " +
+                           (known.is_of_catalog ? "" : "the catalog's ") + known.fit->gpu
+                     : text;
   }
   const std::int64_t count = known.fit->RunCount(), of_it = known.fit->RunCount(kernels);
   std::string text = Runs(count) + " on " + gpu + (count == 1 ? " is known" : " are known");

@@ -75,7 +75,7 @@ HangCall TimedOut(std::string_view line) {
   call.elements = std::max<std::int64_t>(0, is_gather ? out : in);
   // 64 elements of each rank are gathered to 1,024: 16 ranks.
   const std::int64_t whole = is_gather ? out : in, part = is_gather ? in : out;
-  if ((is_gather || call.op == "reduce-scatter") && part > 0 && whole % part == 0 &&
+  if ((is_gather || call.op == "reduce-scatter") && part > 0 && whole > part && whole % part == 0 &&
       whole / part <= kMostRanks) {
     call.group_size = whole / part;
   }
@@ -155,6 +155,15 @@ HangCall Named(HangCall call, const Program* program, std::int64_t rank) {
 
 using Variants = std::map<std::tuple<std::int64_t, std::string, std::int64_t>,
                           std::vector<std::int64_t>>;  // ranks by collective
+
+// The job's silent ranks, of which a group that is whole waits for none.
+std::vector<std::int64_t> SilentOf(const Members& members,
+                                   const std::vector<std::int64_t>& missing) {
+  const bool is_whole = std::any_of(members.begin(), members.end(), [&](const auto& member) {
+    return member.second.call->group_size == std::ssize(members);
+  });
+  return is_whole ? std::vector<std::int64_t>() : missing;
+}
 
 // One group: who is behind, who differs, who is silent.
 HangFinding FindingOf(const Members& members, const std::vector<std::int64_t>& silent,
@@ -355,7 +364,7 @@ HangReport DiagnoseHangLog(std::string_view text, const Program* program) {
   for (const auto& [name, members] : groups) {
     ++report.groups;
     if (told <= kMostMembers) {
-      HangFinding finding = FindingOf(members, report.missing, program);
+      HangFinding finding = FindingOf(members, SilentOf(members, report.missing), program);
       finding.group = name.empty() ? "not named" : name;
       tell(std::move(finding));
     }
@@ -380,8 +389,9 @@ HangReport DiagnoseHangLog(std::string_view text, const Program* program) {
   // Who differs or is silent is the cause, who waits its consequence.
   std::stable_partition(report.findings.begin(), report.findings.end(),
                         [](const HangFinding& f) { return f.kind != HangKind::kAllWait; });
-  if (program == nullptr && told_ranks == 0 && !report.findings.empty() &&
-      report.findings.front().kind == HangKind::kAllWait) {
+  if (program == nullptr && !report.findings.empty() &&
+      report.findings.front().kind == HangKind::kAllWait &&
+      report.findings.front().expected.group_size == 0) {
     report.notes.emplace_back(
         "a log does not say how many ranks the job has: one that is not in it may be the cause; "
         "--plan says how many there are");

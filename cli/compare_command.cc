@@ -179,7 +179,8 @@ int RunCompare(const Arguments& arguments) {
                                              .simulated_period = simulation.period,
                                              .measured = ReadChromeTrace(measured.front(), program),
                                              .prices = prices,
-                                             .engine = engine})
+                                             .engine = engine,
+                                             .core_share = CoreShare(file.cluster)})
                                   : CompareRecording({.program = program,
                                                       .cluster = file.cluster,
                                                       .profile = file.profile,

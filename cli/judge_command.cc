@@ -129,9 +129,11 @@ std::string ToText(const PlanFile& file, const StepLog& log, const Judgement& ju
   };
   if (judgement.measured_memory &&
       std::none_of(judgement.causes.begin(), judgement.causes.end(), explains_memory)) {
-    text += "\nNo single cause explains the memory, too: look for two, or for another plan.\n";
+    text +=
+        "\nNone of these causes alone explains the memory: look for two, or for another plan.\n";
   }
-  text += "\nWhat would explain the step time, likeliest first\n";
+  text += judgement.IsTimeAsPredicted() ? "\nWhat would explain it, likeliest first\n"
+                                        : "\nWhat would explain the step time, likeliest first\n";
   for (std::size_t i = 0; i < std::min(kShownCauses, judgement.causes.size()); ++i) {
     const Cause& cause = judgement.causes[i];
     const Bytes memory = cause.memory.value_or(judgement.predicted_memory);

@@ -414,19 +414,22 @@ int RunFrom(const Arguments& arguments) {
   const PlanOptions options = OptionsBesideRun(arguments, run);
   const PlanFile job = JobBesideRun(arguments, options, run);
   SearchedPlan searched = SearchPlanOf(job, options, arguments.streams.stop);
+  bool is_expressed = true;
   if (target != nullptr && searched.result.is_feasible) {
     if (auto emitted = FastestEmitted(run.plan, *target, searched.file, searched.result)) {
       searched.file = *std::move(emitted);
       searched.native_time.reset();
     } else {
-      Warn("no plan found fits as " + imported_from +
-           " would run it; the answer may need choices that its settings cannot say");
-      target = nullptr;
+      is_expressed = false;
     }
   }
   if (AsksForFasterOnly(arguments) && KeepRun(run, searched.result)) {
     searched.file = run;
     searched.native_time.reset();
+  } else if (!is_expressed) {
+    Warn("no plan found fits as " + imported_from +
+         " would run it; the answer may need choices that its settings cannot say");
+    target = nullptr;
   }
   const auto report = [&](const std::string& output) {
     if (!searched.result.is_feasible) {

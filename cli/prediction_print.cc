@@ -293,9 +293,8 @@ std::string FitsText(const PlanFile& file, const Prediction& p) {
            error + " that this may be off by: it may run out of memory\n";
   }
   return "fits: " + Format(spare) + " to spare" +
-         (left_free > Bytes(0) ? " below " + Format(p.usable) + ", which leaves " +
-                                     Format(left_free) + " free for the error of this prediction\n"
-                               : ", and this may be off by " + error + "\n");
+         (left_free > Bytes(0) ? " below the limit of " + Format(p.usable) : "") +
+         ", and this may be off by " + error + "\n";
 }
 
 // "; the largest part is activation, 149 GiB".

@@ -168,7 +168,8 @@ int RunReport(const Arguments& arguments) {
                           .simulated_period = result.step_time,
                           .measured = *measured,
                           .prices = PriceProgram(program, file.cluster, file.profile),
-                          .engine = EngineOptions()});
+                          .engine = EngineOptions(),
+                          .core_share = CoreShare(file.cluster)});
   } else if (!traces.recordings.empty()) {
     recordings = ReadRecordings(traces.recordings);
     comparison = CompareRecording({.program = program,

@@ -301,6 +301,10 @@ void CheckUpdates(const OptimizerSpec& spec, DType master) {
                      "none, since the executor has no such update");
   }
   const bool is_fp32 = spec.states == StateFormat::kFp32 && master == DType::kFp32;
+  if (spec.kind == OptimizerKind::kAdafactor && !is_fp32) {
+    throw InputError("plan: job.precision.master", "16 bits with \"adafactor\"",
+                     "fp32, which the executor has such updates in");
+  }
   if (spec.states != StateFormat::kMaster && !is_fp32) {
     throw InputError("plan: job.optimizer.states",
                      '"' + std::string(NameIn(kStateFormatNames, spec.states)) + '"',
@@ -308,7 +312,12 @@ void CheckUpdates(const OptimizerSpec& spec, DType master) {
   }
 }
 
-void CheckFrozen(FrozenFormat format) {
+void CheckFrozen(const Job& job) {
+  if (!job.lora_saved.empty()) {
+    throw InputError("plan: job.lora_saved", '"' + job.lora_saved.front() + '"',
+                     "none, since the executor neither copies, loads nor exports such modules");
+  }
+  const FrozenFormat format = job.frozen_format;
   if (format != FrozenFormat::kMaster) {
     throw InputError("plan: job.frozen_format",
                      '"' + std::string(NameIn(kFrozenFormatNames, format)) + '"',

@@ -58,7 +58,7 @@ void UpdateShard(const OptimizerCall& call, const OptimizerOptions& options);
 // kept in another dtype than `master`: plans of such jobs are for the simulator.
 void CheckUpdates(const OptimizerSpec& spec, DType master);
 // The same for frozen parameters that are stored otherwise than those that learn.
-void CheckFrozen(FrozenFormat format);
+void CheckFrozen(const Job& job);
 
 // torch's names of the states, in the order of OptimizerCall::states.
 [[nodiscard]] std::span<const std::string_view> OptimizerStateNames(OptimizerKind kind);

@@ -132,7 +132,7 @@ std::vector<bool> OpsBehindResult(const Model& model) {
     for (const TensorId t : op.outputs) {
       const bool is_loss = model.tensors[t.value].role == TensorRole::kLoss;
       has_loss = has_loss || is_loss;
-      has_loss_in_it[t.value] = is_loss || reads_loss;
+      has_loss_in_it[t.value] = is_loss || (reads_loss && !model.SpecOf(op).other.stops_gradient);
     }
   }
   std::vector<bool> wanted(model.tensors.size(), false);

@@ -448,8 +448,9 @@ std::vector<bool> ConvertibleWeights(const Model& model) {
   }
   for (const ModelOp& op : model.ops) {
     // A bias stays as it is.
-    if (model.SpecOf(op).kind == OpKind::kLinear && !is_scored[op.outputs[0].value] &&
-        !op.params.empty() && model.params[op.params[0].value].shape.size() == 2) {
+    if (op.name != "lora_base" && model.SpecOf(op).kind == OpKind::kLinear &&
+        !is_scored[op.outputs[0].value] && !op.params.empty() &&
+        model.params[op.params[0].value].shape.size() == 2) {
       result[op.params[0].value] = true;
     }
   }
@@ -511,9 +512,11 @@ void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) 
     }
     return;
   }
-  if (spec.lora_rank < 0 || spec.lora_rank > ModelLimits::kFeatures) {
+  // DoRA's product of the identity counts in^2 x rank.
+  const std::int64_t most = spec.lora_magnitudes ? std::int64_t{1} << 16 : ModelLimits::kFeatures;
+  if (spec.lora_rank < 0 || spec.lora_rank > most) {
     throw InputError(where.Field("lora_rank").str(), std::to_string(spec.lora_rank),
-                     "0 to " + std::to_string(ModelLimits::kFeatures));
+                     "0 to " + std::to_string(most));
   }
   if (spec.lora_targets.empty()) {
     throw InputError(where.Field("lora_targets").str(),

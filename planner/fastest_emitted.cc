@@ -15,7 +15,9 @@ namespace {
 std::optional<PlanFile> AsEmitted(const Emitter& target, PlanFile file, const Plan& plan) {
   file.plan = plan;
   try {
-    return Emit(target, file, {}).as_emitted;
+    PlanFile emitted = Emit(target, file, {}).as_emitted;
+    CheckPlan(emitted, "the plan as emitted");
+    return emitted;
   } catch (const InputError&) {
     return std::nullopt;
   }
@@ -70,8 +72,10 @@ bool KeepRun(const PlanFile& run, SearchResult& result) {
   own.label = "no change";
   own.plan = run.plan;
   result.is_feasible = true;
-  result.memory_limit = run.cluster.gpu.usable_memory.value;
-  result.lower_bound = std::min(result.lower_bound, ToSeconds(outcome.step_time));
+  result.memory_limit = UsableMemory(run);
+  const Seconds own_time = ToSeconds(outcome.step_time);  // a bound of 0: every branch was pruned
+  result.lower_bound =
+      result.lower_bound.value > 0 ? std::min(result.lower_bound, own_time) : own_time;
   Choose(outcome, std::move(own), result);
   return true;
 }

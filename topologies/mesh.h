@@ -118,7 +118,7 @@ struct GroupPlace {
 // The ranks of the group that `rank` is in, in ascending order.
 [[nodiscard]] std::vector<std::int64_t> MembersOf(const auto& group, std::int64_t rank) {
   std::vector<std::int64_t> ranks(static_cast<std::size_t>(group.size));
-  std::int64_t next = PlaceInGroup(group, Rank(static_cast<std::size_t>(rank))).base;
+  std::int64_t next = rank - rank / group.stride % group.size * group.stride;
   for (std::int64_t& member : ranks) {
     member = next;
     next += group.stride;

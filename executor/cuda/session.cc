@@ -21,7 +21,7 @@ void CheckCudaPlan(const SessionInput& in) {
     throw InputError("plan: job.optimizer.kind", "\"adafactor\"",
                      "another one, since only the host device has such an update");
   }
-  CheckFrozen(in.job.frozen_format);
+  CheckFrozen(in.job);
   for (std::size_t i = 0; i < in.model.ops.size(); ++i) {
     const std::string problem =
         CudaKernelProblem(in.model.SpecOf(in.model.ops[i]), in.job.precision.param, in.kernels);

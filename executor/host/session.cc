@@ -29,7 +29,7 @@ Placement Check(const SessionInput& in) {
                      "make the plan with --kernel-set shardwright-host");
   }
   CheckUpdates(in.job.optimizer, in.job.precision.master);
-  CheckFrozen(in.job.frozen_format);
+  CheckFrozen(in.job);
   for (std::size_t i = 0; i < in.model.ops.size(); ++i) {
     const std::string problem =
         HostKernelProblem(in.model.SpecOf(in.model.ops[i]), in.job.precision.param, in.kernels);

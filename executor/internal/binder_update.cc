@@ -258,7 +258,12 @@ std::vector<OptimizerRange> Binder::FactoredRanges(const Contents& params,
     const bool is_matrix = param.shape.size() == 2;
     for (OptimizerRange& r : ranges) {
       if (r.param_offset >= p.shard_offset && r.param_offset < p.shard_offset + p.count) {
-        if (r.count != param.Elements() || param.shape.size() > 2) {
+        if (param.shape.size() > 2) {
+          throw InputError("plan: job.optimizer.kind",
+                           "\"adafactor\" with " + param.fqn + " of more than two dimensions",
+                           "another one, since the executor factors matrices alone");
+        }
+        if (r.count != param.Elements()) {
           throw InputError("plan: job.optimizer.kind", "\"adafactor\" with a part of " + param.fqn,
                            "whole vectors and matrices, which dialect ddp has");
         }

@@ -223,10 +223,13 @@ Emission EmitAccelerate(const PlanFile& file, const EmitOptions& options) {
     const OptimizerSpec& optimizer = file.job.optimizer;
     emission.by_hand.push_back(
         "your script sets batch size " + std::to_string(plan.micro_batch) + ", optimizer " +
-        (optimizer.states != StateFormat::kMaster
+        (optimizer.states != StateFormat::kMaster && !WordOf(optimizer).empty()
              ? std::string(WordOf(optimizer))
              : std::string(NameIn(kOptimizerNames, optimizer.kind)) + ":" +
-                   std::string(NameIn(kOptimizerImplNames, optimizer.impl))) +
+                   std::string(NameIn(kOptimizerImplNames, optimizer.impl)) +
+                   (optimizer.states != StateFormat::kMaster
+                        ? " with states " + std::string(NameIn(kStateFormatNames, optimizer.states))
+                        : "")) +
         (optimizer.weight_decay ? " with" : " without") + " weight decay, and " +
         (file.job.clip_gradients ? "clips" : "does not clip") + " gradients by their norm");
     if (plan.accumulation > 1) {

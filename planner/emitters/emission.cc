@@ -353,12 +353,12 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
                      "none, since no target's settings name such an optimizer");
   }
   const OptimizerKind kind = file.job.optimizer.kind;
-  const bool is_named =
-      target == "trainer" || (target == "deepspeed" && kind == OptimizerKind::kLion);
+  const bool is_named = target == "trainer" || target == "accelerate" ||
+                        (target == "deepspeed" && kind == OptimizerKind::kLion);
   if ((kind == OptimizerKind::kLion || kind == OptimizerKind::kAdafactor) && !is_named) {
-    throw InputError(where + ": job.optimizer.kind",
-                     '"' + std::string(NameIn(kOptimizerNames, kind)) + '"',
-                     "another one, or --to trainer, whose optim names such an optimizer");
+    throw InputError(
+        where + ": job.optimizer.kind", '"' + std::string(NameIn(kOptimizerNames, kind)) + '"',
+        "another one, or --to accelerate or trainer, whose script names the optimizer");
   }
   const bool is_script =
       target == "trainer" || (target == "accelerate" && IsTorch(file.plan.dialect));
@@ -456,13 +456,16 @@ void AddJobDuties(const PlanFile& file, bool has_own_model, Emission& emission) 
       Listed(job.lora_targets, Quoted) +
       (job.lora_saved.empty() ? "" : ", modules_to_save " + Listed(job.lora_saved, Quoted)) +
       (job.lora_magnitudes ? ", use_dora" : "");
-  if (job.frozen_format != FrozenFormat::kMaster) {
+  if (emission.as_emitted.job.frozen_format != FrozenFormat::kMaster) {
     emission.by_hand.push_back(
         job.frozen_format == FrozenFormat::kParam
             ? "load the frozen weights in their 16-bit dtype"
             : "load the frozen weights in the format " +
                   std::string(NameIn(kFrozenFormatNames, job.frozen_format)) +
-                  " (transformers: BitsAndBytesConfig)");
+                  " (transformers: BitsAndBytesConfig)" +
+                  (job.quantized_experts
+                       ? ", the experts' tensors, too (axolotl: quantize_moe_experts)"
+                       : ""));
   }
   const char* kWhy = "the framework builds the model, and its settings do not say it";
   if (!frozen.empty() && !has_own_model) {

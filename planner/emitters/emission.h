@@ -41,8 +41,8 @@ struct Emission {
 };
 
 // Throws InputError for a plan that no framework's settings can say anything about: its job updates
-// matrices by Muon or SOAP, or stores frozen parameters otherwise than the others. Packed optimizer
-// states have words in the Trainer's settings alone. `where` names the plan.
+// matrices by Muon or SOAP. Packed bases and states, Lion and Adafactor are for accelerate and
+// trainer, whose scripts name them; DeepSpeed has Lion. `where` names the plan.
 void CheckEmittable(const PlanFile& file, const std::string& where, std::string_view target = "");
 
 // Names the release of PyTorch that the plan is for, and settings of its allocator, if they are not

@@ -45,7 +45,8 @@ std::vector<std::string> LayerClasses(const Model& model, const Plan& plan, std:
   std::vector<UnitPlan> units = plan.units;
   std::erase_if(units, [&](const UnitPlan& unit) {  // PEFT's policy adds those of adapters
     return version == 1 &&
-           (unit.modules[0].ends_with(".lora_A") || unit.modules[0].ends_with(".lora_B"));
+           (unit.modules[0].ends_with(".lora_A") || unit.modules[0].ends_with(".lora_B") ||
+            unit.modules[0].ends_with(".modules_to_save"));
   });
   std::vector<std::string> classes = UnitClasses(model, units);
   if (version == 2) {

@@ -214,9 +214,10 @@ void ApplyAdapters(const RunSettings& run, PlanFile& file) {
     return;
   }
   const bool is_quantized = adapters.base > FrozenFormat::kParam;
-  const auto refuse = [&](const std::string& what) {
-    throw InputError(run.trainer_file + ": adapters", what,
-                     "FSDP2 or no FSDP, since " + what + " cannot be predicted");
+  const std::string& place = run.trainer_file.empty() ? run.files.front() : run.trainer_file;
+  const auto refuse = [&](const std::string& what, const char* other = "FSDP2 or no FSDP") {
+    throw InputError(place + ": adapters", what,
+                     std::string(other) + ", since " + what + " cannot be predicted");
   };
   if (adapters.has_magnitudes && run.script.is_llamafactory_v1) {
     refuse("DoRA with units of adapters' own");
@@ -239,7 +240,8 @@ void ApplyAdapters(const RunSettings& run, PlanFile& file) {
                         file.job.precision.master == DType::kFp32 &&
                         (file.plan.dialect == Dialect::kDdp || run.script.is_llamafactory_v1);
   if (!adapters.saved.empty() && is_mixed) {
-    refuse("whole modules in 16 bits beside adapters in fp32");
+    refuse("whole modules in 16 bits beside adapters in fp32",
+           "no modules_to_save, or FSDP by Accelerate");
   }
   const bool is_kept = file.plan.dialect == Dialect::kDdp || file.plan.dialect == Dialect::kFsdp1 ||
                        run.script.is_llamafactory_v1;
@@ -289,8 +291,12 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
       ApplyTrainerOptimizer(*run.trainer, file.job);
     }
   } else if (IsAccelerateFsdp(run)) {
-    ApplyFsdp(FromAccelerate(*run.accelerate, where), where, "fsdp_transformer_layer_cls_to_wrap",
-              file);
+    HfFsdp fsdp = FromAccelerate(*run.accelerate, where);
+    const bool bf16 = run.trainer && run.trainer->bf16.value_or(false);
+    if (bf16 || (run.trainer && run.trainer->fp16.value_or(false))) {
+      fsdp.mixed_precision = bf16 ? "bf16" : "fp16";  // the Trainer hands it to Accelerate
+    }
+    ApplyFsdp(fsdp, where, "fsdp_transformer_layer_cls_to_wrap", file);
   } else if (run.trainer && run.trainer->fsdp.value_or(false)) {
     ApplyFsdp(WithMesh(FromTrainer(*run.trainer, where), run, file), where,
               "transformer_layer_cls_to_wrap", file);
@@ -308,7 +314,9 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
     // FSDP under Accelerate and DeepSpeed make fp32 of the weights; nobody does here.
     const bool loads_bf16 =
         run.script.adapters.rank > 0 ? run.script.has_bf16_adapters : run.script.has_bf16_weights;
-    if (loads_bf16 && file.job.precision.param == DType::kBf16) {
+    const DType param = file.job.precision.param;
+    if (loads_bf16 &&
+        (param == DType::kBf16 || (param == DType::kFp32 && run.script.adapters.rank == 0))) {
       file.job.precision = {.master = DType::kBf16, .param = DType::kBf16, .reduce = DType::kBf16};
     }
   }

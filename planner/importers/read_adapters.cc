@@ -330,6 +330,10 @@ Adapters ReadAdapters(const JsonValue& root, const AdapterKeys& keys, FrozenForm
     adapters.targets.emplace_back("all-linear");
   }
   adapters.base = BaseOf(root, keys, base);
+  if (adapters.quantizes_experts && adapters.base <= FrozenFormat::kParam) {
+    throw root.At("quantize_moe_experts")
+        .Error("false without weights in 8 or 4 bits, as axolotl demands");
+  }
   return adapters;
 }
 

@@ -431,6 +431,9 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
     }
   } else {
     RefuseQuantized(root);
+    if (IsOn(root, "quantize_moe_experts")) {
+      throw root.At("quantize_moe_experts").Error("false without an adapter, as axolotl demands");
+    }
   }
   CheckDequantized(root);
   s.bf16 = HasBf16(root);

@@ -192,6 +192,7 @@ void ReadPeft(const JsonValue& root, const std::string& file, RunSettings& run) 
     throw InputError(file, "a second file of adapters", "one file of each kind");
   }
   run.peft = ReadAdapters(root, PeftAdapters(), FrozenFormat::kMaster);
+  run.peft_file = file;
 }
 
 // Adapters of a file of their own, on what the script loads.
@@ -200,11 +201,11 @@ void PlaceAdapters(RunSettings& run) {
     return;
   }
   if (!run.trainer && !run.accelerate && !run.deepspeed) {
-    throw InputError(run.files.back(), "adapters alone",
+    throw InputError(run.peft_file, "adapters alone",
                      "files of Accelerate, DeepSpeed, the Trainer or a script beside it");
   }
   if (run.script.adapters.rank > 0) {
-    throw InputError(run.files.back(), "adapters", "none beside those of " + run.trainer_file);
+    throw InputError(run.peft_file, "adapters", "none beside those of " + run.trainer_file);
   }
   run.script.adapters = *run.peft;
   run.script.adapters.base =

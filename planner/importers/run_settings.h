@@ -70,6 +70,7 @@ struct RunSettings {
   std::optional<TrainerSettings> trainer;
   std::optional<DeepSpeedSettings> deepspeed;
   std::optional<Adapters> peft;  // of adapter_config.json
+  std::string peft_file;
   ScriptFacts script;
   std::string framework;           // "torchtitan", "accelerate + deepspeed", ...
   std::string target;              // of emit, that writes such settings

@@ -30,19 +30,33 @@ ModuleId ModuleOf(const Model& model, const ResolvedUnit& unit, const std::set<M
 // needs a gradient: the hook of the outermost module called so hands on a tensor without one.
 bool IsStoppedWithCaller(const Model& model, const std::vector<bool>& requires_grad,
                          const UnitSpans::Call& call) {
-  const ModuleId caller = model.modules[call.module].parent;
-  std::uint32_t first = call.span.first, last = call.span.last;
-  while (first > 0 && IsInside(model, model.ops[first - 1].module, caller)) {
-    --first;
+  ModuleId caller = model.modules[call.module].parent;
+  while (caller.valid() && IsContainer(model.modules[caller.value].class_name)) {
+    caller = model.modules[caller.value].parent;  // nothing calls a list
   }
-  while (last + 1 < model.ops.size() && IsInside(model, model.ops[last + 1].module, caller)) {
-    ++last;
+  if (!caller.valid()) {
+    return false;
   }
-  const auto begin = model.ops.begin() + first, end = model.ops.begin() + last + 1;
-  return caller.valid() && std::none_of(begin, end, [&](const ModelOp& op) {
-           return std::any_of(op.outputs.begin(), op.outputs.end(),
-                              [&](TensorId t) { return requires_grad[t.value]; });
-         });
+  const auto stops = [&](std::uint32_t op) {
+    const std::vector<TensorId>& made = model.ops[op].outputs;
+    return std::none_of(made.begin(), made.end(),
+                        [&](TensorId t) { return requires_grad[t.value]; });
+  };
+  const auto is_in = [&](std::uint32_t op) {
+    return IsInside(model, model.ops[op].module, caller);
+  };
+  const auto count = static_cast<std::uint32_t>(model.ops.size());
+  bool is_stopped = true;  // ends at the first op that needs a gradient: O(ops of the call)
+  for (std::uint32_t i = call.span.first; is_stopped && i <= call.span.last; ++i) {
+    is_stopped = stops(i);
+  }
+  for (std::uint32_t i = call.span.first; is_stopped && i > 0 && is_in(i - 1); --i) {
+    is_stopped = stops(i - 1);
+  }
+  for (std::uint32_t i = call.span.last + 1; is_stopped && i < count && is_in(i); ++i) {
+    is_stopped = stops(i);
+  }
+  return is_stopped;
 }
 
 }  // namespace

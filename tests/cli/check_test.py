@@ -97,6 +97,17 @@ class Gate(ShardwrightTestCase):
             self.write(config=config, flags=flags)
             self.assertEqual(self.check("--last", "last.json")[0], 0, (config, flags))
 
+    def test_what_is_exposed_grows_in_points_of_the_step(self):
+        self.write()
+        self.succeed("check", "budget.toml", "--save", "last.json")
+        text = (self.folder / "last.json").read_text()
+        exposed = self.check()[1]["jobs"][0]["exposed"]
+        for points, code in ((0.004, 0), (0.015, 1)):  # the tolerance is 1 %
+            record = json.loads(text)
+            record["jobs"]["pretrain"]["exposed"] = exposed - points
+            (self.folder / "last.json").write_text(json.dumps(record))
+            self.assertEqual(self.check("--last", "last.json")[0], code, points)
+
     def test_a_broken_limit_leaves_the_record(self):
         self.write('memory = "1 GiB"')
         code, _, err = self.run_program("check", "budget.toml", "--save", "now.json")

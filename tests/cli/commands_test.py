@@ -582,8 +582,8 @@ class Simulate(ShardwrightTestCase):
         # A margin is left free for that error: it does not count a second time.
         margin = 1 - (need + memory["error_bytes"] / 2) / memory["usable_device_bytes"]
         with_margin = self.succeed(*SMALL, "--memory-margin", str(margin))
-        self.assertRegex(self.succeed("simulate", "-", stdin=with_margin), r"\nfits: [\d.]+ GiB to spare below [\d.]+ GiB, which leaves "
-                                                                            r"[\d.]+ GiB free for the error of this prediction\n$")
+        self.assertRegex(self.succeed("simulate", "-", stdin=with_margin), r"\nfits: [\d.]+ GiB to spare below the limit of [\d.]+ "
+                                                                            r"GiB, and this may be off by [\d.]+ GiB\n$")
         # As many samples as leave half of that error.
         def need_of(samples):
             plan = self.succeed(*SMALL, "--micro-batch", str(samples))

@@ -83,7 +83,7 @@ class Answers(ShardwrightTestCase):
             (self.folder / "box.json").write_text(json.dumps(box))
             report = json.loads(self.succeed("estimate", "gpt2", "box.json", "--seq", "512", "--json"))
             self.assertGreaterEqual(report["band"], chip)
-            self.assertIn(f"no run of torch-eager on {name} is known", report["confidence"])
+            self.assertIn(f"no run of torch-eager on your own {name} is known", report["confidence"])
 
     def test_gpus_without_bf16(self):
         """They multiply fp16, at several times the rate of fp32; who asks for bf16 is told."""

@@ -482,6 +482,12 @@ class Logs(ShardwrightTestCase):
         self.assertEqual([(f["kind"], f["ranks"]) for f in found], [("no_dump", [15])])
         found = self.hang(line(3))["findings"]
         self.assertEqual([(f["kind"], f["ranks"]) for f in found], [("no_dump", [r for r in range(16) if r != 3])])
+        # Two groups of hybrid sharding: rank 12 is of the second one, and the first is whole.
+        log = "".join(self.timeout(r, 9, "_REDUCE_SCATTER_BASE", 8 * 4096, 4096, f"[PG ID 1 PG GUID {3 + r // 8} Rank {{}}]")
+                      for r in range(16) if r != 12)
+        found = self.hang(log)["findings"]
+        self.assertEqual([(f["process_group"], f["kind"], f["ranks"]) for f in found],
+                         [("ID 1 PG GUID 4", "no_dump", [12]), ("ID 1 PG GUID 3", "all_wait", list(range(8)))])
         report = self.hang("".join(self.timeout(r, 9, "ALLREDUCE", 8, 8) for r in range(3)))
         self.assertEqual([f["text"].split(" wait in ")[0] for f in report["findings"]], ["ranks 0-2 all"])
         self.assertIn("a log does not say how many ranks the job has", report["notes"][0])

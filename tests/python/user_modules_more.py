@@ -271,6 +271,12 @@ class Casting(Net):
             return super().body(x).float()
 
 
+class CastingOnGpu(Net):
+    def body(self, x):
+        with torch.autocast("cuda", torch.bfloat16):
+            return super().body(x).float()
+
+
 class Penalized(Net):
     """The gradient of an input is part of the loss."""
 
@@ -286,6 +292,7 @@ case("a head on features of frozen blocks")(Backbone)
 case("a gradient that is reversed")(Adversarial)
 case("a buffer that counts")(Counting)
 case("autocast in forward", describe="autocast in forward")(Casting)
+case("autocast on a GPU that is not here", describe="autocast in forward")(CastingOnGpu)
 case("a penalty on a gradient", describe="a gradient taken in forward")(Penalized)
 case("a spectral norm", describe="no rule for aten.vdot")(
     changed(lambda model: torch.nn.utils.parametrizations.spectral_norm(model.head)))

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import inspect
 import re
 import sys
 import weakref
@@ -542,8 +543,13 @@ def refusing_contexts(recorder):
         if mode.mode:
             refuse("inference_mode in forward, whose tensors no training step can keep", "use torch.no_grad()")
 
+    def asked(mode, *arguments, **options):
+        created(mode, *arguments, **options)
+        # torch turns it off where it has no such device, which is where modules are described.
+        mode.asked = inspect.signature(created).bind(mode, *arguments, **options).arguments.get("enabled", True)
+
     def cast(mode):
-        if mode._enabled:
+        if getattr(mode, "asked", mode._enabled):
             refuse("autocast in forward, which casts some ops and not others", "describe the module without it; the plan's precision says "
                    "the dtype in which all ops compute")
         return autocast(mode)
@@ -552,7 +558,9 @@ def refusing_contexts(recorder):
         refuse("a gradient taken in forward (autograd.grad or backward)", "no plan runs backward inside of forward")
 
     autocast, engine = torch.amp.autocast_mode.autocast.__enter__, torch.autograd._engine_run_backward
+    created = torch.amp.autocast_mode.autocast.__init__
     torch.amp.autocast_mode.autocast.__enter__, torch.autograd._engine_run_backward = cast, differentiate
+    torch.amp.autocast_mode.autocast.__init__ = asked
     inference, entered = torch.inference_mode, torch.inference_mode.__enter__
     hooks, checkpoint = torch.autograd.graph.saved_tensors_hooks, importlib.import_module("torch.utils.checkpoint")
     before, function = hooks.__enter__, checkpoint.CheckpointFunction
@@ -562,6 +570,7 @@ def refusing_contexts(recorder):
     finally:
         hooks.__enter__, checkpoint.CheckpointFunction, inference.__enter__ = before, function, entered
         torch.amp.autocast_mode.autocast.__enter__, torch.autograd._engine_run_backward = autocast, engine
+        torch.amp.autocast_mode.autocast.__init__ = created
 
 
 @contextlib.contextmanager
