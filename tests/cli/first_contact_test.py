@@ -11,7 +11,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/first_contact.py
 FILES = {
     "read.yaml": "output_dir: o\nmodel_name_or_path: gpt2\nper_device_train_batch_size: 1\nbf16: true\nblock_size: 128\n",
     "sub/two-nodes.yaml": "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 16\n",
-    "adapter.yaml": "base_model: gpt2\nadapter: lora\nlora_r: 8\npeft_use_dora: true\n",
+    "adapter.yaml": "base_model: gpt2\nadapter: lora\nlora_r: 8\nloftq_config: {loftq_bits: 4}\n",
     "degree.yaml": "base_model: gpt2\ntensor_parallel_size: 2\n",
     "recipe.yaml": "recipe: TrainFinetuneRecipe\nmodel:\n  name: x\n",
     "typo.toml": "[training]\nlocal_batchsize = 1\n[parallelism]\n",
@@ -33,7 +33,7 @@ class FirstContact(ShardwrightTestCase):
         self.assertEqual(lines[0], "| corpus | files | read | read, another model | refused by feature | refused otherwise |")
         self.assertEqual(lines[2:4], ["| corpus | 6 | 1 | 1 | 3 | 1 |", "| all | 6 | 1 | 1 | 3 | 1 |"])
         self.assertEqual([line for line in lines if line.startswith("    1 ")],
-                         ["    1  DoRA", "    1  tensor parallelism", "    1  a recipe of NeMo Automodel",
+                         ["    1  LoftQ", "    1  tensor parallelism", "    1  a recipe of NeMo Automodel",
                           '    1  training.local_batchsize: got 1, expected a key of this file to be known; did you mean '
                           '"training.local_batch_size"?'])
 

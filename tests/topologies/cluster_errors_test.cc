@@ -39,7 +39,8 @@ std::string FileError(const std::string& from, const std::string& to) {
 TEST_CASE("Cluster errors: names") {
   CHECK(LoadError("dgx-h10") ==
         "cluster: got \"dgx-h10\", expected a name from `shardwright list clusters`, a .json file "
-        "or a description such as \"h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s\"; did you mean "
+        "(also with a card of your own) or a description such as \"h100-80 x8, nvlink 450 GB/s, "
+        "nic 4x200 Gbit/s\"; did you mean "
         "\"dgx-h100\"?");
   CHECK(LoadError("something-else-entirely") ==
         "cluster: got \"something-else-entirely\", expected a name from `shardwright list "
