@@ -1,4 +1,4 @@
-"""docs/images/report.png and timeline.png: the report of README's plan in Chromium, and a part of its timeline.
+"""docs/images/report.png and timeline.png: the report in README, in Chromium, and a part of its timeline.
 
     build/venv/bin/python scripts/report_pictures.py PROGRAM [--check]
 

@@ -194,9 +194,9 @@ TEST_CASE("Another network or other communicators do not make a profile one's ow
   file.profile.transports.front().protocols.front().base_latency.value += Seconds(1e-3);
   file.profile.memory.next_communicator.value = Bytes(0);
   CHECK(ConfidenceOf(file).kind == "known");
-  CHECK(ConfidenceOf(file).text.find("of your own") == std::string::npos);
+  CHECK(ConfidenceOf(file).text.find("is your own") == std::string::npos);
   file.profile.compute.elementwise.value *= 0.9;
-  CHECK(ConfidenceOf(file).text.find("of your own") != std::string::npos);
+  CHECK(ConfidenceOf(file).text.find("is your own") != std::string::npos);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ class Targets(ShardwrightTestCase):
             (self.folder / "n.json").write_text(json.dumps(plan))
             times.append(json.loads(self.succeed("simulate", "n.json", "--json"))["step_time_s"])
         self.assertAlmostEqual(report["native_step_time_s"], min(times), places=9)
-        self.assertIn("by Shardwright's own schedule", self.succeed(*JOB, "-o", "p.json"))
+        self.assertIn("under Shardwright's own schedule", self.succeed(*JOB, "-o", "p.json"))
         asked = json.loads(self.succeed(*JOB, "--dialect", "fsdp2", "--json"))
         self.assertNotIn("native_step_time_s", asked)
 
@@ -100,7 +100,7 @@ class Memory(ShardwrightTestCase):
         report = json.loads(self.succeed(*JOB, "--json", "-o", "p.json"))
         self.assertGreater(report["memory_margin"], 0.02)
         self.assertLess(report["memory_margin"], 0.05)
-        self.assertIn("for the error of this prediction", self.succeed(*JOB, "-o", "p.json"))
+        self.assertIn("for the error of this prediction", self.succeed(*JOB, "--explain", "-o", "p.json"))
         everything = json.loads(self.succeed(*JOB, "--mem-margin", "0", "--json"))
         self.assertEqual(everything["memory_margin"], 0)
         usable = json.loads(self.succeed("simulate", "p.json", "--json", ))["memory"]["usable_device_bytes"]

@@ -428,6 +428,7 @@ def is_router(module):
 def stub(model):
     """Which rows go to which expert is decided by values, which are not there: routers and experts become one call each."""
     stubbed = []
+    has_router = any(is_router(module) for module in model.modules())
     for module in model.modules():
         if is_router(module):
             original = module.forward
@@ -463,7 +464,7 @@ def stub(model):
                     raise Unsupported("experts whose routing weights are not among their arguments")
                 _module.chosen_per_token = (chosen or floats)[0].shape[-1]
                 scores, count = floats[0], weights[0].shape[0]
-                if scores.shape[-1] < count:  # of a router that is no module of one weight: its choices alone
+                if not has_router and scores.shape[-1] < count:  # of a router that is no module of one weight: its choices alone
                     scores = torch.nn.functional.pad(scores.reshape(-1, scores.shape[-1]), (0, count - scores.shape[-1]))
                 return torch.ops.shardwright_export.experts(hidden, scores, *weights, list(hidden.shape))
 
