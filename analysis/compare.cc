@@ -20,8 +20,8 @@ struct Means {
   std::array<double, kOpClassCount> class_seconds{};
   std::int64_t steps = 0;
   double shortest = 0, longest = 0;
-  double on_cores = 0,
-         on_core_time = 0;  // of ops on cores: seconds, and those that they had a core
+  double on_cores = 0;      // seconds of ops on cores
+  double on_core_time = 0;  // of these, with a core
 };
 
 // Ops of a prediction have their cores for themselves.

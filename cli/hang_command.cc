@@ -176,9 +176,13 @@ std::string Headline(const HangFinding& finding) {
       }
       return who + (finding.ranks.size() == 1 ? " has" : " have") + " not come to " + expected +
              WaitText(finding);
-    case HangKind::kAllWait:
-      return who + (finding.ranks.size() == 1 ? " waits in " : " all wait in ") + expected +
+    case HangKind::kAllWait: {
+      // Dumps tell who waits, logs who gave up.
+      const std::vector<std::int64_t>& all =
+          finding.ranks.empty() ? finding.waiting : finding.ranks;
+      return RankList(all) + (all.size() == 1 ? " waits in " : " all wait in ") + expected +
              SinceText(finding) + ", which does not end: look at the network and at the GPUs";
+    }
   }
   return "";
 }

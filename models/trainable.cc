@@ -278,9 +278,9 @@ class OpAppender {
   std::vector<ModelOp>& ops_;
 };
 
-// DoRA's part of one linear as PEFT 0.21 computes it (lora/dora.py): the norm of each row of
-// W + B A, whose product is taken of an identity matrix, and (m / norm - 1) y + m / norm * scale *
-// t in element-wise passes. Weights and norm are detached.
+// DoRA's part of one linear as PEFT 0.21 computes it (lora/dora.py). It multiplies an identity
+// matrix by A and B, and takes the norm of each row of W + B A. Element-wise passes then make
+// (m / norm - 1) y + m / norm * scale * t. Weights and norm are detached.
 OtherCost MagnitudeCost(const OpSpec& linear, std::int64_t rank) {
   using Pass = OtherKernel::Pass;
   OtherCost cost;

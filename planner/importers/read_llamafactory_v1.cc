@@ -47,18 +47,12 @@ FrozenFormat BaseOf(const std::optional<JsonValue>& quant) {
 }
 
 const AdapterKeys& AdaptersOfV1() {
-  static constexpr AdapterKeys kKeys = {.rank = "r",
-                                        .alpha = "lora_alpha",
-                                        .dropout = "lora_dropout",
-                                        .targets = "target_modules",
-                                        .all_linear = {},
-                                        .rslora = "use_rslora",
-                                        .dora = "use_dora",
-                                        .saved = "modules_to_save",
-                                        .double_quant = {},
-                                        .default_rank = 8,
-                                        .default_alpha = 16.0,
-                                        .default_dropout = 0.05};
+  static const AdapterKeys kKeys = [] {
+    AdapterKeys keys = PeftAdapters();
+    keys.default_alpha = 16.0;
+    keys.default_dropout = 0.05;
+    return keys;
+  }();
   return kKeys;
 }
 

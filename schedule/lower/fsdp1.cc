@@ -140,9 +140,9 @@ class Fsdp1Rules : public FlatRules {
     given_.insert(given_.end(), units.begin(), units.end());
   }
 
-  // Hooks on one tensor run in the order in which they were registered. A call registers that of an
-  // all-frozen unit when it is entered with the tensor, and that of a unit that returns the tensor,
-  // made or given, when it is left. Inner units are left first.
+  // Hooks on one tensor run in the order in which they were registered. An
+  // all-frozen unit registers its hook when a call enters it with the tensor. A unit that returns
+  // the tensor registers its hook when the call leaves it. Inner units are left first.
   void BackwardBegins(std::uint32_t model_op) override {
     std::vector<TensorHook> hooks;
     for (const std::vector<UnitId>* left : {&hooked_, &given_}) {

@@ -206,6 +206,7 @@ ranks 0-3: 2 collectives of 1 process group are alike
         self.four(STEP[:3], STEP[:3], STEP[:3], STEP[:3])
         finding, = self.hang()
         self.assertEqual((finding["kind"], finding["waiting"]), ("all_wait", [0, 1, 2, 3]))
+        self.assertTrue(finding["text"].startswith("ranks 0-3 all wait in the "), finding["text"])
         self.four(STEP[:3], STEP[:3], STEP[:3], STEP[:3], at=2.5)  # dumps of a job that goes on
         self.assertEqual(self.hang(), [])
 
