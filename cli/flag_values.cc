@@ -368,6 +368,23 @@ ReshardChoice ReadReshard(const Flag& flag) {
   return choice;
 }
 
+ShardChoice ReadShard(const Flag& flag) {
+  ShardChoice choice;
+  const std::size_t at = flag.text.find("ep=");
+  const std::string size = flag.text.substr(0, at);
+  if (at != std::string::npos) {
+    choice.experts = ReadCount({flag.name, flag.text.substr(at + 3)}, 1, kMaxRanks);
+  }
+  if (!size.empty() && at != std::string::npos && size.back() != ',') {
+    throw FlagError(flag, "a number of ranks, or one with the ranks that share experts: 64,ep=8");
+  }
+  const std::string digits = size.substr(0, size.find(','));
+  if (!digits.empty() || at == std::string::npos) {
+    choice.size = ReadCount({flag.name, digits}, 1, kMaxRanks);
+  }
+  return choice;
+}
+
 WrapSpec ReadWrap(const Flag& flag) {
   return AsUsage([&] { return ParseWrap(flag.text, flag.name); });
 }

@@ -55,6 +55,12 @@ struct Flag {
 [[nodiscard]] Offload ReadOffload(const Flag& flag);
 // "always", "never" or the ranks of a group.
 [[nodiscard]] ReshardChoice ReadReshard(const Flag& flag);
+// "64", "64,ep=8" or "ep=8".
+struct ShardChoice {
+  std::int64_t size = 0;     // 0: not said
+  std::int64_t experts = 1;  // ranks that share the experts of a mixture
+};
+[[nodiscard]] ShardChoice ReadShard(const Flag& flag);
 
 // A rule or a file of units (ParseWrap); the file is read later.
 [[nodiscard]] WrapSpec ReadWrap(const Flag& flag);

@@ -10,6 +10,7 @@
 #include "core/json.h"
 #include "core/printable.h"
 #include "core/text.h"
+#include "models/cut_experts.h"
 #include "models/loader.h"
 #include "models/trainable.h"
 #include "planner/search.h"
@@ -93,6 +94,7 @@ void SetUnits(const PlanOptions& options, const Model& model, const Job& job, Pl
   plan.units = Wrap(model, wrap, options.reshard, plan.dialect, "--wrap");
   if (wrap.kind != WrapSpec::Kind::kFile) {
     KeepFullPrecision(model, job.precision, plan);
+    AddExpertUnits(model, plan.units);
   }
   if (options.recompute) {
     plan.recompute =
@@ -215,6 +217,7 @@ PlanFile MakeJobFile(const PlanOptions& options) {
                               : file.cluster.RankCount() * options.plan.micro_batch *
                                     std::max<std::int64_t>(options.accumulation, 1);
   file.model = LoadModelForJob(options.model, file.job, Path("plan"));
+  CutExperts(file.model.model, options.plan.expert_size, "--shard: ep");
   if (options.job.sequence_length > 0 && file.model.model.sequence_length == 0) {
     throw InputError("--seq", std::to_string(options.job.sequence_length),
                      "no such flag with " + file.model.model.name + ", which has no sequences");

@@ -52,7 +52,9 @@ constexpr std::array<FlagRow, 56> kPlanOptionFlags = {{
      "units: block, torchtitan, accelerate, size:1e8, root, module or a .json file (default block; "
      "zero1, zero2: root; zero3: module); batch norms stay in full precision beside them",
      FileRole::kRead},
-    {"--shard", "N", "ranks that share one copy of the parameters (default: all)"},
+    {"--shard", "N[,ep=E]",
+     "ranks that share one copy of the parameters (default: all); neighbours among them that share "
+     "out the experts of a mixture (default 1)"},
     {"--replicate", "N", "copies of the parameters (default 1; ddp: all ranks)"},
     {"--reshard", "always|never|N",
      "what units do after forward: free, keep, or keep one copy per N ranks (default: free, but "
@@ -308,7 +310,10 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   arguments.SetCount("--nodes", kMaxRanks, options.nodes);
   arguments.SetCount("--gpus", kMaxRanks, options.gpus);
   arguments.SetCount("--global-batch", kMaxBatch, options.global_batch);
-  arguments.SetCount("--shard", kMaxRanks, options.shard_size);
+  ShardChoice shard;
+  arguments.Set("--shard", shard, ReadShard);
+  options.shard_size = shard.size;
+  options.plan.expert_size = shard.experts;
   arguments.SetCount("--replicate", kMaxRanks, options.replicate_size);
   arguments.SetCount("--accumulation", kMaxAccumulation, options.accumulation);
   arguments.Set("--reshard", options.reshard, ReadReshard);
@@ -335,7 +340,7 @@ void CheckAllocatorFlag(const Arguments& arguments, const Plan& plan) {
 
 void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
   const auto given = [&](const char* name) { return arguments.Get(name).is_given(); };
-  options.fixed.mesh = given("--shard") || given("--replicate");
+  options.fixed.mesh = options.shard_size > 0 || given("--replicate");
   options.fixed.micro_batch = given("--micro-batch") || given("--accumulation");
   options.has_micro_batch = given("--micro-batch");
   options.fixed.sync = given("--sync");

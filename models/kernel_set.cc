@@ -279,6 +279,12 @@ OpKernels LowerGeneral(const internal::LowerContext& context) {
       return internal::LowerRouter(context);
     case OpKind::kExperts:
       return internal::LowerExperts(context);
+    case OpKind::kDispatch:
+      return internal::LowerDispatch(context);
+    case OpKind::kExchange:
+      return internal::LowerExchange(context);
+    case OpKind::kCombine:
+      return internal::LowerCombine(context);
     case OpKind::kLogSoftmax:
       return internal::LowerLogSoftmax(context);
     case OpKind::kNllLoss:

@@ -289,7 +289,7 @@ std::int64_t CountParameters(const Model& model, bool trainable_only) {
   std::int64_t count = 0;
   for (const Parameter& param : model.params) {
     if (!param.tied_to.valid() && (param.trainable || !trainable_only)) {
-      count += param.Elements();
+      count += param.Elements() * param.parts;
     }
   }
   return count;

@@ -9,6 +9,7 @@
 #include "core/json.h"
 #include "core/ordered_json.h"
 #include "core/text.h"
+#include "models/cut_experts.h"
 #include "models/loader.h"
 #include "models/trainable.h"
 #include "schedule/internal/plan_json.h"
@@ -152,6 +153,8 @@ PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
   file.plan = internal::ReadPlan(json.At("plan"));
   file.kernels = internal::ReadKernelSet(json.At("kernel_set"));
   ReadModel(json.At("model"), document, json.At("job").path(), file);
+  CutExperts(file.model.model, file.plan.expert_size,
+             json.At("plan").path().Field("expert_size").str());
   ReadCluster(json.At("cluster"), document, file);
   ReadProfile(json.At("profile"), document, file);
   CheckPlan(file, json.At("plan").path().str());

@@ -233,6 +233,9 @@ Json PlanPart(const Plan& plan) {
   json["dialect"] = NameIn(kDialectNames, plan.dialect);
   json["shard_size"] = plan.shard_size;
   json["replicate_size"] = plan.replicate_size;
+  if (plan.expert_size > 1) {
+    json["expert_size"] = plan.expert_size;
+  }
   json["micro_batch"] = plan.micro_batch;
   json["accumulation"] = plan.accumulation;
   json["sync"] = NameIn(kSyncNames, plan.sync);

@@ -275,7 +275,8 @@ struct UnitInfo {
   std::vector<ParamSlot> params;     // in communication order
   std::int64_t elements = 0;         // true elements (n_i)
   std::int64_t padded_elements = 0;  // unsharded elements with padding (N_i)
-  std::int64_t shard_elements = 0;   // N_i / W
+  std::int64_t shard_elements = 0;   // N_i / W_i
+  std::int64_t shards = 1;           // W_i: W, but for experts that ranks share fewer
   bool full_precision = false;       // gathered and reduced in the master dtype
   ShardLayout layout = ShardLayout::kFlat;
 };
@@ -291,6 +292,7 @@ struct Program {
   MemoryRegime memory = MemoryRegime::kCaching;
   std::int64_t shard_size = 1;         // W
   std::int64_t replicate_size = 1;     // R
+  std::int64_t expert_size = 1;        // ranks that share the experts of each mixture
   std::int64_t micro_batch = 1;        // samples
   std::int64_t micro_batch_count = 1;  // accumulation steps
 
@@ -300,6 +302,7 @@ struct Program {
   std::vector<Bytes> pieces;  // sizes; those of a buffer add up to its own, or to more: see Buffer
   std::vector<Group> groups;
   std::vector<UnitInfo> units;
+  std::vector<std::uint32_t> expert_ops;    // model ops that have rows of all those ranks, ascending
   std::vector<std::string> model_op_names;  // subject names of compute ops: "layers.3.mlp.up_proj"
   std::uint32_t carry_slot_count = 0;
 

@@ -694,6 +694,39 @@ void CheckFullPrecision(const Model& model, const Plan& plan, const std::string&
   }
 }
 
+// Expert parallel as torchtitan has it, around FSDP2: what ranks share out is a unit of its own.
+void CheckExperts(const Model& model, const Plan& plan, const std::string& where) {
+  const std::string field = FieldOf(where, "expert_size");
+  CheckRange(plan.expert_size, 1, kMaxRanks, where, "expert_size");
+  const auto refuse = [&](const std::string& expected, const std::string& hint = "") {
+    throw InputError(field, std::to_string(plan.expert_size), expected, hint);
+  };
+  if (plan.expert_size == 1) {
+    return;
+  }
+  if (!MeshOf(plan).SplitsInto(plan.expert_size)) {
+    refuse("a divisor of shard_size " + std::to_string(plan.shard_size));
+  }
+  if (plan.dialect != Dialect::kFsdp2 || plan.offload.parameters) {
+    refuse("1", "experts are shared out under dialect fsdp2 alone, without offloaded parameters");
+  }
+  const std::vector<ResolvedUnit> units = ResolveUnits(model, plan, where);
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    const auto parts = [&](ParamId p) { return model.params[p.value].parts; };
+    const auto is_first = [&](ParamId p) { return parts(p) == parts(units[u].params.front()); };
+    if (!std::all_of(units[u].params.begin(), units[u].params.end(), is_first)) {
+      throw InputError(UnitField(where, u, "modules"),
+                       "experts that ranks share out beside other parameters",
+                       "a unit of their own for the experts of each layer");
+    }
+    if (!units[u].params.empty() && parts(units[u].params.front()) > 1 &&
+        plan.units[u].reshard.kind == Reshard::Kind::kToGroup) {
+      throw InputError(UnitField(where, u, "reshard"), std::to_string(plan.units[u].reshard.group),
+                       "\"always\" or \"never\" for experts that ranks share out");
+    }
+  }
+}
+
 // No published code was found that shards what Muon and SOAP need whole.
 void CheckMatrices(const Job& job, const Plan& plan, const std::string& where) {
   if (job.optimizer.matrices != MatrixRule::kNone && plan.dialect != Dialect::kDdp) {
@@ -722,6 +755,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckMatrices(job, plan, where);
   CheckStaticGraph(job, plan, where);
   CheckOffloadedSums(job, plan, where);
+  CheckExperts(model, plan, where);
 }
 
 }  // namespace shardwright

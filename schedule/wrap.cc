@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "models/cut_experts.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/internal/model_ends.h"
 #include "schedule/internal/plan_json.h"
@@ -384,6 +385,67 @@ std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec, const Resha
   }
   ApplyReshard(reshard, dialect, units);
   return units;
+}
+
+namespace {
+
+// Units in the order in which they run, each with those inside of it: [[embedding], [block, its
+// experts], ..., [norm, head]].
+using Stretches = std::vector<std::vector<std::string>>;
+
+void PrefetchNeighbours(const Stretches& stretches, std::vector<UnitPlan>& units) {
+  const auto unit = [&](const std::string& name) {
+    return std::find_if(units.begin(), units.end(),
+                        [&](const UnitPlan& u) { return u.name == name; });
+  };
+  for (std::size_t i = 0; i + 1 < stretches.size(); ++i) {
+    unit(stretches[i].front())->forward_prefetch = stretches[i + 1];
+    unit(stretches[i + 1].front())->backward_prefetch = stretches[i];
+  }
+}
+
+}  // namespace
+
+void AddExpertUnits(const Model& model, std::vector<UnitPlan>& units) {
+  std::set<std::string> added;
+  for (const ModelOp& op : model.ops) {
+    if (model.SpecOf(op).kind != OpKind::kExperts || !model.SpecOf(op).routed) {
+      continue;
+    }
+    const std::string& fqn = model.modules[ExpertsModule(model, op).value].fqn;
+    const auto holds = [&](const std::string& module) {
+      return module.empty() || module == fqn || fqn.starts_with(module + ".");
+    };
+    const auto around = std::find_if(units.begin(), units.end(), [&](const UnitPlan& unit) {
+      return std::any_of(unit.modules.begin(), unit.modules.end(), holds);
+    });
+    if (around == units.end() || around->modules == std::vector{fqn}) {
+      continue;
+    }
+    UnitPlan unit = *around;
+    unit.name = fqn;
+    unit.modules = {fqn};
+    if (unit.reshard.kind == Reshard::Kind::kToGroup) {
+      unit.reshard = Reshard();
+    }
+    units.insert(around, std::move(unit));
+    added.insert(fqn);
+  }
+  if (added.empty()) {
+    return;
+  }
+  Stretches stretches;
+  std::vector<std::string> inside;
+  for (const UnitPlan& unit : units) {
+    if (added.contains(unit.name)) {
+      inside.push_back(unit.name);
+    } else if (unit.modules != std::vector<std::string>{""}) {
+      stretches.push_back({unit.name});
+      stretches.back().insert(stretches.back().end(), inside.begin(), inside.end());
+      inside.clear();
+    }
+  }
+  PrefetchNeighbours(stretches, units);
 }
 
 std::vector<RecomputeRegion> RecomputeBlocks(const Model& model, RecomputeKind kind,

@@ -71,6 +71,13 @@ struct ReshardChoice {
 // (DeepSpeed casts the whole module). Doing it twice is doing it once. O(modules).
 void KeepFullPrecision(const Model& model, const Precision& precision, Plan& plan);
 
+// Of a model whose experts ranks share out (CutExperts): gives the experts of each layer a unit of
+// their own, in front of the one that they would be in and resharded like it, and says which units
+// are gathered early, as torchtitan does (v0.2.2, models/llama4/infra/parallelize.py): the host,
+// which waits in each layer for the numbers of rows, issues gathers too late otherwise. Changes
+// nothing for other models. Doing it twice is doing it once. O(units * experts).
+void AddExpertUnits(const Model& model, std::vector<UnitPlan>& units);
+
 // One checkpointed region per block. Throws InputError naming `where` for a model without blocks.
 [[nodiscard]] std::vector<RecomputeRegion> RecomputeBlocks(const Model& model, RecomputeKind kind,
                                                            std::int64_t keep_every,

@@ -19,6 +19,10 @@
 //   mesh.FirstSample(Rank(6), 1, 3)                42 = (1 * 8 + 6) * 3
 //   MeshOver(8, {{0, 4}})                          {2, 4}
 //   PlaceInGroup(mesh.Of({Axis::kReplicate}), Rank(6))  base 2, index 1
+//
+// Expert parallel: in {{2, 4}, 2} neighbours share the experts of every mixture: ranks 0 and 1, 2
+// and 3. Experts() is {2, 1}; SameExperts() is {2, 2}: ranks 0 and 2 have the same experts, and cut
+// them among them.
 
 #include <algorithm>
 #include <array>
@@ -44,6 +48,7 @@ struct Coordinates {
 
 struct Mesh {
   std::array<std::int64_t, kAxisCount> size = {1, 1};  // by Axis
+  std::int64_t expert = 1;                             // divides the shard axis
 
   [[nodiscard]] constexpr std::int64_t Along(Axis axis) const {
     return size[static_cast<std::size_t>(axis)];
@@ -69,6 +74,12 @@ struct Mesh {
     }
     return group;
   }
+  // The groups that share the experts between them, and those inside a shard group that have the
+  // same ones.
+  [[nodiscard]] constexpr GroupShape Experts() const { return {expert, 1}; }
+  [[nodiscard]] constexpr GroupShape SameExperts() const {
+    return {Along(Axis::kShard) / expert, expert};
+  }
   // Does a shard group split into groups of `part` neighbours? 4 shards do into groups of 2.
   [[nodiscard]] constexpr bool SplitsInto(std::int64_t part) const {
     return part >= 1 && Along(Axis::kShard) % part == 0;
@@ -87,7 +98,11 @@ struct Mesh {
 
 // The mesh of a plan, a program or anything else with these two sizes.
 [[nodiscard]] constexpr Mesh MeshOf(const auto& sizes) {
-  return {{sizes.replicate_size, sizes.shard_size}};
+  if constexpr (requires { sizes.expert_size; }) {
+    return {{sizes.replicate_size, sizes.shard_size}, sizes.expert_size};
+  } else {
+    return {{sizes.replicate_size, sizes.shard_size}};
+  }
 }
 
 // Fills a size that is 0 from the number of ranks, rounded down: RankCount() differs from `ranks`

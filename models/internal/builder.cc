@@ -75,6 +75,8 @@ std::int64_t OutputElements(const OpSpec& spec, std::size_t i) {
       return spec.in * spec.height_out * spec.width_out;
     case OpKind::kRouter:
       return spec.rows * spec.experts;
+    case OpKind::kDispatch:
+      return spec.rows * spec.experts_per_token * spec.in;
     case OpKind::kNllLoss:
     case OpKind::kCrossEntropy:
       return 1;
@@ -89,6 +91,8 @@ std::int64_t OutputElements(const OpSpec& spec, std::size_t i) {
     case OpKind::kConcat:
     case OpKind::kSelect:
     case OpKind::kExperts:
+    case OpKind::kExchange:
+    case OpKind::kCombine:
     case OpKind::kLogSoftmax:
       return spec.rows * spec.in;
     case OpKind::kOther:

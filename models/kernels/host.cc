@@ -301,6 +301,9 @@ OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
     case OpKind::kDropout:
     case OpKind::kConcat:
     case OpKind::kSelect:
+    case OpKind::kDispatch:
+    case OpKind::kExchange:
+    case OpKind::kCombine:
     case OpKind::kOther:  // never here
       SetElementwise(context, &op);
       break;

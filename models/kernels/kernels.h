@@ -88,6 +88,9 @@ void ApplyAutocast(const LowerContext& context, std::int64_t weight_elements, Op
 [[nodiscard]] OpKernels LowerAvgPool(const LowerContext& context);
 [[nodiscard]] OpKernels LowerRouter(const LowerContext& context);
 [[nodiscard]] OpKernels LowerExperts(const LowerContext& context);
+[[nodiscard]] OpKernels LowerDispatch(const LowerContext& context);
+[[nodiscard]] OpKernels LowerExchange(const LowerContext& context);
+[[nodiscard]] OpKernels LowerCombine(const LowerContext& context);
 [[nodiscard]] OpKernels LowerLogSoftmax(const LowerContext& context);
 [[nodiscard]] OpKernels LowerNllLoss(const LowerContext& context);
 [[nodiscard]] OpKernels LowerCrossEntropy(const LowerContext& context);

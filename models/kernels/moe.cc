@@ -250,8 +250,97 @@ std::vector<BackwardMoment> ExpertMoments(const LowerContext& context, const Exp
 
 }  // namespace
 
+// Experts of expert parallel, as torchtitan's (models/common/moe.py, token_dispatcher.py): rows that
+// arrived rank by rank are brought into the experts' order, and back behind the products.
+static OpKernels LowerRoutedExperts(const LowerContext& context) {
+  const OpSpec& spec = context.spec;
+  const ExpertRows rows = {.total = Rows(context),
+                           .per_expert = CeilDiv(Rows(context), spec.experts)};
+  const std::int64_t routed = Product({rows.total, spec.in, context.s});
+  const std::int64_t ids = Product({rows.total, kIndexBytes});
+  const auto move = PassKernel(KernelClass::kGatherScatter, context.compute, routed + ids, routed);
+  OpKernels op;
+  op.forward = {PassKernel(KernelClass::kGatherScatter, DType::kInt64, ids, ids), move};
+  op.backward_data = {move};
+  const ExpertMlp middle = AppendExpertMlp(context, rows, &op);
+  op.forward.push_back(move);
+  Append({PassKernel(KernelClass::kElementwise, context.compute, 0, routed), move},
+         &op.backward_data);
+  // Kept: the rows in the experts' order, what the MLP keeps, and the order.
+  AddTensors({middle.saved, routed, ids}, &op.extra_saved, &op.extra_saved_tensors);
+  AddTensors({routed}, &op.forward_workspace, &op.forward_workspace_tensors);
+  SetExpertWorkspace(context, rows, &op);
+  op.output_aliases = {-1};
+  ApplyAutocast(context, Product({spec.experts, spec.in, spec.out, spec.gated ? 3 : 2}), &op);
+  return op;
+}
+
+// Tokens are copied in the order of their experts; the weights follow. Kept: both index vectors.
+OpKernels LowerDispatch(const LowerContext& context) {
+  const std::int64_t rows = Product({Rows(context), context.spec.experts_per_token});
+  const std::int64_t routed = Product({rows, context.spec.in, context.s});
+  const std::int64_t tokens = Product({Elements(context), context.s});
+  const std::int64_t ids = Product({rows, kIndexBytes});
+  const std::int64_t weights = Product({rows, kFp32Bytes});
+  const auto pass = [](DType dtype, std::int64_t read, std::int64_t written) {
+    return PassKernel(KernelClass::kGatherScatter, dtype, read, written);
+  };
+  OpKernels op;
+  op.forward = {pass(DType::kInt64, 2 * ids, 2 * ids), pass(DType::kFp32, weights + ids, weights),
+                pass(DType::kInt64, ids, ids), pass(context.compute, routed + ids, routed)};
+  op.backward_data = {PassKernel(KernelClass::kElementwise, context.compute, 0, tokens),
+                      pass(context.compute, routed + ids, tokens)};
+  AddTensors({ids, ids}, &op.extra_saved, &op.extra_saved_tensors);
+  op.output_aliases = {-1};
+  return op;
+}
+
+// No kernel: Walker makes a collective of it, both ways.
+OpKernels LowerExchange(const LowerContext& /*context*/) {
+  OpKernels op;
+  op.output_aliases = {-1};
+  op.compute_intensive = true;  // selective checkpointing keeps what came (torchtitan's list)
+  return op;
+}
+
+// Rows times weights in fp32, back in the compute dtype, summed per token. Kept: both factors.
+OpKernels LowerCombine(const LowerContext& context) {
+  const DType t = context.compute;
+  const std::int64_t rows = Product({Rows(context), context.spec.experts_per_token});
+  const std::int64_t routed = Product({rows, context.spec.in, context.s});
+  const std::int64_t wide = Product({rows, context.spec.in, kFp32Bytes});
+  const std::int64_t tokens = Product({Elements(context), context.s});
+  const std::int64_t ids = Product({rows, kIndexBytes});
+  const std::int64_t weights = Product({rows, kFp32Bytes});
+  const std::int64_t scores = Product({Rows(context), context.spec.experts, context.s});
+  const auto pass = [](DType dtype, std::int64_t read, std::int64_t written) {
+    return PassKernel(KernelClass::kElementwise, dtype, read, written);
+  };
+  OpKernels op;
+  op.forward = {pass(t, 0, tokens),
+                PassKernel(KernelClass::kCopy, DType::kFp32, routed, wide),
+                pass(DType::kFp32, wide + weights, wide),
+                PassKernel(KernelClass::kCopy, t, wide, routed),
+                PassKernel(KernelClass::kGatherScatter, t, routed + ids, tokens)};
+  op.backward_data = {PassKernel(KernelClass::kGatherScatter, t, routed + ids, routed),
+                      PassKernel(KernelClass::kCopy, DType::kFp32, routed, wide),
+                      pass(DType::kFp32, 2 * wide, wide),
+                      pass(DType::kFp32, wide, weights),
+                      pass(DType::kFp32, wide + weights, wide),
+                      PassKernel(KernelClass::kCopy, t, wide, routed),
+                      PassKernel(KernelClass::kGatherScatter, DType::kFp32, weights + ids, scores)};
+  AddTensors({wide, weights}, &op.extra_saved, &op.extra_saved_tensors);
+  AddTensors({wide, routed}, &op.forward_workspace, &op.forward_workspace_tensors);
+  AddTensors({routed, wide, wide}, &op.backward_workspace, &op.backward_workspace_tensors);
+  op.output_aliases = {-1};
+  return op;
+}
+
 OpKernels LowerExperts(const LowerContext& context) {
   const OpSpec& spec = context.spec;
+  if (spec.routed) {
+    return LowerRoutedExperts(context);
+  }
   const DType t = context.compute;
   const std::int64_t tokens = Rows(context);
   const bool dense = context.options.moe_dispatch == MoeDispatch::kDense;

@@ -124,7 +124,11 @@ class MeanChecker {
   }
 
   void Write(const Op& op, std::span<const Access> accesses) {
-    const Sum fresh = {{.first = op.micro_batch, .end = op.micro_batch + std::int64_t{1}}};
+    const bool is_of_experts =
+        std::binary_search(program_.expert_ops.begin(), program_.expert_ops.end(), op.subject);
+    const Sum fresh = {{.first = op.micro_batch,
+                        .end = op.micro_batch + std::int64_t{1},
+                        .high = is_of_experts ? program_.expert_size : 1}};
     for (const Access& access : accesses) {
       if (access.role != Role::kParamGrad) {
         continue;

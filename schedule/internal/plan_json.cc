@@ -242,6 +242,7 @@ Plan ReadPlan(const JsonValue& json) {
   json.AllowOnly({"dialect",
                   "shard_size",
                   "replicate_size",
+                  "expert_size",
                   "micro_batch",
                   "accumulation",
                   "sync",
@@ -267,6 +268,7 @@ Plan ReadPlan(const JsonValue& json) {
   plan.dialect = ReadChoice<Dialect>(json.At("dialect"), kDialectNames);
   plan.shard_size = json.At("shard_size").AsInt(1, kMaxRanks);
   plan.replicate_size = json.At("replicate_size").AsInt(1, kMaxRanks);
+  SetInt(json, "expert_size", 1, kMaxRanks, plan.expert_size);
   plan.micro_batch = json.At("micro_batch").AsInt(1, std::int64_t{1} << 24);
   plan.accumulation = json.At("accumulation").AsInt(1, 65535);
   SetChoice(json, "sync", kSyncNames, plan.sync);

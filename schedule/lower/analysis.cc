@@ -70,7 +70,9 @@ void FindGradients(const Model& model, ModelAnalysis& a) {
       f.weight_grad = f.weight_grad || (reaches[i] && a.param_grad[p.value]);
     }
     for (std::size_t k = 0; k < op.inputs.size(); ++k) {
-      if (reaches[i] && a.tensor_grad[op.inputs[k].value]) {
+      // The router's choice tells where rows go; its weights are applied behind the experts.
+      const bool is_choice = k > 0 && model.SpecOf(op).kind == OpKind::kDispatch;
+      if (reaches[i] && a.tensor_grad[op.inputs[k].value] && !is_choice) {
         f.input_grads |= 1U << k;
       }
     }

@@ -131,6 +131,16 @@ GroupId Emitter::AddShardPart(std::int64_t size) {
   return Find({"reshard" + std::to_string(size), size, mesh.StrideOf(Axis::kShard)});
 }
 
+GroupId Emitter::AddExperts() {
+  const GroupShape shape = mesh.Experts();
+  return Find({"ep", shape.size, shape.stride});
+}
+
+GroupId Emitter::AddSameExperts() {
+  const GroupShape shape = mesh.SameExperts();
+  return Find({"efsdp", shape.size, shape.stride});
+}
+
 GroupId Emitter::Find(Group group) {
   for (std::size_t i = 0; i < program.groups.size(); ++i) {
     if (program.groups[i].name == group.name) {

@@ -65,6 +65,9 @@ class Emitter {
   [[nodiscard]] GroupId AddGroup(std::initializer_list<Axis> axes, const std::string& name = {});
   // Parts of `size` neighbours of the shard group: "reshard4".
   [[nodiscard]] GroupId AddShardPart(std::int64_t size);
+  // "ep" and "efsdp": Mesh::Experts and Mesh::SameExperts.
+  [[nodiscard]] GroupId AddExperts();
+  [[nodiscard]] GroupId AddSameExperts();
   [[nodiscard]] BufferId Alloc(Bytes size, Category category, Stream owner,
                                bool zero_filled = false);
   // A buffer that stands for several allocations, whose sizes (from InternPieces) add up to `size`.

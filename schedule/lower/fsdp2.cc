@@ -174,8 +174,9 @@ void Fsdp2Rules::EndForward() {
   }
   // What was gathered for a unit that has run already waits for the next pass.
   OpId last;
-  for (Comm& c : comm_) {
-    if (c.pending && plan_.shard_size > 1) {
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    Comm& c = comm_[u];
+    if (c.pending && Info(UnitId(u)).shards > 1) {
       c.kept_out = c.gather_out;
       last = c.gathered.valid() && (!last.valid() || last < c.gathered) ? c.gathered : last;
     }
@@ -288,7 +289,7 @@ void Fsdp2Rules::EndBackward() {
 }
 
 UnitInfo Fsdp2Rules::Layout(const ResolvedUnit& unit) const {
-  return LayoutPerParameter(e_.in.model, unit, plan_.shard_size, stacks_);
+  return LayoutPerParameter(e_.in.model, unit, ShardsOf(unit), stacks_);
 }
 
 std::vector<std::int64_t> Fsdp2Rules::GradElementsOf(std::uint32_t model_op) const {

@@ -21,7 +21,7 @@ void Fsdp2Rules::Unshard(UnitId u, Phase phase) {
     return;
   }
   c.pending = true;
-  if (plan_.shard_size == 1) {
+  if (Info(u).shards == 1) {
     return;  // no collective; the copy-out reads the shard itself
   }
   hooks_.See(u, HookCall::kRecord);
@@ -38,7 +38,7 @@ void Fsdp2Rules::Unshard(UnitId u, Phase phase) {
   if (staged.valid()) {
     e_.body->Free(staged);
   }
-  const GroupId group = c.clone.valid() ? e_.AddShardPart(PlanOf(u).reshard.group) : shard_group_;
+  const GroupId group = c.clone.valid() ? e_.AddShardPart(PlanOf(u).reshard.group) : ShardGroup(u);
   const OpId copied = e_.body->last();
   c.gathered = e_.AddCollective(
       Collective(OpCode::kAllGather, Stream::kGather, group, Unsharded(u), PrecisionOf(u).param),
@@ -128,7 +128,7 @@ void Fsdp2Rules::WaitForUnshard(UnitId u, Phase phase) {
     c.is_carried = false;
   }
   At(u).unsharded = AllocUnsharded(u);
-  const bool whole = plan_.shard_size == 1;
+  const bool whole = Info(u).shards == 1;
   if (!whole) {
     hooks_.See(u, HookCall::kRecord);
     hooks_.See(u, HookCall::kCopyOut);
@@ -247,7 +247,7 @@ void Fsdp2Rules::DropPending(UnitId u) {
     return;
   }
   c.pending = false;
-  if (plan_.shard_size > 1) {
+  if (Info(u).shards > 1) {
     e_.AddWait(Stream::kCompute, {c.gathered}, Phase::kBackward, u.value);
     e_.body->Free(c.gather_out);
   }

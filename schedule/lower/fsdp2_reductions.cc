@@ -98,10 +98,13 @@ void Fsdp2Rules::ReduceGrads(UnitId u) {
       Hold(e_.Alloc(ReduceShard(u), stays ? Category::kShardedGradient : Category::kReduceScatter,
                     Stream::kReduce),
            u, Holds::kShard, r);
-  if (plan_.shard_size > 1) {
+  // Rows of all ranks that share the experts have reached them, so that few ranks' sums are means
+  // over all ranks (set_gradient_divide_factor).
+  const double divisor = MeanOver(IsOfExperts(u) ? e_.mesh.RankCount() : plan_.shard_size, r);
+  if (Info(u).shards > 1) {
     ScaleForFp16(u, reduce_input_, ReduceFull(u), Stream::kReduce, factors_.pre);
-    e_.AddCollective(Collective(OpCode::kReduceScatter, Stream::kReduce, shard_group_,
-                                ReduceFull(u), r, MeanOver(plan_.shard_size, r)),
+    e_.AddCollective(Collective(OpCode::kReduceScatter, Stream::kReduce, ShardGroup(u),
+                                ReduceFull(u), r, divisor),
                      {Phase::kBackward, u.value},
                      {{reduce_input_, AccessMode::kRead, Role::kInput},
                       {out, AccessMode::kWrite, Role::kOutput}});
@@ -109,7 +112,8 @@ void Fsdp2Rules::ReduceGrads(UnitId u) {
     e_.AddCopy(OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value}, ReduceShard(u),
                ReduceShard(u),
                {{reduce_input_, AccessMode::kRead, Role::kInput},
-                {out, AccessMode::kWrite, Role::kOutput}});
+                {out, AccessMode::kWrite, Role::kOutput}},
+               IsOfExperts(u) ? divisor : 1.0);
   }
   e_.After(copied);
   reduce_done_ = last_reduce_ = e_.body->last();
@@ -122,13 +126,13 @@ void Fsdp2Rules::ReduceGrads(UnitId u) {
   if (replicate) {
     tail = Stream::kReplicate;
     e_.AddCollective(Collective(OpCode::kAllReduce, tail, replicate_group_, ReduceShard(u), r,
-                                MeanOver(plan_.replicate_size, r)),
+                                IsOfExperts(u) ? 1.0 : MeanOver(plan_.replicate_size, r)),
                      {Phase::kBackward, u.value}, {{out, AccessMode::kReadWrite, Role::kInput}});
     e_.After(last_reduce_);
     last_replicate_ = e_.body->last();
   }
   ScaleForFp16(u, out, ReduceShard(u), tail,
-               plan_.shard_size > 1 ? factors_.post : factors_.pre * factors_.post);
+               Info(u).shards > 1 ? factors_.post : factors_.pre * factors_.post);
   StoreShardedGrad(u, out, adopts, tail);
 }
 

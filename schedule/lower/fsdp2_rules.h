@@ -126,6 +126,9 @@ class Fsdp2Rules : public StepRules {
 
   std::vector<Comm> comm_;
   ParamStacks stacks_;
+  [[nodiscard]] GroupId ShardGroup(UnitId u) {
+    return IsOfExperts(u) ? e_.AddSameExperts() : shard_group_;
+  }
   GroupId shard_group_, replicate_group_;
   const DivideFactors factors_ = FactorsFor(e_.mesh.RankCount());
   std::vector<UnitId> root_first_;

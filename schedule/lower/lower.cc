@@ -101,6 +101,13 @@ std::pair<Program, std::vector<bool>> LowerWith(const LowerInput& in,
   }
   program.shard_size = in.plan.shard_size;
   program.replicate_size = in.plan.replicate_size;
+  program.expert_size = in.plan.expert_size;
+  for (std::uint32_t i = 0; i < in.model.ops.size(); ++i) {
+    const OpSpec& spec = in.model.SpecOf(in.model.ops[i]);
+    if (spec.kind == OpKind::kExperts && spec.routed) {
+      program.expert_ops.push_back(i);
+    }
+  }
   program.micro_batch = in.plan.micro_batch;
   program.micro_batch_count = in.plan.accumulation;
   program.model_op_names = OpNames(in.model);

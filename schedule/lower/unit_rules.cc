@@ -30,6 +30,12 @@ StepRules::StepRules(Emitter& emitter, const UnitSpans& spans,
   }
 }
 
+std::int64_t StepRules::ShardsOf(const ResolvedUnit& unit) const {
+  const bool is_shared =
+      !unit.params.empty() && e_.in.model.params[unit.params.front().value].parts > 1;
+  return is_shared ? e_.mesh.SameExperts().size : plan_.shard_size;
+}
+
 void StepRules::Init(const std::vector<ResolvedUnit>& units) {
   is_embedding_.assign(e_.in.model.params.size(), false);
   for (const ModelOp& op : e_.in.model.ops) {
@@ -40,6 +46,7 @@ void StepRules::Init(const std::vector<ResolvedUnit>& units) {
   for (const ResolvedUnit& unit : units) {
     e_.program.units.push_back(Layout(unit));
     e_.program.units.back().full_precision = unit.full_precision;
+    e_.program.units.back().shards = ShardsOf(unit);
     train_elements_.push_back(GradElements(e_.program.units.back()));
   }
   std::int64_t buffer_elements = 0;
@@ -96,7 +103,7 @@ std::vector<Bytes> StepRules::HostBlocks(UnitId u, Category category) const {
 std::vector<Bytes> StepRules::StoredBytes(UnitId u, DType learned, bool per_rank) const {
   std::vector<Bytes> sizes;
   for (const ParamSlot& slot : Info(u).params) {
-    const std::int64_t n = slot.padded_elements / (per_rank ? e_.program.shard_size : 1);
+    const std::int64_t n = slot.padded_elements / (per_rank ? Info(u).shards : 1);
     const bool as_learned = e_.in.model.params[slot.param.value].trainable ||
                             job_.frozen_format == FrozenFormat::kMaster;
     sizes.push_back(as_learned ? Bytes(n * SizeOf(learned))
@@ -147,7 +154,7 @@ Bytes StepRules::ScaleBytes() const {
 Bytes StepRules::CastShard(UnitId u, DType dtype) const {
   return job_.frozen_format == FrozenFormat::kMaster
              ? Bytes(Info(u).shard_elements * SizeOf(dtype))
-             : Bytes(TrainablePaddedElements(e_.in.model, Info(u)) / e_.program.shard_size *
+             : Bytes(TrainablePaddedElements(e_.in.model, Info(u)) / Info(u).shards *
                      SizeOf(dtype));
 }
 
@@ -191,7 +198,7 @@ std::vector<std::int64_t> StepRules::PerParameter(UnitId u, bool per_rank,
   std::vector<std::int64_t> elements;
   for (const ParamSlot& slot : Info(u).params) {
     if (e_.in.model.params[slot.param.value].trainable || !trainable_only) {
-      elements.push_back(slot.padded_elements / (per_rank ? e_.program.shard_size : 1));
+      elements.push_back(slot.padded_elements / (per_rank ? Info(u).shards : 1));
     }
   }
   return elements;
@@ -279,10 +286,10 @@ Bytes StepRules::ReduceFull(UnitId u) const {
   return Bytes(train_elements_[u.value] * SizeOf(PrecisionOf(u).reduce));
 }
 Bytes StepRules::ReduceShard(UnitId u) const {
-  return Bytes(train_elements_[u.value] / e_.program.shard_size * SizeOf(PrecisionOf(u).reduce));
+  return Bytes(train_elements_[u.value] / Info(u).shards * SizeOf(PrecisionOf(u).reduce));
 }
 Bytes StepRules::GradShard(UnitId u) const {
-  return Bytes(train_elements_[u.value] / e_.program.shard_size * SizeOf(job_.precision.master));
+  return Bytes(train_elements_[u.value] / Info(u).shards * SizeOf(job_.precision.master));
 }
 
 Bytes StepRules::StateShard(UnitId u) const {

@@ -63,6 +63,8 @@ class StepRules : public DialectRules {
     bool backward_done = false;
   };
 
+  // Ranks that the unit is cut over: the shard group, or those with the same experts.
+  [[nodiscard]] std::int64_t ShardsOf(const ResolvedUnit& unit) const;
   [[nodiscard]] virtual UnitInfo Layout(const ResolvedUnit& unit) const = 0;
   // Elements of the unit's gradient before the reduction, a multiple of W; 0 when all is frozen.
   [[nodiscard]] virtual std::int64_t GradElements(const UnitInfo& unit) const {
@@ -70,7 +72,7 @@ class StepRules : public DialectRules {
   }
   // Elements of one optimizer state: the trainable ones of the fullest shard.
   [[nodiscard]] virtual std::int64_t StateElements(const UnitInfo& unit) const {
-    return TrainablePaddedElements(e_.in.model, unit) / e_.program.shard_size;
+    return TrainablePaddedElements(e_.in.model, unit) / unit.shards;
   }
   // The tensors behind the unit's shard in elements; empty: one flat tensor.
   [[nodiscard]] virtual std::vector<std::int64_t> ShardTensors(UnitId) const { return {}; }
@@ -155,6 +157,9 @@ class StepRules : public DialectRules {
   // Gradients of this micro-batch are reduced (not just accumulated).
   [[nodiscard]] bool Syncs() const { return plan_.sync != SyncMode::kLast || last_micro_batch_; }
 
+  [[nodiscard]] bool IsOfExperts(UnitId u) const {
+    return Info(u).shards != e_.program.shard_size;
+  }
   [[nodiscard]] bool HasParams(UnitId u) const { return Info(u).padded_elements > 0; }
   // Before the outermost unit of a forward pass: gathers wait for what the compute stream did to
   // the parameters. Does nothing at inner units.
@@ -191,6 +196,7 @@ class StepRules : public DialectRules {
   // Micro-batches are summed, and the optimizer wants their mean.
   [[nodiscard]] double MicroBatches() const { return static_cast<double>(plan_.accumulation); }
 
+  [[nodiscard]] BufferId AddNorm(std::span<const UnitId> units, Stream stream);
   // Global norm over `units` (one scalar all-reduce over the shard group) and scaling.
   void AddClip(std::span<const UnitId> units, Stream stream, GroupId group);
   // torch's loss scaler, which looks at the gradients before they are clipped? Our own executor's

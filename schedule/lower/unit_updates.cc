@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "schedule/lower.h"
@@ -41,7 +42,7 @@ BufferId StepRules::NewNorm(std::span<const UnitId> units) {
 }
 
 void StepRules::SumNorm(BufferId norm, Stream stream, GroupId group) {
-  if (e_.program.shard_size > 1) {
+  if (e_.program.groups[group.value].size > 1 && e_.program.shard_size > 1) {
     e_.AddCollective(Collective(OpCode::kAllReduce, stream, group,
                                 e_.program.buffers[norm.value].size, NormDType()),
                      {Phase::kOptimizer, kNoSubject},
@@ -117,7 +118,8 @@ void StepRules::AddUnscale(std::span<const UnitId> units) {
   e_.body->Free(flag);
 }
 
-void StepRules::AddClip(std::span<const UnitId> units, Stream stream, GroupId group) {
+// Of the gradients of `units` on this rank.
+BufferId StepRules::AddNorm(std::span<const UnitId> units, Stream stream) {
   Bytes grads{0};
   for (const UnitId u : units) {
     grads += GradShard(u);
@@ -135,13 +137,44 @@ void StepRules::AddClip(std::span<const UnitId> units, Stream stream, GroupId gr
   e_.Add(shape, MultiTensorKernels(elements, tensors, grads, size, shape.dtype), Phase::kOptimizer,
          kNoSubject, {{norm, AccessMode::kWrite, Role::kOutput}});
   UseAllGrads(units);  // it divides them
-  SumNorm(norm, stream, group);
+  return norm;
+}
+
+// Experts' norm is summed over the ranks that cut them, then over those that share them out
+// (torchtitan, distributed/utils.py, _clip_grad_norm_with_ep).
+void StepRules::AddClip(std::span<const UnitId> all, Stream stream, GroupId group) {
+  std::vector<UnitId> units(all.begin(), all.end());
+  const auto experts = std::stable_partition(units.begin(), units.end(),
+                                             [&](UnitId u) { return !IsOfExperts(u); });
+  BufferId norm, norm_of_experts;
+  if (experts != units.begin()) {
+    norm = AddNorm({units.begin(), experts}, stream);
+    SumNorm(norm, stream, group);
+  }
+  if (experts != units.end()) {
+    norm_of_experts = AddNorm({experts, units.end()}, stream);
+    SumNorm(norm_of_experts, stream, e_.AddSameExperts());
+    SumNorm(norm_of_experts, stream, e_.AddExperts());
+  }
+  OpShape shape;
+  shape.stream = stream;
+  shape.dtype = job_.precision.master;
+  for (const UnitId u : all) {
+    shape.bytes += GradShard(u);
+  }
   shape.code = OpCode::kGradClip;
-  shape.divisor = 1.0;
-  e_.Add(shape, MultiTensorKernels(elements, tensors, grads, grads, shape.dtype), Phase::kOptimizer,
-         kNoSubject, {{norm, AccessMode::kRead, Role::kInput}});
-  UseAllGrads(units);
-  e_.body->Free(norm);
+  e_.Add(shape,
+         MultiTensorKernels(shape.bytes.value / SizeOf(shape.dtype), CountTensors(all), shape.bytes,
+                            shape.bytes, shape.dtype),
+         Phase::kOptimizer, kNoSubject,
+         {{norm, AccessMode::kRead, Role::kInput},
+          {norm_of_experts, AccessMode::kRead, Role::kInput, 1}});
+  UseAllGrads(all);
+  for (const BufferId buffer : {norm, norm_of_experts}) {
+    if (buffer.valid()) {
+      e_.body->Free(buffer);
+    }
+  }
 }
 
 // FSDP1 sends the host's norm to the device, sums it there, and takes it back. FSDP2 sums what lies
@@ -221,10 +254,10 @@ OptimizerStep StepRules::UpdateOf(const OptimizerSpec& optimizer,
                                   std::span<const UnitId> units) const {
   std::int64_t elements = 0, tensors = 0, largest = 0;
   for (const UnitId u : units) {
-    elements += train_elements_[u.value] / e_.program.shard_size;
+    elements += train_elements_[u.value] / Info(u).shards;
     for (const ParamSlot& slot : Info(u).params) {
       tensors += e_.in.model.params[slot.param.value].trainable ? 1 : 0;
-      largest = std::max(largest, slot.padded_elements / e_.program.shard_size);
+      largest = std::max(largest, slot.padded_elements / Info(u).shards);
     }
   }
   if (optimizer.kind == OptimizerKind::kAdafactor) {

@@ -253,13 +253,16 @@ void Walker::AddCompute(std::uint32_t i, Phase phase, ShapeId shape, std::uint16
 }
 
 void Walker::UseInputs(std::uint32_t i, Phase phase) {
-  const ModelOp& op = e_.in.model.ops[e_.a.ReaderOf(i)];
-  for (std::size_t j = 0; j < op.inputs.size(); ++j) {
-    const std::uint32_t s = e_.a.storage_of[op.inputs[j].value];
-    const Instance& instance =
-        phase == Phase::kRecompute ? InstanceFor(s, i) : forward_instance_[s];
-    e_.body->Use(instance.buffer, AccessMode::kRead, Role::kInput, static_cast<std::uint16_t>(j));
+  for (std::size_t j = 0; j < e_.in.model.ops[e_.a.ReaderOf(i)].inputs.size(); ++j) {
+    e_.body->Use(InputOf(i, j, phase), AccessMode::kRead, Role::kInput,
+                 static_cast<std::uint16_t>(j));
   }
+}
+
+BufferId Walker::InputOf(std::uint32_t i, std::size_t input, Phase phase) {
+  const TensorId tensor = e_.in.model.ops[e_.a.ReaderOf(i)].inputs[input];
+  const std::uint32_t s = e_.a.storage_of[tensor.value];
+  return (phase == Phase::kRecompute ? InstanceFor(s, i) : forward_instance_[s]).buffer;
 }
 
 void Walker::UseParameters(std::uint32_t i) {
@@ -429,7 +432,9 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
     workspace = e_.AllocPieces(k.forward_workspace, e_.InternPieces(k.forward_workspace_tensors),
                                Category::kTemporary, Stream::kCompute);
   }
-  if (!k.forward.empty()) {
+  if (IsExchange(i)) {
+    AddExchangeOfRows(i, phase);
+  } else if (!k.forward.empty()) {
     AddForwardOp(i, phase, extra, workspace);
     if (early.valid()) {
       e_.body->Use(early, AccessMode::kWrite, Role::kSaved);

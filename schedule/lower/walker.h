@@ -168,6 +168,15 @@ class Walker {
   [[nodiscard]] BufferId AddForwardExchange(std::uint32_t i, Phase phase);
   [[nodiscard]] BufferId AddBackwardExchange(std::uint32_t i, DialectRules::GradTarget weight);
   [[nodiscard]] GroupId DataParallelGroup();
+  // Ops that are nothing but an exchange: rows on their way to experts of other ranks, and back.
+  [[nodiscard]] bool IsExchange(std::uint32_t i) const {
+    return e_.in.model.SpecOf(e_.in.model.ops[i]).kind == OpKind::kExchange;
+  }
+  [[nodiscard]] BufferId InputOf(std::uint32_t i, std::size_t input, Phase phase);
+  void AddExchangeOfRows(std::uint32_t i, Phase phase);
+  void AddExchangeOfGrads(std::uint32_t i);
+  void SendCounts(std::uint32_t i, Phase phase, UnitId unit);
+  OpId AddRowCollective(std::uint32_t i, Phase phase);
   void UseInputs(std::uint32_t i, Phase phase);
   void UseParameters(std::uint32_t i);
   // Makes the op's quantized weight whole, in the dtype of compute; no buffer where it is none.

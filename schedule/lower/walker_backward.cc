@@ -284,7 +284,9 @@ void Walker::BackwardOp(std::uint32_t i) {
           e_.a.tensor_bytes[t.value], Category::kActivationGradient, Stream::kCompute, true));
     }
   }
-  if (e_.a.KernelsOf(i).backward_data.empty() && !e_.a.ops[i].weight_grad) {
+  if (IsExchange(i)) {
+    AddExchangeOfGrads(i);
+  } else if (e_.a.KernelsOf(i).backward_data.empty() && !e_.a.ops[i].weight_grad) {
     PassGradThrough(i);
   } else {
     AddBackwardOp(i);

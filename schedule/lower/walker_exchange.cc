@@ -62,4 +62,58 @@ BufferId Walker::AddBackwardExchange(std::uint32_t i, DialectRules::GradTarget w
   return sums;
 }
 
+// The all-to-all runs on the compute stream: torch gives it a stream of its own, for which compute
+// waits at once. Its name is that of the experts' unit.
+OpId Walker::AddRowCollective(std::uint32_t i, Phase phase) {
+  const ModelOp& op = e_.in.model.ops[i];
+  const bool leaves = e_.in.model.SpecOf(op).routed;
+  const UnitId unit = UnitOf(e_.in.model.ops[leaves ? i + 1 : i - 1]);
+  if (leaves && phase != Phase::kBackward) {
+    SendCounts(i, phase, unit);
+  }
+  return e_.AddCollective(
+      Collective(OpCode::kAllToAll, Stream::kCompute, e_.AddExperts(),
+                 e_.a.tensor_bytes[op.outputs[0].value], e_.in.job.precision.param),
+      {phase, unit.value}, {});
+}
+
+// How many rows each expert gets is known on the device; the host, which must know how many come,
+// waits for the numbers.
+void Walker::SendCounts(std::uint32_t i, Phase phase, UnitId unit) {
+  const TensorId counts = e_.in.model.ops[i].inputs[1];
+  const Bytes bytes = e_.a.tensor_bytes[counts.value];
+  const BufferId come = e_.Alloc(bytes, Category::kTemporary, Stream::kCompute);
+  e_.AddCollective(Collective(OpCode::kAllToAll, Stream::kCompute, e_.AddExperts(), bytes,
+                              DType::kInt64),
+                   {phase, unit.value},
+                   {{InputOf(i, 1, phase), AccessMode::kRead, Role::kInput},
+                    {come, AccessMode::kWrite, Role::kOutput}});
+  OpShape copy;
+  copy.code = OpCode::kCopyD2h;
+  copy.stream = Stream::kCompute;
+  copy.bytes = bytes;
+  const OpId copied =
+      e_.Add(copy, {}, phase, unit.value, {{come, AccessMode::kRead, Role::kInput}});
+  e_.AddHostWait({&copied, 1}, phase, unit.value);
+  e_.body->Free(come);
+}
+
+void Walker::AddExchangeOfRows(std::uint32_t i, Phase phase) {
+  AddRowCollective(i, phase);
+  e_.body->Use(InputOf(i, 0, phase), AccessMode::kRead, Role::kInput);
+  const std::uint32_t s = e_.a.storage_of[e_.in.model.ops[i].outputs[0].value];
+  e_.body->Use((phase == Phase::kRecompute ? rerun_instance_ : forward_instance_)[s].buffer,
+               AccessMode::kWrite, Role::kOutput);
+}
+
+void Walker::AddExchangeOfGrads(std::uint32_t i) {
+  const ModelOp& op = e_.in.model.ops[i];
+  const std::uint32_t grad = NewInputGrads(i, false).front();
+  AddRowCollective(i, Phase::kBackward);
+  e_.body->Use(grads_[grad_of_tensor_[op.outputs[0].value]].buffer, AccessMode::kRead,
+               Role::kInput);
+  e_.body->Use(grads_[grad].buffer, AccessMode::kWrite, Role::kOutput);
+  Contribute(i, op.inputs[0], grad);
+}
+
 }  // namespace shardwright

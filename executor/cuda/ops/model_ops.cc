@@ -42,6 +42,9 @@ void SubmitModelOp(const ModelOpCall& call, bool is_backward, const OpContext& c
     case OpKind::kNllLoss:
     case OpKind::kCrossEntropy:
       return ops::SubmitLoss(call, is_backward, context);
+    case OpKind::kDispatch:
+    case OpKind::kExchange:
+    case OpKind::kCombine:
     case OpKind::kOther:
       break;
   }
@@ -57,6 +60,9 @@ std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSet
   if (spec.kind == OpKind::kOther) {
     return "no kernel of the CUDA device does " + spec.other.function +
            ", which can be planned only";
+  }
+  if (spec.kind == OpKind::kDispatch) {
+    return "experts shared among ranks (expert_size) can be planned only";
   }
   if (spec.kind == OpKind::kAttention && spec.materialized) {
     return "the CUDA device's attention keeps no scores; the model writes it out";

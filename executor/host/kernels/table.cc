@@ -67,6 +67,9 @@ std::string HostKernelProblem(const OpSpec& spec, DType compute, const KernelSet
   if (spec.kind == OpKind::kOther) {
     return "no kernel of the host does " + spec.other.function + ", which can be planned only";
   }
+  if (spec.kind == OpKind::kDispatch) {
+    return "experts shared among ranks (expert_size) can be planned only";
+  }
   if (spec.kind == OpKind::kAttention && spec.materialized) {
     return "the host's attention keeps no scores; the model writes it out";
   }

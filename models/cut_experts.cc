@@ -1,0 +1,196 @@
+#include "models/cut_experts.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+class Cutter {
+ public:
+  Cutter(Model& model, std::int64_t ranks, const std::string& where)
+      : model_(model), ranks_(ranks), where_(where), keeps_(model.params.size(), true) {}
+
+  void Run() {
+    bool has_experts = false;
+    for (ModelOp& op : std::exchange(model_.ops, {})) {
+      if (model_.SpecOf(op).kind == OpKind::kExperts) {
+        has_experts = true;
+        CutParameters(op);
+        Replace(std::move(op));
+      } else {
+        model_.ops.push_back(std::move(op));
+      }
+    }
+    if (!has_experts) {
+      throw InputError(where_, std::to_string(ranks_),
+                       "1: model " + Quoted(model_.name) + " has no experts");
+    }
+    for (std::size_t i = 0; i < model_.ops.size(); ++i) {
+      for (const TensorId t : model_.ops[i].outputs) {
+        model_.tensors[t.value].producer = ModelOpId(i);
+      }
+    }
+    DropParameters();
+  }
+
+ private:
+  // A matrix per expert: those of the first experts stay. All experts in one tensor: its first part.
+  void CutParameters(ModelOp& op) {
+    const std::int64_t experts = model_.SpecOf(op).experts;
+    if (experts % ranks_ != 0) {
+      throw InputError(where_, std::to_string(ranks_),
+                       "a divisor of the " + std::to_string(experts) + " experts of " +
+                           Quoted(model_.modules[op.module.value].fqn));
+    }
+    const std::size_t matrices = model_.SpecOf(op).gated ? 3 : 2;
+    const bool is_stacked = op.params.size() < matrices * static_cast<std::size_t>(experts);
+    for (const ParamId p : op.params) {
+      Parameter& param = model_.params[p.value];
+      if (param.tied_to.valid() || param.parts != 1 ||
+          (is_stacked && (param.shape.empty() || param.shape.front() != experts))) {
+        throw InputError(where_, std::to_string(ranks_),
+                         "1: parameter " + Quoted(param.fqn) + " cannot be cut by experts");
+      }
+      param.parts = ranks_;
+      param.shape.front() /= is_stacked ? ranks_ : 1;
+    }
+    if (!is_stacked) {
+      const auto kept = static_cast<std::ptrdiff_t>(op.params.size()) / ranks_;
+      std::for_each(op.params.begin() + kept, op.params.end(),
+                    [&](ParamId p) { keeps_[p.value] = false; });
+      op.params.resize(static_cast<std::size_t>(kept));
+    }
+  }
+
+  void Replace(ModelOp op) {
+    const OpSpec whole = model_.SpecOf(op);
+    const std::int64_t rows = whole.rows * whole.experts_per_token;
+    OpSpec spec;
+    spec.rows = whole.rows;
+    spec.in = whole.in;
+    spec.experts = whole.experts;
+    spec.experts_per_token = whole.experts_per_token;
+    OpSpec experts = whole;
+    experts.rows = spec.rows = rows;
+    experts.experts /= ranks_;
+    experts.experts_per_token = 1;
+    experts.routed = true;
+    const auto of_tokens = [&](OpKind kind) {
+      OpSpec s = spec;
+      s.kind = kind;
+      s.rows = whole.rows;
+      return s;
+    };
+    OpSpec exchange = spec;
+    exchange.kind = OpKind::kExchange;
+    OpSpec leave = exchange;
+    leave.routed = true;
+    const TensorId router = op.inputs[1];
+    TensorId x = Add(op, "dispatch", of_tokens(OpKind::kDispatch), {op.inputs[0], router}, {});
+    const TensorId counts = AddCounts(whole.experts);
+    x = Add(op, "to_experts", leave, {x, counts}, {});
+    x = Add(op, op.name, experts, {x}, op.params);
+    x = Add(op, "from_experts", exchange, {x}, {});
+    const ModuleId module = ExpertsModule(model_, op);  // it sends and receives, too
+    std::for_each(model_.ops.end() - 3, model_.ops.end(), [&](ModelOp& o) { o.module = module; });
+    op.inputs = {x, router};
+    op.name = "combine";
+    op.params.clear();
+    op.called_again = {};
+    op.spec = SpecIndex(of_tokens(OpKind::kCombine));
+    model_.ops.push_back(std::move(op));
+  }
+
+  // How many rows the dispatch has for each expert, as its second output.
+  TensorId AddCounts(std::int64_t experts) {
+    const TensorId counts(model_.tensors.size());
+    model_.tensors.push_back(
+        {.role = TensorRole::kIndex, .elements = experts, .per_sample = false, .producer = {}});
+    model_.ops.back().outputs.push_back(counts);
+    return counts;
+  }
+
+  // An op in front of what remains of `op`; returns its output, which has the rows of routed tokens.
+  TensorId Add(const ModelOp& op, const std::string& name, const OpSpec& spec,
+               std::vector<TensorId> inputs, std::vector<ParamId> params) {
+    Tensor out = model_.tensors[op.outputs[0].value];
+    out.elements = spec.in * spec.rows *
+                   (spec.kind == OpKind::kDispatch ? spec.experts_per_token : 1);
+    model_.tensors.push_back(out);
+    ModelOp added;
+    added.spec = SpecIndex(spec);
+    added.module = op.module;
+    added.name = name;
+    added.inputs = std::move(inputs);
+    added.outputs = {TensorId(model_.tensors.size() - 1)};
+    added.params = std::move(params);
+    added.called_again = spec.kind == OpKind::kDispatch ? op.called_again : ModuleId();
+    model_.ops.push_back(std::move(added));
+    return model_.ops.back().outputs[0];
+  }
+
+  std::uint32_t SpecIndex(const OpSpec& spec) {
+    const auto found = std::find(model_.specs.begin(), model_.specs.end(), spec);
+    if (found == model_.specs.end()) {
+      model_.specs.push_back(spec);
+      return static_cast<std::uint32_t>(model_.specs.size() - 1);
+    }
+    return static_cast<std::uint32_t>(found - model_.specs.begin());
+  }
+
+  void DropParameters() {
+    std::vector<ParamId> moved(model_.params.size());
+    std::vector<Parameter> kept;
+    for (std::size_t p = 0; p < moved.size(); ++p) {
+      if (keeps_[p]) {
+        moved[p] = ParamId(kept.size());
+        kept.push_back(std::move(model_.params[p]));
+      }
+    }
+    model_.params = std::move(kept);
+    const auto move = [&](std::vector<ParamId>& params) {
+      std::erase_if(params, [&](ParamId p) { return !keeps_[p.value]; });
+      for (ParamId& p : params) {
+        p = moved[p.value];
+      }
+    };
+    for (Module& module : model_.modules) {
+      move(module.params);
+    }
+    for (ModelOp& op : model_.ops) {
+      move(op.params);
+    }
+    for (Parameter& param : model_.params) {
+      param.tied_to = param.tied_to.valid() ? moved[param.tied_to.value] : ParamId();
+    }
+  }
+
+  Model& model_;
+  std::int64_t ranks_;
+  const std::string& where_;
+  std::vector<bool> keeps_;  // by parameter
+};
+
+}  // namespace
+
+void CutExperts(Model& model, std::int64_t ranks, const std::string& where) {
+  if (ranks != 1) {
+    Cutter(model, ranks, where).Run();
+  }
+}
+
+ModuleId ExpertsModule(const Model& model, const ModelOp& op) {
+  ModuleId module = model.params[op.params.front().value].module;
+  for (const ParamId p : op.params) {
+    while (!IsInside(model, model.params[p.value].module, module)) {
+      module = model.modules[module.value].parent;
+    }
+  }
+  return module;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,34 @@
+#pragma once
+
+// Expert parallel: `ranks` ranks next to each other share the experts of every mixture. Each has an
+// equal part of the experts, and sends its tokens to where their experts are.
+//
+//   before  x, router -> experts (128 of them)                                         -> y
+//   after   x, router -> dispatch -> exchange -> experts (16, on the rows that came)
+//                     -> exchange -> combine (with the router's weights)                -> y
+//
+// Example: 8 ranks, 128 experts of which a token takes 8, 4,096 tokens a rank. A rank copies its
+// tokens to 32,768 rows, sends seven eighths of them away, gets as many back for its 16 experts,
+// and the results go home the same way. Every expert is taken to have as many tokens as any other.
+//
+// Source: torchtitan, models/common/token_dispatcher.py (AllToAllTokenDispatcher), 2026-08-21.
+
+#include <cstdint>
+#include <string>
+
+#include "models/model.h"
+
+namespace shardwright {
+
+// Makes the model that the first of `ranks` ranks has: parameters of the first experts alone
+// (Parameter::parts says of how many), and the ops above in place of each kExperts. Nothing changes
+// for one rank. `where` names the source of `ranks`. Throws InputError for a model without experts,
+// for a number of experts that `ranks` does not divide, and for experts that share a parameter.
+// O(ops + parameters).
+void CutExperts(Model& model, std::int64_t ranks, const std::string& where);
+
+// The innermost module that all parameters of the experts of op `i` lie in: what frameworks give a
+// unit of its own.
+[[nodiscard]] ModuleId ExpertsModule(const Model& model, const ModelOp& op);
+
+}  // namespace shardwright
