@@ -54,37 +54,61 @@ Bounds::Bounds(const SearchInput& input, const SearchOptions& options, const Lim
       is_outside_[storage] = is_outside_[storage] || !block.valid();
     }
   }
-  whole_ = SizesOn(1);
+  whole_ = SizesOn(1, 1);
 }
 
 // With the padding of weights that are cut over so many ranks one by one.
-Bounds::Sizes Bounds::SizesOn(std::int64_t ranks) const {
+Bounds::Sizes Bounds::SizesOn(std::int64_t ranks, double experts) const {
   const Model& model = in_.model;
-  ResolvedUnit all;
+  ResolvedUnit dense, shared;
   for (std::size_t p = 0; p < model.params.size(); ++p) {
     if (!model.params[p].tied_to.valid()) {
-      all.params.push_back(ParamId(p));
+      (model.params[p].parts > 1 ? shared : dense).params.push_back(ParamId(p));
     }
   }
   const bool is_cut = facts_.cuts_first_dimension;
   const ParamStacks stacks =
       is_cut && StacksExperts(in_.kernels.name) ? StackExperts(model) : ParamStacks();
   Sizes sizes;
-  for (const ParamSlot& slot : LayoutPerParameter(model, all, is_cut ? ranks : 1, stacks).params) {
-    const auto elements = static_cast<double>(slot.padded_elements);
-    const bool is_read = is_read_[slot.param.value];
-    const bool learns = is_train_ && is_read && model.params[slot.param.value].trainable;
-    sizes.all += elements;
-    sizes.read += is_read ? elements : 0;
-    sizes.trainable += learns ? elements : 0;
-    sizes.tail += is_outside_[slot.param.value] ? elements : 0;
-  }
+  const auto add = [&](const ResolvedUnit& unit, std::int64_t shards, double times) {
+    for (const ParamSlot& slot :
+         LayoutPerParameter(model, unit, is_cut ? std::max<std::int64_t>(shards, 1) : 1, stacks)
+             .params) {
+      const double elements = times * static_cast<double>(slot.padded_elements);
+      const bool is_read = is_read_[slot.param.value];
+      const bool learns = is_train_ && is_read && model.params[slot.param.value].trainable;
+      sizes.all += elements;
+      sizes.read += is_read ? elements : 0;
+      sizes.trainable += learns ? elements : 0;
+      sizes.tail += is_outside_[slot.param.value] ? elements : 0;
+    }
+  };
+  add(dense, ranks, 1);
+  add(shared, ranks / options_.base.expert_size, experts);
   return sizes;
+}
+
+Bounds::Sizes Bounds::HeldBy(std::int64_t ranks) const {
+  return SizesOn(ranks, static_cast<double>(options_.base.expert_size));
+}
+
+double Bounds::ShareOfExperts(const OuterChoice& outer) const {
+  constexpr double kLarge = 1e9;  // bytes
+  const Mesh mesh = {MeshOf(outer).size, options_.base.expert_size};
+  if (mesh.expert == 1) {
+    return 1;
+  }
+  double share = 1;
+  for (const OpCode code : {OpCode::kAllGather, OpCode::kReduceScatter}) {
+    share = std::min(share, MessageSeconds(code, mesh.SameExperts(), kLarge) /
+                                MessageSeconds(code, mesh.Of({Axis::kShard}), kLarge));
+  }
+  return share;
 }
 
 // Elements that learn, on one rank.
 double Bounds::Shard(const OuterChoice& outer) const {
-  return SizesOn(outer.shard_size).trainable / static_cast<double>(outer.shard_size);
+  return HeldBy(outer.shard_size).trainable / static_cast<double>(outer.shard_size);
 }
 
 double Bounds::FrozenWidth(double as_learned) const {
@@ -106,14 +130,15 @@ double Bounds::States(const OuterChoice& outer) const {
   if (outer.offload.parameters) {
     return 0;
   }
-  const double all = SizesOn(outer.shard_size).all;
+  const double all = HeldBy(outer.shard_size).all;
   const double part = all / static_cast<double>(outer.shard_size);
   double bytes = facts_.whole_parameters      ? all * std::min(param_, master_)
                  : facts_.shards_are_gathered ? part * param_
                                               : part * master_;
   if (in_.job.frozen_format != FrozenFormat::kMaster) {
-    const double learns = whole_.trainable;
-    bytes = (learns * master_ + std::max(0.0, whole_.all - learns) * FrozenWidth(master_)) /
+    const Sizes held = HeldBy(1);
+    const double learns = held.trainable;
+    bytes = (learns * master_ + std::max(0.0, held.all - learns) * FrozenWidth(master_)) /
             static_cast<double>(outer.shard_size);
   }
   if (is_train_ && !outer.offload.optimizer) {
@@ -184,17 +209,19 @@ Occupancy::RowWeights Bounds::BytesOf(const OuterChoice& outer) const {
   if (!facts_.counts_transfers) {
     return bytes;  // only compute is counted
   }
-  const Sizes sizes = SizesOn(outer.shard_size);
+  const double experts = ShareOfExperts(outer);
+  const Sizes sizes = SizesOn(outer.shard_size, experts);
+  const Sizes unpadded = SizesOn(1, experts);
   const double reduced = sizes.trainable * sent_;
   if (outer.shard_size > 1) {
     bytes[Occupancy::kGather] = sizes.read * FrozenWidth(param_);
     bytes[Occupancy::kReduce] = reduced;
     const bool may_stay = is_train_ || facts_.keeps_unlearned;
     bytes[Occupancy::kPartial] =
-        may_stay ? std::max(0.0, whole_.read - whole_.tail) * FrozenWidth(param_) : 0;
+        may_stay ? std::max(0.0, unpadded.read - unpadded.tail) * FrozenWidth(param_) : 0;
   }
   if (outer.replicate_size > 1) {
-    bytes[Occupancy::kReplicate] = reduced / static_cast<double>(outer.shard_size);
+    bytes[Occupancy::kReplicate] = Shard(outer) * sent_;
   }
   if ((outer.offload.activations || outer.offload.moments) && is_train_) {
     bytes[Occupancy::kToHost] = bytes[Occupancy::kToDevice] = kCopyBytes;
@@ -290,7 +317,8 @@ void Bounds::AddTraffic(const OuterChoice& outer, const Occupancy& occupancy, Te
   terms.seconds[Occupancy::kReplicate] =
       seconds(Occupancy::kReplicate, times.replicate * bytes[Occupancy::kReplicate]);
   terms.reduce_copies = Copies(reduced / sent_ * std::min(param_, sent_), reduced);
-  const double backward = terms.measured->backward_elements * FrozenWidth(param_);
+  const double backward = terms.measured->backward_elements * FrozenWidth(param_) *
+                          (options_.base.expert_size > 1 ? ShareOfExperts(outer) : 1);
   const bool may_stay = bytes[Occupancy::kPartial] > 0;
   // Parts where there is no backward serve the next micro-batch; where there is none at all, what
   // stays serves the next step, too.

@@ -50,7 +50,10 @@ std::vector<std::int64_t> ShardSizes(const SearchInput& input, const SearchOptio
     case MeshChoice::kAny:
       break;
   }
-  return DivisorsOf(ranks);
+  std::vector<std::int64_t> sizes = DivisorsOf(ranks);
+  std::erase_if(sizes,
+                [&](std::int64_t size) { return size % options.base.expert_size != 0; });
+  return sizes;
 }
 
 std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& options,
@@ -316,6 +319,9 @@ UnitFamily LearningApart(const Model& model) {
 // Families whose units the dialect or the model cannot have are left out.
 void AddFamily(const SearchInput& input, const SearchOptions& options, UnitFamily family,
                std::vector<UnitFamily>& families) {
+  const std::size_t units = family.units.size();
+  AddExpertUnits(input.model, family.units);
+  family.is_nested = family.is_nested || family.units.size() > units;
   Plan probe = options.base;
   probe.units = family.units;
   const bool is_known = std::any_of(families.begin(), families.end(),
@@ -383,9 +389,12 @@ std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& 
   if (facts.wraps_only_so) {
     rules = {std::string(facts.default_wrap)};
   }
+  std::vector<UnitPlan> ends;
   for (const std::string& rule : rules) {
     if (std::optional<UnitFamily> family = TryWrap(input, options, rule)) {
+      const std::vector<UnitPlan> units = family->units;
       AddFamily(input, options, std::move(*family), families);
+      ends = ends.empty() && !families.empty() ? units : ends;
     }
   }
   if (facts.has_leaf_modules && !blocks.empty()) {
@@ -395,10 +404,9 @@ std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& 
   if (options.base.dialect == Dialect::kFsdp1 && input.job.lora_rank > 0 && !blocks.empty()) {
     AddFamily(input, options, LearningApart(input.model), families);
   }
-  if (!facts.groups_modules || families.empty() || blocks.size() < 2) {
+  if (!facts.groups_modules || ends.empty() || blocks.size() < 2) {
     return families;
   }
-  const std::vector<UnitPlan> ends = families.front().units;
   const std::set<std::string> block_set(blocks.begin(), blocks.end());
   AddFamily(input, options, SplitBlocks(input.model, ends, block_set), families);
   if (std::optional<UnitFamily> family = JoinFirstPart(input.model, ends, blocks.front())) {

@@ -701,6 +701,11 @@ void CheckExperts(const Model& model, const Plan& plan, const std::string& where
   const auto refuse = [&](const std::string& expected, const std::string& hint = "") {
     throw InputError(field, std::to_string(plan.expert_size), expected, hint);
   };
+  for (const Parameter& param : model.params) {
+    if (param.parts != 1 && param.parts != plan.expert_size) {
+      refuse(std::to_string(param.parts), "the model has a part of its experts");
+    }
+  }
   if (plan.expert_size == 1) {
     return;
   }

@@ -147,14 +147,14 @@ void StepRules::AddClip(std::span<const UnitId> all, Stream stream, GroupId grou
   const auto experts = std::stable_partition(units.begin(), units.end(),
                                              [&](UnitId u) { return !IsOfExperts(u); });
   BufferId norm, norm_of_experts;
-  if (experts != units.begin()) {
-    norm = AddNorm({units.begin(), experts}, stream);
-    SumNorm(norm, stream, group);
-  }
   if (experts != units.end()) {
     norm_of_experts = AddNorm({experts, units.end()}, stream);
     SumNorm(norm_of_experts, stream, e_.AddSameExperts());
     SumNorm(norm_of_experts, stream, e_.AddExperts());
+  }
+  if (experts != units.begin()) {
+    norm = AddNorm({units.begin(), experts}, stream);
+    SumNorm(norm, stream, group);
   }
   OpShape shape;
   shape.stream = stream;
