@@ -350,7 +350,11 @@ void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
   options.fixed.in_flight = given("--in-flight");
   options.fixed.transfers = given("--transfers");
   options.fixed.prefetch = given("--backward-prefetch") || given("--forward-prefetch");
-  const bool says_nothing = std::none_of(kChoiceFlags.begin(), kChoiceFlags.end(), given);
+  // Who shares out experts alone leaves the choices to the search.
+  const bool says_nothing =
+      std::none_of(kChoiceFlags.begin(), kChoiceFlags.end(), [&](const char* flag) {
+        return given(flag) && (std::string_view(flag) != "--shard" || options.shard_size > 0);
+      });
   if (arguments.Has("--search") && arguments.Has("--no-search")) {
     throw UsageError("--search --no-search: got both, expected one of them");
   }

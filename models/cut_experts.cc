@@ -178,7 +178,9 @@ class Cutter {
 }  // namespace
 
 void CutExperts(Model& model, std::int64_t ranks, const std::string& where) {
-  if (ranks != 1) {
+  const bool is_cut = std::any_of(model.params.begin(), model.params.end(),
+                                  [&](const Parameter& param) { return param.parts == ranks; });
+  if (ranks != 1 && !is_cut) {
     Cutter(model, ranks, where).Run();
   }
 }

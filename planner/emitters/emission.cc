@@ -346,6 +346,10 @@ class Differences {
 }  // namespace
 
 void CheckEmittable(const PlanFile& file, const std::string& where, std::string_view target) {
+  if (file.plan.expert_size > 1 && target != "torchtitan") {
+    throw InputError(where + ": plan.expert_size", std::to_string(file.plan.expert_size),
+                     "1, or --to torchtitan, which shares out experts");
+  }
   const MatrixRule rule = file.job.optimizer.matrices;
   if (rule != MatrixRule::kNone) {
     throw InputError(where + ": job.optimizer.matrices",

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "models/cut_experts.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/wrap.h"
@@ -28,7 +29,7 @@ constexpr Bytes kDdpBucket = 100 * kMiB;
 constexpr double kSomeLearningRate = 3e-4;
 constexpr double kSomeWeightDecay = 0.1;
 
-constexpr std::array<SettingRow<S>, 25> kRows = {{
+constexpr std::array<SettingRow<S>, 26> kRows = {{
     {"model.name", &S::model_name},
     {"model.flavor", &S::model_flavor},
     {"optimizer.name", &S::optimizer},
@@ -45,6 +46,7 @@ constexpr std::array<SettingRow<S>, 25> kRows = {{
     {"training.enable_cpu_offload", &S::enable_cpu_offload},
     {"parallelism.data_parallel_replicate_degree", &S::data_parallel_replicate_degree},
     {"parallelism.data_parallel_shard_degree", &S::data_parallel_shard_degree},
+    {"parallelism.expert_parallel_degree", &S::expert_parallel_degree},
     {"parallelism.fsdp_reshard_after_forward", &S::fsdp_reshard_after_forward},
     {"activation_checkpoint.mode", &S::activation_checkpoint_mode},
     {"activation_checkpoint.selective_ac_option", &S::selective_ac_option},
@@ -169,6 +171,7 @@ void ApplyUnits(const S& s, const std::string& where, PlanFile& file) {
   const WrapSpec spec = {WrapSpec::Kind::kTorchtitan, 0, ""};
   file.plan.units = Wrap(file.model.model, spec, reshard, Dialect::kFsdp2, where);
   file.plan.units.back().reshard.kind = Reshard::Kind::kNever;  // fully_shard's own choice
+  AddExpertUnits(file.model.model, file.plan.units);
 }
 
 void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
@@ -187,6 +190,9 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
   }
   file.plan.replicate_size = replicate;
   file.plan.shard_size = shard;
+  file.plan.expert_size = s.expert_parallel_degree.value_or(1);
+  CutExperts(file.model.model, file.plan.expert_size,
+             where + ": parallelism.expert_parallel_degree");
 }
 
 void ApplyBatch(const S& s, const std::string& where, PlanFile& file) {
@@ -293,6 +299,9 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   s.enable_cpu_offload = plan.offload.parameters;
   s.data_parallel_replicate_degree = plan.replicate_size;
   s.data_parallel_shard_degree = plan.shard_size;
+  if (plan.expert_size > 1) {
+    s.expert_parallel_degree = plan.expert_size;
+  }
   s.fsdp_reshard_after_forward = ReshardName(file);
   SetRecompute(file, s);
   s.compile = file.kernels.fused_elementwise;
@@ -368,6 +377,9 @@ def apply_plan(config):
   line("parallelism.data_parallel_replicate_degree",
        std::to_string(*s.data_parallel_replicate_degree));
   line("parallelism.data_parallel_shard_degree", std::to_string(*s.data_parallel_shard_degree));
+  if (s.expert_parallel_degree) {
+    line("parallelism.expert_parallel_degree", std::to_string(*s.expert_parallel_degree));
+  }
   line("parallelism.fsdp_reshard_after_forward", "\"" + *s.fsdp_reshard_after_forward + "\"");
   line("activation_checkpoint", recompute);
   line("compile.enable", flag(*s.compile));
