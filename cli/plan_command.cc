@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <functional>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -166,7 +168,11 @@ struct DialectSearch {
   PlanOptions options;
   SearchedPlan searched;
 
-  [[nodiscard]] std::string Name() const { return std::string(NameOf(options.plan.dialect)); }
+  [[nodiscard]] std::string Name() const {
+    const std::int64_t experts = options.plan.expert_size;
+    return std::string(NameOf(options.plan.dialect)) +
+           (experts > 1 ? " with ep " + std::to_string(experts) : "");
+  }
   // What the objective minimises; infinite: nothing fits.
   [[nodiscard]] double Cost() const {
     const SearchResult& r = searched.result;
@@ -201,26 +207,68 @@ Json DialectsJson(const std::vector<DialectSearch>& searches) {
   Json json = Json::array();
   for (const DialectSearch& search : searches) {
     const SearchResult& r = search.searched.result;
-    json.push_back({{"dialect", search.Name()},
+    json.push_back({{"dialect", NameOf(search.options.plan.dialect)},
+                    {"expert_size", search.options.plan.expert_size},
                     {"feasible", r.is_feasible},
                     {"step_time_s", r.is_feasible ? Json(r.best.step_time.value) : Json()}});
   }
   return json;
 }
 
-// Searches for each dialect of a list; the best plan of all is written.
-int RunDialects(const Arguments& arguments, const std::vector<std::string>& dialects) {
-  std::vector<DialectSearch> searches;
-  for (const std::string& dialect : dialects) {
-    Arguments one = arguments;
-    one.text["--dialect"] = dialect;
-    if (dialect == NameOf(Dialect::kNative)) {
-      one.text.erase("--allocator");  // it has an arena
+constexpr std::string_view kAnyExperts = "ep=any";
+
+// The words of `--shard` that `ep=any` stands for: 1, 2, 4, ... ranks that share out the experts,
+// as far as they divide the ranks and the experts of each layer.
+std::vector<std::string> ShardWords(const Arguments& arguments) {
+  const std::string text = arguments.Get("--shard").text;
+  if (!text.ends_with(kAnyExperts)) {
+    return {text};
+  }
+  const std::string size = text.substr(0, text.size() - kAnyExperts.size());
+  Arguments one = arguments;
+  one.text["--shard"] = size + "ep=1";
+  one.text["--dialect"] = std::string(NameOf(Dialect::kFsdp2));
+  const PlanOptions options = ReadPlanOptions(one);
+  const PlanFile file = MakeJobFile(options);
+  std::int64_t most = options.shard_size > 0 ? options.shard_size : file.cluster.RankCount();
+  for (const ModelOp& op : file.model.model.ops) {
+    const OpSpec& spec = file.model.model.SpecOf(op);
+    most = spec.kind == OpKind::kExperts ? std::gcd(most, spec.experts) : most;
+  }
+  std::vector<std::string> words;
+  for (std::int64_t experts = 1; most % experts == 0; experts *= 2) {
+    words.push_back(size + "ep=" + std::to_string(experts));
+  }
+  return words;
+}
+
+// What a search over several dialects, or several ways to share out experts, tries.
+std::vector<Arguments> Variants(const Arguments& arguments) {
+  std::vector<Arguments> variants;
+  const std::string words = arguments.Get("--dialect").text;
+  for (const std::string& dialect :
+       words.empty() ? std::vector<std::string>{""} : ReadList(arguments.Get("--dialect"))) {
+    for (const std::string& shard : ShardWords(arguments)) {
+      Arguments one = arguments;
+      one.text["--dialect"] = dialect;
+      one.text["--shard"] = shard;
+      if (dialect == NameOf(Dialect::kNative)) {
+        one.text.erase("--allocator");  // it has an arena
+      }
+      variants.push_back(std::move(one));
     }
+  }
+  return variants;
+}
+
+// Searches for each of them; the best plan of all is written.
+int RunVariants(const Arguments& arguments) {
+  std::vector<DialectSearch> searches;
+  for (const Arguments& one : Variants(arguments)) {
     DialectSearch search{ReadPlanOptions(one), {}};
     ReadSearchOptions(one, search.options);
     if (!search.options.search || search.options.objective == Objective::kCost) {
-      throw UsageError("--dialect: several are for a search of one number of nodes");
+      throw UsageError("--dialect, ep=any: several are for a search of one number of nodes");
     }
     searches.push_back(std::move(search));
   }
@@ -468,9 +516,9 @@ int RunPlan(const Arguments& given) {
   if (given.Get("--from").is_given()) {
     return RunFrom(given);
   }
-  const Flag dialect = given.Get("--dialect");
-  if (dialect.text.find(',') != std::string::npos) {
-    return RunDialects(given, ReadList(dialect));
+  if (given.Get("--dialect").text.find(',') != std::string::npos ||
+      given.Get("--shard").text.ends_with(kAnyExperts)) {
+    return RunVariants(given);
   }
   Arguments arguments = given;
   std::vector<std::int64_t> node_counts = TakeNodeCounts(arguments);

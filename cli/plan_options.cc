@@ -54,7 +54,7 @@ constexpr std::array<FlagRow, 56> kPlanOptionFlags = {{
      FileRole::kRead},
     {"--shard", "N[,ep=E]",
      "ranks that share one copy of the parameters (default: all); neighbours among them that share "
-     "out the experts of a mixture (default 1)"},
+     "out the experts of a mixture (default 1; of a search also any: the best)"},
     {"--replicate", "N", "copies of the parameters (default 1; ddp: all ranks)"},
     {"--reshard", "always|never|N",
      "what units do after forward: free, keep, or keep one copy per N ranks (default: free, but "

@@ -38,7 +38,8 @@ class Cutter {
   }
 
  private:
-  // A matrix per expert: those of the first experts stay. All experts in one tensor: its first part.
+  // A matrix per expert: those of the first experts stay. All experts in one tensor: its first
+  // part.
   void CutParameters(ModelOp& op) {
     const std::int64_t experts = model_.SpecOf(op).experts;
     if (experts % ranks_ != 0) {
@@ -48,6 +49,13 @@ class Cutter {
     }
     const std::size_t matrices = model_.SpecOf(op).gated ? 3 : 2;
     const bool is_stacked = op.params.size() < matrices * static_cast<std::size_t>(experts);
+    for (const ParamId p : model_.modules[ExpertsModule(model_, op).value].params) {
+      if (std::find(op.params.begin(), op.params.end(), p) == op.params.end()) {
+        throw InputError(where_, std::to_string(ranks_),
+                         "1: experts with " + Quoted(model_.params[p.value].fqn) +
+                             ", a bias, cannot be shared out so far");
+      }
+    }
     for (const ParamId p : op.params) {
       Parameter& param = model_.params[p.value];
       if (param.tied_to.valid() || param.parts != 1 ||
@@ -114,12 +122,13 @@ class Cutter {
     return counts;
   }
 
-  // An op in front of what remains of `op`; returns its output, which has the rows of routed tokens.
+  // An op in front of what remains of `op`; returns its output, which has the rows of routed
+  // tokens.
   TensorId Add(const ModelOp& op, const std::string& name, const OpSpec& spec,
                std::vector<TensorId> inputs, std::vector<ParamId> params) {
     Tensor out = model_.tensors[op.outputs[0].value];
-    out.elements = spec.in * spec.rows *
-                   (spec.kind == OpKind::kDispatch ? spec.experts_per_token : 1);
+    out.elements =
+        spec.in * spec.rows * (spec.kind == OpKind::kDispatch ? spec.experts_per_token : 1);
     model_.tensors.push_back(out);
     ModelOp added;
     added.spec = SpecIndex(spec);

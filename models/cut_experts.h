@@ -22,9 +22,9 @@ namespace shardwright {
 
 // Makes the model that the first of `ranks` ranks has: parameters of the first experts alone
 // (Parameter::parts says of how many), and the ops above in place of each kExperts. Nothing changes
-// for one rank, or where the model is cut so already. `where` names the source of `ranks`. Throws InputError for a model without experts,
-// for a number of experts that `ranks` does not divide, and for experts that share a parameter.
-// O(ops + parameters).
+// for one rank, or where the model is cut so already. `where` names the source of `ranks`. Throws
+// InputError for a model without experts, for a number of experts that `ranks` does not divide, and
+// for experts that share a parameter. O(ops + parameters).
 void CutExperts(Model& model, std::int64_t ranks, const std::string& where);
 
 // The innermost module that all parameters of the experts of op `i` lie in: what frameworks give a

@@ -20,7 +20,7 @@ struct Parameter {
   bool trainable = true;            // false: no gradient, no optimizer state
   ParamId tied_to;                  // the earlier parameter whose storage this one is, if any
   bool full_precision = false;      // mixed precision leaves it alone; of batch norms only
-  std::int64_t parts = 1;           // ranks that have an equal part each of the model's (CutExperts)
+  std::int64_t parts = 1;  // ranks that have an equal part each of the model's (CutExperts)
 
   // Product of `shape`.
   [[nodiscard]] std::int64_t Elements() const;
@@ -64,13 +64,13 @@ enum class OpKind : std::uint8_t {
   kExperts,       // MoE: all expert MLPs on the routed rows, dispatch and combine included; inputs
                   // x and the router's output; params: per expert gate (if gated), up, down
   // What CutExperts makes of kExperts, in this order, with kExperts on routed rows in the middle.
-  kDispatch,      // inputs x and the router's output: (rows, in) -> (rows * experts_per_token, in),
-                  // a copy of each token per chosen expert, in the experts' order; and their numbers
-  kExchange,      // (rows, in) -> (rows, in): all-to-all among the ranks that share the experts;
-                  // routed: input 1 are the numbers, which are exchanged first
-  kCombine,       // inputs those rows and the router's output: weighted sum per token (rows, in)
-  kLogSoftmax,    // (rows, in)
-  kNllLoss,       // (rows, in) -> scalar
+  kDispatch,    // inputs x and the router's output: (rows, in) -> (rows * experts_per_token, in),
+                // a copy of each token per chosen expert, in the experts' order; and their numbers
+  kExchange,    // (rows, in) -> (rows, in): all-to-all among the ranks that share the experts;
+                // routed: input 1 are the numbers, which are exchanged first
+  kCombine,     // inputs those rows and the router's output: weighted sum per token (rows, in)
+  kLogSoftmax,  // (rows, in)
+  kNllLoss,     // (rows, in) -> scalar
   kCrossEntropy,  // logits (rows, vocab=in) -> scalar
   kOther,         // any op that is only known by what it costs (OpSpec::other)
 };

@@ -84,7 +84,7 @@ Bounds::Sizes Bounds::SizesOn(std::int64_t ranks, double experts) const {
     }
   };
   add(dense, ranks, 1);
-  add(shared, ranks / options_.base.expert_size, experts);
+  add(shared, Mesh{{1, ranks}, options_.base.expert_size}.SameExperts().size, experts);
   return sizes;
 }
 

@@ -47,8 +47,8 @@ class Bounds {
   [[nodiscard]] Sizes SizesOn(std::int64_t ranks, double experts) const;
   // So that a shard group's part of the sum is what a rank holds: each has more of fewer experts.
   [[nodiscard]] Sizes HeldBy(std::int64_t ranks) const;
-  // What a byte of them takes, gathered or reduced among the ranks with the same experts, beside one
-  // that all ranks of the shard group share; at most 1.
+  // What a byte of them takes, gathered or reduced among the ranks with the same experts, beside
+  // one that all ranks of the shard group share; at most 1.
   [[nodiscard]] double ShareOfExperts(const OuterChoice& outer) const;
   [[nodiscard]] double Shard(const OuterChoice& outer) const;
 

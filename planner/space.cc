@@ -51,8 +51,7 @@ std::vector<std::int64_t> ShardSizes(const SearchInput& input, const SearchOptio
       break;
   }
   std::vector<std::int64_t> sizes = DivisorsOf(ranks);
-  std::erase_if(sizes,
-                [&](std::int64_t size) { return size % options.base.expert_size != 0; });
+  std::erase_if(sizes, [&](std::int64_t size) { return size % options.base.expert_size != 0; });
   return sizes;
 }
 
@@ -77,7 +76,7 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
       choices.push_back({.moments = true});
     }
   }
-  if (can.parameters && !(is_packed && is_train)) {
+  if (can.parameters && !(is_packed && is_train) && options.base.expert_size == 1) {
     choices.push_back({.parameters = true});
   }
   if (is_train && can.activations) {

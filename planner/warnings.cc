@@ -15,7 +15,7 @@ namespace {
 // The first dimension of experts in one tensor is their number. Empty: nothing padded.
 std::string PaddedExperts(const PlanFile& file) {
   const Plan& plan = file.plan;
-  if (!FactsOf(plan).cuts_first_dimension || plan.shard_size == plan.expert_size) {
+  if (!FactsOf(plan).cuts_first_dimension || plan.shard_size <= plan.expert_size) {
     return {};
   }
   const std::int64_t shards = MeshOf(plan).SameExperts().size;

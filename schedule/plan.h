@@ -252,8 +252,8 @@ struct Plan {
   // Neighbours in a shard group that share the experts of each mixture; the model is cut for them
   // (CutExperts). 1: every rank has all experts, sharded as other parameters are.
   std::int64_t expert_size = 1;
-  std::int64_t micro_batch = 1;     // samples
-  std::int64_t accumulation = 1;    // micro-batches per optimizer step
+  std::int64_t micro_batch = 1;   // samples
+  std::int64_t accumulation = 1;  // micro-batches per optimizer step
   SyncMode sync = SyncMode::kEvery;
   std::vector<UnitPlan> units;  // the root unit (module "") last
   std::vector<RecomputeRegion> recompute;

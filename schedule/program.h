@@ -302,7 +302,7 @@ struct Program {
   std::vector<Bytes> pieces;  // sizes; those of a buffer add up to its own, or to more: see Buffer
   std::vector<Group> groups;
   std::vector<UnitInfo> units;
-  std::vector<std::uint32_t> expert_ops;    // model ops that have rows of all those ranks, ascending
+  std::vector<std::uint32_t> expert_ops;  // model ops that have rows of all those ranks, ascending
   std::vector<std::string> model_op_names;  // subject names of compute ops: "layers.3.mlp.up_proj"
   std::uint32_t carry_slot_count = 0;
 

@@ -293,18 +293,7 @@ OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
       op.saves_input = 0b11;
       op.extra_saved = Bytes(Product({rows, kFp32Bytes}));  // log-sums
       break;
-    case OpKind::kActivation:
-    case OpKind::kGatedActivation:
-    case OpKind::kAdd:
-    case OpKind::kMul:
-    case OpKind::kScale:
-    case OpKind::kDropout:
-    case OpKind::kConcat:
-    case OpKind::kSelect:
-    case OpKind::kDispatch:
-    case OpKind::kExchange:
-    case OpKind::kCombine:
-    case OpKind::kOther:  // never here
+    default:
       SetElementwise(context, &op);
       break;
   }

@@ -250,8 +250,8 @@ std::vector<BackwardMoment> ExpertMoments(const LowerContext& context, const Exp
 
 }  // namespace
 
-// Experts of expert parallel, as torchtitan's (models/common/moe.py, token_dispatcher.py): rows that
-// arrived rank by rank are brought into the experts' order, and back behind the products.
+// Experts of expert parallel, as torchtitan's (models/common/moe.py, token_dispatcher.py): rows
+// that arrived rank by rank are brought into the experts' order, and back behind the products.
 static OpKernels LowerRoutedExperts(const LowerContext& context) {
   const OpSpec& spec = context.spec;
   const ExpertRows rows = {.total = Rows(context),
@@ -317,8 +317,7 @@ OpKernels LowerCombine(const LowerContext& context) {
     return PassKernel(KernelClass::kElementwise, dtype, read, written);
   };
   OpKernels op;
-  op.forward = {pass(t, 0, tokens),
-                PassKernel(KernelClass::kCopy, DType::kFp32, routed, wide),
+  op.forward = {pass(t, 0, tokens), PassKernel(KernelClass::kCopy, DType::kFp32, routed, wide),
                 pass(DType::kFp32, wide + weights, wide),
                 PassKernel(KernelClass::kCopy, t, wide, routed),
                 PassKernel(KernelClass::kGatherScatter, t, routed + ids, tokens)};

@@ -157,9 +157,7 @@ class StepRules : public DialectRules {
   // Gradients of this micro-batch are reduced (not just accumulated).
   [[nodiscard]] bool Syncs() const { return plan_.sync != SyncMode::kLast || last_micro_batch_; }
 
-  [[nodiscard]] bool IsOfExperts(UnitId u) const {
-    return Info(u).shards != e_.program.shard_size;
-  }
+  [[nodiscard]] bool IsOfExperts(UnitId u) const { return Info(u).shards != e_.program.shard_size; }
   [[nodiscard]] bool HasParams(UnitId u) const { return Info(u).padded_elements > 0; }
   // Before the outermost unit of a forward pass: gathers wait for what the compute stream did to
   // the parameters. Does nothing at inner units.

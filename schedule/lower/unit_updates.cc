@@ -144,8 +144,8 @@ BufferId StepRules::AddNorm(std::span<const UnitId> units, Stream stream) {
 // (torchtitan, distributed/utils.py, _clip_grad_norm_with_ep).
 void StepRules::AddClip(std::span<const UnitId> all, Stream stream, GroupId group) {
   std::vector<UnitId> units(all.begin(), all.end());
-  const auto experts = std::stable_partition(units.begin(), units.end(),
-                                             [&](UnitId u) { return !IsOfExperts(u); });
+  const auto experts =
+      std::stable_partition(units.begin(), units.end(), [&](UnitId u) { return !IsOfExperts(u); });
   BufferId norm, norm_of_experts;
   if (experts != units.end()) {
     norm_of_experts = AddNorm({experts, units.end()}, stream);

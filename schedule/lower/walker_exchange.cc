@@ -83,11 +83,11 @@ void Walker::SendCounts(std::uint32_t i, Phase phase, UnitId unit) {
   const TensorId counts = e_.in.model.ops[i].inputs[1];
   const Bytes bytes = e_.a.tensor_bytes[counts.value];
   const BufferId come = e_.Alloc(bytes, Category::kTemporary, Stream::kCompute);
-  e_.AddCollective(Collective(OpCode::kAllToAll, Stream::kCompute, e_.AddExperts(), bytes,
-                              DType::kInt64),
-                   {phase, unit.value},
-                   {{InputOf(i, 1, phase), AccessMode::kRead, Role::kInput},
-                    {come, AccessMode::kWrite, Role::kOutput}});
+  e_.AddCollective(
+      Collective(OpCode::kAllToAll, Stream::kCompute, e_.AddExperts(), bytes, DType::kInt64),
+      {phase, unit.value},
+      {{InputOf(i, 1, phase), AccessMode::kRead, Role::kInput},
+       {come, AccessMode::kWrite, Role::kOutput}});
   OpShape copy;
   copy.code = OpCode::kCopyD2h;
   copy.stream = Stream::kCompute;

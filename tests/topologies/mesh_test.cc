@@ -73,6 +73,29 @@ TEST_CASE("Mesh: ranks, groups and samples of small meshes equal listing") {
   }
 }
 
+TEST_CASE("Mesh: ranks that share out experts equal listing") {
+  for (const std::int64_t replicate : {1, 2, 3}) {
+    for (const std::int64_t same : {1, 2, 5}) {
+      for (const std::int64_t experts : {1, 2, 4}) {
+        const Mesh mesh = {{replicate, same * experts}, experts};
+        for (std::int64_t rank = 0; rank < mesh.RankCount(); ++rank) {
+          // Row by row: replica, then those with the same experts, then those that share them out.
+          const std::int64_t first = rank - rank % (same * experts);
+          std::vector<std::int64_t> sharing, equal;
+          for (std::int64_t e = 0; e < experts; ++e) {
+            sharing.push_back(rank - rank % experts + e);
+          }
+          for (std::int64_t s = 0; s < same; ++s) {
+            equal.push_back(first + s * experts + rank % experts);
+          }
+          CHECK(MembersOf(mesh.Experts(), rank) == sharing);
+          CHECK(MembersOf(mesh.SameExperts(), rank) == equal);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("Mesh: the samples of a step are read once each") {
   const Mesh mesh = {{3, 2}};
   std::set<std::int64_t> read;

@@ -1,0 +1,88 @@
+// CutExperts by closed form: what a rank holds, and that nothing is counted twice or lost.
+
+#include "models/cut_experts.h"
+
+#include <cstdint>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "models/loader.h"
+
+namespace shardwright {
+namespace {
+
+Model Loaded(const std::string& name) {
+  LoadOptions options;
+  options.sequence_length = 128;
+  return LoadModel(name, options);
+}
+
+std::int64_t LocalElements(const Model& model) {
+  std::int64_t sum = 0;
+  for (const Parameter& param : model.params) {
+    sum += param.tied_to.valid() ? 0 : param.Elements();
+  }
+  return sum;
+}
+
+// Mixtral 8x7B: 32 layers of 8 experts, each with three matrices of 4096 x 14336.
+constexpr std::int64_t kExperts = std::int64_t{32} * 8 * 3 * 4096 * 14336;
+
+TEST_CASE("CutExperts: a rank has its part of the experts and all else") {
+  const Model whole = Loaded("mixtral-8x7b");
+  for (const std::int64_t ranks : {2, 4, 8}) {
+    CAPTURE(ranks);
+    Model model = whole;
+    CutExperts(model, ranks, "test");
+    ValidateModel(model, "test");
+    CHECK(LocalElements(model) == LocalElements(whole) - kExperts + kExperts / ranks);
+    CHECK(CountParameters(model) == CountParameters(whole));
+    CHECK(ConventionFlopsPerSample(model).value == ConventionFlopsPerSample(whole).value);
+    CHECK(model.ops.size() == whole.ops.size() + std::size_t{32} * 4);
+    Model again = model;
+    CutExperts(again, ranks, "test");
+    CHECK(again.ops.size() == model.ops.size());
+  }
+}
+
+TEST_CASE("CutExperts: rows travel as tokens times chosen experts") {
+  Model model = Loaded("mixtral-8x7b");
+  CutExperts(model, 4, "test");
+  int exchanges = 0;
+  for (const ModelOp& op : model.ops) {
+    const OpSpec& spec = model.SpecOf(op);
+    if (spec.kind == OpKind::kExchange) {
+      ++exchanges;
+      CHECK(spec.rows == 128 * 2);
+      CHECK(model.tensors[op.outputs[0].value].elements == std::int64_t{128} * 2 * 4096);
+      CHECK(op.inputs.size() == (spec.routed ? 2U : 1U));
+    }
+    if (spec.kind == OpKind::kExperts) {
+      CHECK(spec.experts == 2);
+      CHECK(op.params.size() == 6);
+      CHECK(model.modules[ExpertsModule(model, op).value].name == "experts");
+    }
+  }
+  CHECK(exchanges == 2 * 32);
+}
+
+TEST_CASE("CutExperts: what cannot be shared out is refused by name") {
+  const auto refusal = [](const std::string& name, std::int64_t ranks) {
+    Model model = Loaded(name);
+    try {
+      CutExperts(model, ranks, "ep");
+    } catch (const InputError& error) {
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  CHECK(refusal("mixtral-8x7b", 3).find("a divisor of the 8 experts") != std::string::npos);
+  CHECK(refusal("llama-3-8b", 2).find("has no experts") != std::string::npos);
+  CHECK(refusal("gpt-oss-20b", 2).find("a bias") != std::string::npos);
+  CHECK(refusal("llama-3-8b", 1) == "none");
+}
+
+}  // namespace
+}  // namespace shardwright
