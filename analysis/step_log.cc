@@ -5,11 +5,13 @@
 #include <cmath>
 #include <cstddef>
 #include <map>
-#include <span>
 #include <utility>
 #include <vector>
 
+#include "analysis/log_formats.h"
+#include "core/embedded.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -24,66 +26,42 @@ enum class Logged : std::uint8_t {
   kReserved,      // bytes of one GPU
   kAllocated,     // likewise
 };
-constexpr std::size_t kLoggedCount = 7;
+using enum Logged;
+constexpr std::array<std::string_view, 7> kQuantities = {
+    "step", "steps_per_second", "tokens_per_gpu", "tokens", "samples", "reserved", "allocated"};
 
 // A number stands between `before` and `after`; one of them may be empty. It counts `scale` units.
 struct LogFormat {
-  const char* framework;
-  const char* before;
-  const char* after;
-  Logged quantity;
+  std::string framework, before, after;
+  Logged quantity = kStep;
   double scale = 1;
 };
 
 constexpr std::string_view kProgressBar = "progress bar";
 constexpr double kMostLogged = 1e15;  // no step, rate or memory of a GPU comes near
-constexpr double kGib = 1024.0 * 1024 * 1024;
-constexpr double kMib = 1024.0 * 1024;
-using enum Logged;
 
-// Where the lines come from: torchtitan/components/metrics.py, transformers' speed_metrics,
-// axolotl's and torchtune's metrics, DeepSpeed's ThroughputTimer and see_memory_usage, Megatron's
-// training_log and report_memory, NeMo's progress bar, Composer's and OLMo's speed monitors, tqdm.
-constexpr std::array<LogFormat, 38> kFormats = {{
-    {"torchtitan", "tps:", "", kTokensPerGpu},
-    {"torchtitan", "memory:", "GiB", kReserved, kGib},
-    {"Trainer", "train_steps_per_second", "", kStepsPerSecond},
-    {"Trainer", "train_samples_per_second", "", kSamples},
-    {"Trainer", "train_tokens_per_second", "", kTokens},
-    {"axolotl", "tokens/train_per_sec_per_gpu", "", kTokensPerGpu},
-    {"axolotl", "memory/max_allocated (GiB)", "", kAllocated, kGib},
-    {"torchtune", "tokens_per_second_per_gpu:", "", kTokensPerGpu},
-    {"torchtune", "peak_memory_reserved:", "", kReserved, kGib},
-    {"DeepSpeed", "CurrSamplesPerSec", "", kSamples},
-    {"DeepSpeed", "iter time (s)", "", kStep},
-    {"DeepSpeed", "MaxMemAllocated", "GB", kAllocated, kGib},
-    {"DeepSpeed", "Max_CA", "GB", kReserved, kGib},
-    {"Megatron-LM", "elapsed time per iteration (ms)", "", kStep, 1e-3},
-    {"Megatron-LM", "max allocated", "", kAllocated, kMib},
-    {"Megatron-LM", "max reserved", "", kReserved, kMib},
-    {"NeMo", "train_step_timing in s", "", kStep},
-    {"LLM Foundry", "throughput/device/tokens_per_sec:", "", kTokensPerGpu},
-    {"LLM Foundry", "throughput/tokens_per_sec:", "", kTokens},
-    {"LLM Foundry", "throughput/batches_per_sec:", "", kStepsPerSecond},
-    {"LLM Foundry", "memory/peak_reserved_mem:", "", kReserved, 1e9},
-    {"OLMo", "throughput/device/tokens_per_second", "", kTokensPerGpu},
-    {"OLMo", "System/Peak GPU Memory (MB)", "", kAllocated, kMib},
-    {"progress bar", "", "s/it", kStep},
-    {"progress bar", "", "it/s", kStepsPerSecond},
-    {"typed", "", "tokens/s/gpu", kTokensPerGpu},
-    {"typed", "", "tokens/s per gpu", kTokensPerGpu},
-    {"typed", "", "tokens/gpu/s", kTokensPerGpu},
-    {"typed", "", "tok/s/gpu", kTokensPerGpu},
-    {"typed", "", "tokens/s", kTokens},
-    {"typed", "", "tok/s", kTokens},
-    {"typed", "", "samples/s", kSamples},
-    {"typed", "", "steps/s", kStepsPerSecond},
-    {"typed", "", "s/step", kStep},
-    {"typed", "", "ms/step", kStep, 1e-3},
-    {"typed", "", "GiB", kReserved, kGib},
-    {"typed", "", "GB", kReserved, kGib},  // PyTorch and nvidia-smi divide by 2^30 and say GB
-    {"typed", "", "MiB", kReserved, kMib},
-}};
+// log_formats.json. The lines come from torchtitan/components/metrics.py, transformers'
+// speed_metrics, axolotl's and torchtune's metrics, DeepSpeed's ThroughputTimer and
+// see_memory_usage, Megatron's training_log and report_memory, NeMo's progress bar, Composer's and
+// OLMo's speed monitors, tqdm. PyTorch and nvidia-smi divide by 2^30 and say GB.
+const std::vector<LogFormat>& Formats() {
+  static const std::vector<LogFormat> formats = [] {
+    const EmbeddedFile& file = EmbeddedLogFormats().front();
+    const JsonValue rows = JsonValue::Parse(file.text, std::string(file.path)).At("formats");
+    std::vector<LogFormat> all(rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      rows[i].AllowOnly({"framework", "before", "after", "quantity", "scale"});
+      const auto before = rows[i].Find("before"), after = rows[i].Find("after");
+      const auto scale = rows[i].Find("scale");
+      all[i] = {rows[i].At("framework").AsString(), before ? before->AsString() : "",
+                after ? after->AsString() : "",
+                static_cast<Logged>(rows[i].At("quantity").AsChoice(kQuantities)),
+                scale ? scale->AsDouble() : 1};
+    }
+    return all;
+  }();
+  return formats;
+}
 
 // Without the sequences that colour a terminal: ESC, '[', parameters, a letter.
 std::string WithoutColours(std::string_view text) {
@@ -214,7 +192,7 @@ std::optional<double> ValueOf(const LogFormat& format, std::string_view line) {
 }
 
 // Values of one framework's lines, by quantity.
-using Values = std::array<std::vector<double>, kLoggedCount>;
+using Values = std::array<std::vector<double>, kQuantities.size()>;
 
 std::size_t CountRates(const Values& values) {
   std::size_t most = 0;
@@ -242,12 +220,12 @@ std::map<std::string_view, Values> ValuesIn(std::string_view text) {
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
     std::string_view said;  // of a line "7100 tokens/s/GPU", not its "tokens/s" once more
-    for (const LogFormat& format : kFormats) {
+    for (const LogFormat& format : Formats()) {
       const std::optional<double> value = ValueOf(format, line);
       const bool is_rate = format.quantity < kReserved;
       if (value && *value > 0 && *value * format.scale < kMostLogged &&
           !(format.framework == kProgressBar && IsOfOtherWork(line)) &&
-          !(is_rate && said == format.framework && *format.before == '\0')) {
+          !(is_rate && said == format.framework && format.before.empty())) {
         found[format.framework][static_cast<std::size_t>(format.quantity)].push_back(*value *
                                                                                      format.scale);
         said = is_rate ? std::string_view(format.framework) : said;

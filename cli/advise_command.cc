@@ -33,37 +33,6 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAdviseAbout =
-    R"(Says what a training job should change, from a trace of a few of its steps.
-
-Examples:
-  shardwright advise traces/ --plan plan.json
-  shardwright advise rank0.json.gz
-  shardwright advise run.json.gz -o better.json --patch better.diff
-  shardwright advise traces/ --plan plan.json --fix batch,mesh --json
-
-TRACE is of PyTorch's profiler (several ranks: one file each, or a folder), of Nsight Systems,
-or of `shardwright run`. Shows where a step goes and which units compute waits for, and
-ranks what would help by gain over effort. With the plan of the job (--plan; traces of our own carry
-it) the profile is corrected by the trace, each change and the best plan are simulated, and a patch
-of the job's settings is made. Without one, gains are what a change could save at most.
-
-Exits with 1 when the trace is not a run of the plan, or contradicts it.)";
-
-constexpr std::array<PositionalRow, 1> kAdvisePositionals = {
-    {{"TRACE", "trace of a run, one file per rank, or a folder of them", "advise needs a trace",
-      true, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 5> kAdviseFlags = {{
-    {"--plan", "FILE", "plan of the job (default: the one that the trace carries)",
-     FileRole::kRead},
-    {"--fix", "CHOICE,...",
-     "what stays as it is: sync, reshard, prefetch, offload, recompute, units, batch or mesh"},
-    {"--to", "TARGET", "whose settings the patch changes, as emit --to has it"},
-    {"--output,-o", "FILE", "write the better plan here", FileRole::kWrite},
-    {"--patch", "FILE", "write the patch here", FileRole::kWrite},
-}};
-
 // A recording and what is known of its plan.
 struct Traced {
   TracedRun run;  // of its file only the recordings count without a plan
@@ -303,7 +272,9 @@ AdviseReport ReportOf(const Traced& traced) {
   return report;
 }
 
-int RunAdvise(const Arguments& arguments) {
+}  // namespace
+
+int AdviseCommand(const Arguments& arguments) {
   const Traced traced = ReadTraced(arguments);
   if (!traced.has_plan) {
     for (const char* flag : {"--fix", "--to", "--output", "--patch"}) {
@@ -347,11 +318,5 @@ int RunAdvise(const Arguments& arguments) {
   arguments.Print(arguments.IsJson() ? AdviseJson(report) : AdviseText(report));
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kAdviseCommand;
-const Command kAdviseCommand = {"advise",     kAdviseAbout, kAdvisePositionals,
-                                kAdviseFlags, {},           RunAdvise};
 
 }  // namespace shardwright

@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <array>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -18,36 +16,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
-
-constexpr const char* kBaselinesAbout = R"(Predicts what the usual frameworks do by default.
-
-Examples:
-  shardwright baselines --model llama-3-8b --cluster dgx-h100 --nodes 2 --seq 8192
-  shardwright baselines --model llama-2-7b --cluster p4d --nodes 16 --seq 4096 --global-batch 512 --json
-
-FSDP1 (units of 1e8 parameters, or by block), FSDP2 as torchtitan and Accelerate apply it, ZeRO-3
-and DDP, each with the micro-batch and recomputation with which it is fastest. Exits with 1 when
-none of them fits.)";
-
-// The flags of plan that say what the job is, and nothing of how it is planned.
-constexpr std::array<std::string_view, 20> kJobFlags = {
-    "--model",      "--cluster",      "--nodes",        "--gpus",          "--kernel-set",
-    "--attention",  "--loss-chunks",  "--profile",      "--mode",          "--seq",
-    "--clip",       "--precision",    "--global-batch", "--optimizer",     "--lora-rank",
-    "--lora-alpha", "--lora-targets", "--frozen",       "--memory-margin", "--allocator"};
-
-std::span<const FlagRow> BaselinesFlags() {
-  static const std::vector<FlagRow> flags = [] {
-    std::vector<FlagRow> rows;
-    for (const FlagRow& row : PlanFlags()) {
-      if (std::find(kJobFlags.begin(), kJobFlags.end(), row.name) != kJobFlags.end()) {
-        rows.push_back(row);
-      }
-    }
-    return rows;
-  }();
-  return flags;
-}
 
 std::string Text(const std::vector<BaselineResult>& results) {
   Table table({kLeft, kRight, kRight, kRight, kRight, kRight, kLeft, kLeft});
@@ -99,7 +67,9 @@ std::string ToJson(const PlanFile& problem, const std::vector<BaselineResult>& r
   return json.dump(2) + "\n";
 }
 
-int RunBaselines(const Arguments& arguments) {
+}  // namespace
+
+int BaselinesCommand(const Arguments& arguments) {
   const PlanFile problem = MakeJobFile(ReadPlanOptions(arguments));
   const std::vector<BaselineResult> results = EvaluateBaselines(problem);
   arguments.Print(arguments.IsJson() ? ToJson(problem, results) : Text(results));
@@ -107,11 +77,5 @@ int RunBaselines(const Arguments& arguments) {
                                     [](const BaselineResult& result) { return result.Fits(); });
   return any_fits ? kExitOk : kExitNo;
 }
-
-}  // namespace
-
-extern const Command kBaselinesCommand;
-const Command kBaselinesCommand = {"baselines", kBaselinesAbout, {}, BaselinesFlags(),
-                                   {},          RunBaselines};
 
 }  // namespace shardwright

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "cli/command.h"
-#include "topologies/number.h"
 
 namespace shardwright {
 

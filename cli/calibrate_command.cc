@@ -39,57 +39,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kCalibrateAbout =
-    R"(Fits a profile to measured traces, so that simulations predict this machine.
-
-Examples:
-  shardwright calibrate run.json.gz -o mine.json
-  shardwright calibrate run1.json.gz run2.json.gz --name my-box -o mine.json
-  shardwright calibrate kineto.json.gz --plan plan.json -o mine.json
-  shardwright calibrate kineto.json.gz -o mine.json
-  shardwright calibrate all_gather.txt --cluster dgx-h100 --nodes 2 -o mine.json
-  shardwright calibrate my-runs.json -o mine.json
-  shardwright calibrate --device host -o mine.json
-  shardwright calibrate --device cuda --cluster 'h200-141 x4, nvlink 450 GB/s' -o mine.json
-
-Traces are those of `shardwright run --trace`, each of which carries its plan; those of PyTorch's
-profiler or Nsight Systems, with --plan; those of PyTorch's profiler of any other program,
-whose kernels count where record_shapes was on; what nccl-tests print, with --cluster; or a list of
-runs with their step times (JSON, as for validate), of which one run is enough. With --device
-and no traces, plans run on the device first: on all GPUs of --cluster, a process each, and on one.
-Then: shardwright plan --profile mine.json ...
-
-Exits with 1 and writes nothing when a trace is not a run of its plan or contradicts it, and when the
-new profile predicts the steps that it was fitted to worse than the old one.)";
-
-constexpr std::array<PositionalRow, 1> kCalibratePositionals = {
-    {{"TRACE", "measurements, or folders of them; none with --device", nullptr, true,
-      FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 12> kCalibrateFlags = {{
-    {"--output,-o", "FILE", "write the profile here (required)", FileRole::kWrite},
-    {"--name", "NAME", "of the profile (default: the old one's with -calibrated)"},
-    {"--profile", "NAME|FILE", "numbers to start from (default: those of the first plan)",
-     FileRole::kRead},
-    {"--profiles", "FOLDER", "profiles to choose from (default: the shipped ones)",
-     FileRole::kRead},
-    {"--device", "host|cuda", "run small plans on this device instead of reading traces"},
-    {"--ranks", "N", "with --device host: ranks of these plans (default: one per core, at most 4)"},
-    {"--plan", "FILE", "what traces of other programs ran", FileRole::kRead},
-    {"--cluster", "NAME|FILE", "where nccl-tests ran, or the GPUs of --device cuda",
-     FileRole::kRead},
-    {"--nodes", "N", "of that cluster"},
-    {"--op", "NAME", "what nccl-tests measured, where they do not say: all_gather, ..."},
-    {"--date", "YYYY-MM-DD", "when the measurement was made (default: today)"},
-    kRendezvousKeyFlag,
-}};
-
-constexpr std::array<SwitchRow, 2> kCalibrateSwitches = {{
-    {"--even-if-worse",
-     "write a profile that predicts the runs it was fitted to worse than before, too"},
-    kInsecureNetworkSwitch,
-}};
-
 // All recordings together are one run of the plan.
 TracedRun ReadForeignTraces(const Arguments& arguments, const std::vector<std::string>& files) {
   if (!arguments.Get("--plan").is_given()) {
@@ -370,7 +319,9 @@ int CalibrateByStepTimes(const Arguments& arguments, const std::vector<MeasuredR
   return WriteResult(arguments, result, start);
 }
 
-int RunCalibrate(const Arguments& arguments) {
+}  // namespace
+
+int CalibrateCommand(const Arguments& arguments) {
   arguments.Require("--output");
   if (const Flag folder = arguments.Get("--profiles"); folder.is_given()) {
     ShipProfilesOf(folder.text);
@@ -425,11 +376,5 @@ int RunCalibrate(const Arguments& arguments) {
   CalibrationResult result = Calibrate(runs, start, origin);
   return WriteResult(arguments, result, start);
 }
-
-}  // namespace
-
-extern const Command kCalibrateCommand;
-const Command kCalibrateCommand = {"calibrate",     kCalibrateAbout,    kCalibratePositionals,
-                                   kCalibrateFlags, kCalibrateSwitches, RunCalibrate};
 
 }  // namespace shardwright

@@ -60,7 +60,7 @@ PlanFile PlanOfFlags(const JsonValue& flags) {
   Arguments arguments;
   arguments.command = "plan";
   std::vector<std::string> names;
-  for (const FlagRow& row : PlanFlags()) {
+  for (const FlagRow& row : SharedFlags("plan")) {
     if (row.file != FileRole::kWrite) {
       names.push_back(LongName(row));
     }

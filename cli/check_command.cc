@@ -24,35 +24,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kCheckAbout =
-    R"(Checks what jobs need against limits and against the last record.
-
-Examples:
-  shardwright check budget.toml
-  shardwright check budget.toml --last main.json --github
-  shardwright check budget.toml --save main.json
-
-budget.toml has a table per job: its plan file, or the flags of shardwright plan, and limits:
-  [job.pretrain]
-  plan = "plan.json"
-  memory = "72 GiB"
-  step_time = "1.3 s"
-Exits with 1 when a limit is broken, when a job no longer fits, or when it needs more than at the
-last record; then the choice or the line of the model that did it is named.)";
-
-constexpr std::array<PositionalRow, 1> kCheckPositionals = {
-    {{"BUDGET", "TOML file of jobs and their limits", "check needs a budget file", false,
-      FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 2> kCheckFlags = {{
-    {"--last", "FILE", "record that an earlier --save wrote", FileRole::kRead},
-    {"--save", "FILE", "write what the jobs need now, as the record for the next time",
-     FileRole::kWrite},
-}};
-
-constexpr std::array<SwitchRow, 1> kCheckSwitches = {
-    {{"--github", "print broken limits as annotations of GitHub's workflows"}}};
-
 // Something that is not as it should be.
 struct Breach {
   const BudgetJob* job = nullptr;
@@ -209,7 +180,9 @@ std::string CheckJson(const std::vector<RecordedJob>& now, const std::vector<Bre
   return json.dump(2) + "\n";
 }
 
-int RunCheck(const Arguments& arguments) {
+}  // namespace
+
+int CheckCommand(const Arguments& arguments) {
   const std::string file = arguments.Get("BUDGET").text;
   const JobBudget budget = ReadBudget(file);
   std::vector<RecordedJob> last;
@@ -237,11 +210,5 @@ int RunCheck(const Arguments& arguments) {
                                               : CheckText(now, breaches));
   return breaches.empty() ? kExitOk : kExitNo;
 }
-
-}  // namespace
-
-extern const Command kCheckCommand;
-const Command kCheckCommand = {"check",     kCheckAbout,    kCheckPositionals,
-                               kCheckFlags, kCheckSwitches, RunCheck};
 
 }  // namespace shardwright

@@ -22,39 +22,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kCheckpointAbout = R"(Shows, exports or imports a checkpoint of run.
-
-Examples:
-  shardwright checkpoint inspect checkpoints
-  shardwright checkpoint export checkpoints/step-00000100 -o model.safetensors
-  shardwright checkpoint export checkpoints -o model.safetensors --dtype bf16
-  shardwright checkpoint export checkpoints -o model.safetensors --transformers 4
-  shardwright checkpoint import ./Qwen3-0.6B -o checkpoints
-
-A folder of checkpoints stands for its newest one. Every byte is read and its checksum compared.
-An exported file has the parameters under the names of PyTorch's named_parameters(); those of mixtures
-and of ViT are other ones in Transformers 5 than in 4 and in the hub's files. Import reads such files, by
-either names, with the config.json beside them; --resume goes on from what it has written, at step 0,
-with any data.)";
-
-constexpr std::array<PositionalRow, 2> kCheckpointPositionals = {
-    {{"ACTION", "inspect, export or import", "checkpoint needs inspect, export or import"},
-     {"FOLDER", "a checkpoint, or a folder of them; import: a model's folder or safetensors file",
-      "checkpoint needs a folder", false, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 5> kCheckpointFlags = {{
-    {"--output,-o", "FILE",
-     "export: the safetensors file to write; import: the folder of checkpoints",
-     FileRole::kWriteWhen},
-    {"--adapters", "keep|merge",
-     "export: LoRA matrices as tensors of their own (default), or merged into the weights"},
-    {"--transformers", "4|5", "export: whose names mixtures and ViT get (default 5)"},
-    {"--model", "SPEC",
-     "import: the model, as for plan (default: the config.json beside the weights)",
-     FileRole::kRead},
-    {"--dtype", "fp32|bf16|fp16", "export: dtype of the parameters (default: as saved)"},
-}};
-
 Json InspectionJson(const Checkpoint& checkpoint) {
   const Manifest& m = checkpoint.manifest();
   Json json = ReportHead("shardwright-checkpoint-inspection");
@@ -145,7 +112,9 @@ int RunCheckpointImport(const Arguments& arguments) {
   return kExitOk;
 }
 
-int RunCheckpoint(const Arguments& arguments) {
+}  // namespace
+
+int CheckpointCommand(const Arguments& arguments) {
   static constexpr std::array<std::string_view, 3> kActions = {"inspect", "export", "import"};
   const auto action = static_cast<Action>(ReadChoice(arguments.Get("ACTION"), kActions));
   CheckFlags(arguments, action);
@@ -178,11 +147,5 @@ int RunCheckpoint(const Arguments& arguments) {
   }
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kCheckpointCommand;
-const Command kCheckpointCommand = {
-    "checkpoint", kCheckpointAbout, kCheckpointPositionals, kCheckpointFlags, {}, RunCheckpoint};
 
 }  // namespace shardwright

@@ -1,8 +1,8 @@
 #pragma once
 
-// One subcommand = one table (name, help, flags) and one function. cli/command_line.cc parses the
-// words into Arguments by these tables; the function reads them. A new subcommand is one .cc file
-// and one line in AllCommands().
+// One subcommand = one table (help, flags: cli/commands/NAME.json) and one function.
+// cli/command_line.cc parses the words into Arguments by these tables; the function reads them. A
+// new subcommand is a table, a .cc file, a declaration below and a line in cli/all_commands.cc.
 
 #include <atomic>
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -38,9 +39,9 @@ enum class Ranks : std::uint8_t {
 
 // "--nodes N": a flag with a value. A kWrite is never compared, only whether it is given.
 struct FlagRow {
-  const char* name;  // "--nodes", or with a short form "--output,-o"
-  const char* value;
-  const char* help;
+  std::string name;  // "--nodes", or with a short form "--output,-o"
+  std::string value;
+  std::string help;
   FileRole file = FileRole::kNone;
   Ranks ranks = Ranks::kSame;
 };
@@ -50,16 +51,16 @@ struct FlagRow {
 
 // "--exact": a flag without a value.
 struct SwitchRow {
-  const char* name;
-  const char* help;
+  std::string name;
+  std::string help;
   Ranks ranks = Ranks::kSame;
 };
 
 // An argument that is no flag.
 struct PositionalRow {
-  const char* name;
-  const char* help;
-  const char* missing;   // the usage error without it; null: it may be left out
+  std::string name;
+  std::string help;
+  std::string missing;   // the usage error without it; empty: it may be left out
   bool is_list = false;  // takes all that follow
   FileRole file = FileRole::kNone;
 };
@@ -123,18 +124,58 @@ class Arguments {
 };
 
 struct Command {
-  const char* name;
-  const char* about;  // what it does in one line, a blank line, then examples
-  std::span<const PositionalRow> positionals;
-  std::span<const FlagRow> flags;
-  std::span<const SwitchRow> switches;  // --json comes with every command
-  // Prepares all of its output before it writes any, so that a failure leaves none; results go to
-  // Arguments::Print, warnings to standard error. Returns an exit code; errors are thrown.
-  int (*run)(const Arguments& arguments);
+  std::string name;
+  std::string about;  // what it does in one line, a blank line, then examples
+  std::vector<PositionalRow> positionals;
+  std::vector<FlagRow> flags;
+  std::vector<SwitchRow> switches;  // --json comes with every command
 };
 
+// The table of a command that CommandFunctions() names.
+[[nodiscard]] Command LoadCommand(std::string_view name);
+[[nodiscard]] std::span<const Command> AllCommands();
+// Flags that several commands have: "plan", those that describe one plan.
+[[nodiscard]] std::vector<FlagRow> SharedFlags(const char* set);
+
+// Prepares all of its output before it writes any, so that a failure leaves none; results go to
+// Arguments::Print, warnings to standard error. Returns an exit code; errors are thrown.
+struct CommandFunction {
+  std::string_view name;
+  int (*run)(const Arguments& arguments);
+};
 // In the order of --help.
-[[nodiscard]] std::span<const Command* const> AllCommands();
+[[nodiscard]] std::span<const CommandFunction> CommandFunctions();
+
+int EstimateCommand(const Arguments& arguments);
+int PlanCommand(const Arguments& arguments);
+int SimulateCommand(const Arguments& arguments);
+int EmitCommand(const Arguments& arguments);
+int ImportRunCommand(const Arguments& arguments);
+int RunCommand(const Arguments& arguments);
+int CompareCommand(const Arguments& arguments);
+int ReportCommand(const Arguments& arguments);
+int AdviseCommand(const Arguments& arguments);
+int HangCommand(const Arguments& arguments);
+int JudgeCommand(const Arguments& arguments);
+int CheckCommand(const Arguments& arguments);
+int DoctorCommand(const Arguments& arguments);
+int ListCommand(const Arguments& arguments);
+int InspectCommand(const Arguments& arguments);
+int InspectTraceCommand(const Arguments& arguments);
+int TopoCommand(const Arguments& arguments);
+int SweepCommand(const Arguments& arguments);
+int GoodputCommand(const Arguments& arguments);
+int BaselinesCommand(const Arguments& arguments);
+int DiffCommand(const Arguments& arguments);
+int ExportCommand(const Arguments& arguments);
+int EvalCommand(const Arguments& arguments);
+int GenerateCommand(const Arguments& arguments);
+int CheckpointCommand(const Arguments& arguments);
+int PageCommand(const Arguments& arguments);
+int ConfigCommand(const Arguments& arguments);
+int CalibrateCommand(const Arguments& arguments);
+int ValidateCommand(const Arguments& arguments);
+int PriceCommand(const Arguments& arguments);
 
 // Largest values that counts on the command line may have.
 inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 24;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -31,8 +32,9 @@ namespace {
 
 // What CLI11 fills in for one subcommand.
 struct Parsed {
-  const Command* command = nullptr;
+  Command command;
   CLI::App* app = nullptr;
+  int (*run)(const Arguments& arguments) = nullptr;
   Arguments arguments;
   std::map<std::string, bool> switches;
 };
@@ -48,10 +50,8 @@ constexpr std::array<std::pair<std::string_view, const char*>, 4> kTitles = {
      {"list", "More commands"},
      {"calibrate", "Workshop: profiles from measurements"}}};
 
-void AddCommand(CLI::App& app, const Command& command, Parsed& parsed) {
-  const std::string about(command.about);
-  parsed.command = &command;
-  parsed.app = app.add_subcommand(command.name, about.substr(0, about.find('\n')));
+void FillIn(const Command& command, Parsed& parsed) {
+  parsed.app->description(FirstLine(command.about));
   parsed.app->allow_extras();
   Arguments& arguments = parsed.arguments;
   arguments.command = command.name;
@@ -75,6 +75,31 @@ void AddCommand(CLI::App& app, const Command& command, Parsed& parsed) {
   }
 }
 
+// Those that the words may mean with their tables, the others by name. No word names one: all, for
+// --help shows them.
+std::vector<Parsed> AddCommands(CLI::App& app, const std::set<std::string_view>& words) {
+  const std::span<const CommandFunction> functions = CommandFunctions();
+  const auto is_meant = [&](const CommandFunction& function) {
+    return words.contains(function.name);
+  };
+  const bool has_name = std::any_of(functions.begin(), functions.end(), is_meant);
+  std::vector<Parsed> commands(functions.size());
+  std::string title;
+  for (std::size_t i = 0; i < commands.size(); ++i) {
+    Parsed& parsed = commands[i];
+    for (const auto& [first, of_group] : kTitles) {
+      title = first == functions[i].name ? of_group : title;
+    }
+    parsed.run = functions[i].run;
+    parsed.app = app.add_subcommand(std::string(functions[i].name))->group(title);
+    if (!has_name || is_meant(functions[i])) {
+      parsed.command = LoadCommand(functions[i].name);
+      FillIn(parsed.command, parsed);
+    }
+  }
+  return commands;
+}
+
 bool IsJson(const CLI::App& app, const Parsed* chosen) {
   const std::vector<std::string> extras = app.remaining();
   return chosen != nullptr ? chosen->app->count("--json") > 0
@@ -84,7 +109,7 @@ bool IsJson(const CLI::App& app, const Parsed* chosen) {
 // What it does and examples first, then the flags.
 std::string HelpOf(CLI::App& app, const Parsed* chosen) {
   if (IsJson(app, chosen)) {
-    return HelpJson(chosen == nullptr ? "" : chosen->command->name);
+    return HelpJson(chosen == nullptr ? "" : chosen->command.name);
   }
   if (chosen == nullptr) {
     app.description("");
@@ -93,8 +118,7 @@ std::string HelpOf(CLI::App& app, const Parsed* chosen) {
   chosen->app->description("");
   constexpr std::size_t kWidth = 100;
   constexpr std::size_t kTexts = 30;  // CLI11's column of descriptions
-  return std::string(chosen->command->about) + "\n\n" +
-         Wrapped(chosen->app->help("shardwright"), kWidth, kTexts);
+  return chosen->command.about + "\n\n" + Wrapped(chosen->app->help("shardwright"), kWidth, kTexts);
 }
 
 std::vector<std::string> FlagNames(const CLI::App& app) {
@@ -158,8 +182,8 @@ std::vector<std::string> WithMeanings(const std::vector<std::string>& words) {
 [[noreturn]] void ThrowNoCommand(const CLI::App& app) {
   constexpr const char* kExpected = "expected one of those that shardwright --help lists";
   std::vector<std::string> names;
-  for (const Command* command : AllCommands()) {
-    names.emplace_back(command->name);
+  for (const CommandFunction& function : CommandFunctions()) {
+    names.emplace_back(function.name);
   }
   const std::vector<std::string> extras = app.remaining(true);
   if (extras[0].starts_with("-")) {
@@ -174,7 +198,7 @@ std::vector<std::string> WithMeanings(const std::vector<std::string>& words) {
 std::string WhatItTakes(const Command& command) {
   std::string names;
   for (const PositionalRow& row : command.positionals) {
-    names += std::string(names.empty() ? "" : " ") + row.name;
+    names += (names.empty() ? "" : " ") + row.name;
   }
   return names.empty() ? ", which takes flags only"
                        : ", which takes " + names + "; a value with spaces needs quotes";
@@ -182,7 +206,7 @@ std::string WhatItTakes(const Command& command) {
 
 // Words that no flag and no argument took, and arguments that are missing.
 void CheckWords(const CLI::App& app, const Parsed& parsed) {
-  const std::string name = parsed.command->name;
+  const std::string name = parsed.command.name;
   const std::vector<std::string> extras = app.remaining(true);
   for (const std::string& extra : extras) {
     if (extra.starts_with("-") && extra != "-") {
@@ -198,10 +222,10 @@ void CheckWords(const CLI::App& app, const Parsed& parsed) {
   }
   if (!extras.empty()) {
     const std::vector<std::string> flags = FlagNames(*parsed.app);
-    const bool names_model = parsed.command->positionals.empty() &&
+    const bool names_model = parsed.command.positionals.empty() &&
                              std::find(flags.begin(), flags.end(), "--model") != flags.end();
     throw UsageError("unexpected argument \"" + extras[0] + "\" of shardwright " + name +
-                     WhatItTakes(*parsed.command) +
+                     WhatItTakes(parsed.command) +
                      (names_model ? "; did you mean --model " + extras[0] +
                                         (extras.size() > 1 ? " --cluster " + extras[1] : "") + "?"
                                   : ""));
@@ -217,13 +241,13 @@ void CheckWords(const CLI::App& app, const Parsed& parsed) {
     }
   };
   check(kBudgetFlag.name);
-  for (const FlagRow& row : parsed.command->flags) {
+  for (const FlagRow& row : parsed.command.flags) {
     check(LongName(row));
   }
-  for (const PositionalRow& row : parsed.command->positionals) {
+  for (const PositionalRow& row : parsed.command.positionals) {
     const bool is_given = row.is_list ? !parsed.arguments.lists.at(row.name).empty()
                                       : parsed.arguments.Get(row.name).is_given();
-    if (!is_given && row.missing != nullptr) {
+    if (!is_given && !row.missing.empty()) {
       throw UsageError(row.missing);
     }
   }
@@ -256,15 +280,6 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
   app.allow_extras();
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", kVersionText);
-  std::vector<Parsed> commands(AllCommands().size());
-  std::string title;
-  for (std::size_t i = 0; i < commands.size(); ++i) {
-    AddCommand(app, *AllCommands()[i], commands[i]);
-    for (const auto& [first, of_group] : kTitles) {
-      title = first == commands[i].command->name ? of_group : title;
-    }
-    commands[i].app->group(title);
-  }
   CheckValues(argc, argv);
   // "help estimate" is "estimate --help", and nothing at all is "--help".
   const std::vector<std::string> meant = WithMeanings({argv, argv + argc});
@@ -276,6 +291,7 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
     words.erase(words.begin() + 1, words.begin() + std::min(argc, 2));
     words.push_back("--help");
   }
+  std::vector<Parsed> commands = AddCommands(app, {words.begin(), words.end()});
   try {
     app.parse(static_cast<int>(words.size()), words.data());
   } catch (const CLI::CallForHelp&) {
@@ -314,10 +330,10 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
   for (const auto& [name, texts] : chosen->arguments.lists) {
     std::for_each(texts.begin(), texts.end(), NameByUser);
   }
-  ApplyConfiguration(*chosen->command, chosen->arguments);
+  ApplyConfiguration(chosen->command, chosen->arguments);
   const CommandReads reads;
-  CheckFiles(*chosen->command, chosen->arguments);
-  return chosen->command->run(chosen->arguments);
+  CheckFiles(chosen->command, chosen->arguments);
+  return chosen->run(chosen->arguments);
 }
 
 }  // namespace shardwright

@@ -35,8 +35,7 @@ Streams StandardStreams() {
 }
 
 std::string LongName(const FlagRow& row) {
-  const std::string name(row.name);
-  return name.substr(0, name.find(','));
+  return row.name.substr(0, row.name.find(','));
 }
 
 void Arguments::PrintText(const std::string& kind, const std::string& result) const {

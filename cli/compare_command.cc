@@ -1,4 +1,3 @@
-#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -26,37 +25,6 @@
 
 namespace shardwright {
 namespace {
-
-constexpr const char* kCompareAbout =
-    R"(Compares a measured trace with its simulation and explains the gap.
-
-Examples:
-  shardwright compare sim.json.gz run.json.gz
-  shardwright compare plan.json run.json.gz --fail-above 10%
-  shardwright compare plan.json kineto.json.gz
-  shardwright compare plan.json traces/
-  shardwright compare plan.json run.json.gz --json
-
-MEASURED is a trace of `shardwright run`, of PyTorch's profiler (plain or gzip; several ranks: one
-file each, or a folder with them) or an SQLite export of Nsight Systems.
-SIM is a trace of `shardwright simulate` or a plan, which is then simulated. Says first how well the
-trace is a run of the plan. Exits with 1 when it is not, when the step time differs by more than
---fail-above, or when the measured trace contradicts the program.)";
-
-constexpr std::array<PositionalRow, 2> kComparePositionals = {{
-    {"SIM", "simulated trace, or a plan file", "compare needs a simulated trace or a plan", false,
-     FileRole::kRead},
-    {"MEASURED", "trace of a run of the same plan, one file per rank, or a folder of them",
-     "compare needs a measured trace, too", true, FileRole::kRead},
-}};
-
-constexpr std::array<FlagRow, 3> kCompareFlags = {{
-    {"--plan", "FILE", "plan of both traces (default: the one that the traces carry)",
-     FileRole::kRead},
-    {"--fail-above", "PERCENT", "largest difference of step times, such as 10%"},
-    {"--contention", "on|off",
-     "of the simulation, when SIM is a plan and for what-if (default on)"},
-}};
 
 // "10%" or "0.1".
 double ReadPercent(const Flag& flag) {
@@ -151,7 +119,9 @@ int SayNoRun(const Arguments& arguments, const PlanFile& file, const RunMatch& m
   return kExitNo;
 }
 
-int RunCompare(const Arguments& arguments) {
+}  // namespace
+
+int CompareCommand(const Arguments& arguments) {
   double limit = std::numeric_limits<double>::infinity();
   arguments.Set("--fail-above", limit, ReadPercent);
   EngineOptions engine;
@@ -195,11 +165,5 @@ int RunCompare(const Arguments& arguments) {
   const bool is_far = std::abs(comparison.gap()) > limit;
   return is_far || !comparison.findings.empty() ? kExitNo : kExitOk;
 }
-
-}  // namespace
-
-extern const Command kCompareCommand;
-const Command kCompareCommand = {"compare", kCompareAbout, kComparePositionals, kCompareFlags,
-                                 {},        RunCompare};
 
 }  // namespace shardwright

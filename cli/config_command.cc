@@ -13,17 +13,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kConfigAbout = R"(Shows defaults of flags and where each comes from.
+}  // namespace
 
-Examples:
-  shardwright config
-  SHARDWRIGHT_PLAN_CLUSTER=dgx-h100 shardwright config --json
-
-A flag on the command line wins over the environment variable SHARDWRIGHT_<COMMAND>_<FLAG>, that over
-./shardwright.json, and that over $XDG_CONFIG_HOME/shardwright/config.json (~/.config without it).
-The files hold {"plan": {"cluster": "dgx-h100", "nodes": 2}}: flags without their dashes.)";
-
-int RunConfig(const Arguments& arguments) {
+int ConfigCommand(const Arguments& arguments) {
   const std::vector<ConfiguredFlag> flags = ReadConfiguration();
   if (arguments.IsJson()) {
     Json json = ReportHead("shardwright-config");
@@ -51,10 +43,5 @@ int RunConfig(const Arguments& arguments) {
   arguments.Print(text);
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kConfigCommand;
-const Command kConfigCommand = {"config", kConfigAbout, {}, {}, {}, RunConfig};
 
 }  // namespace shardwright

@@ -20,6 +20,8 @@ namespace {
 
 constexpr const char* kFolderFile = "shardwright.json";
 
+const std::string kPrefix = "SHARDWRIGHT_";
+
 // The flags that choose how something is computed or printed, and do nothing else: none that names
 // what is written, deleted, started or connected to, in any command. What is not here is refused.
 constexpr std::string_view kChoices =
@@ -49,7 +51,7 @@ std::vector<std::string> FlagNamesOf(const Command& command) {
 
 // "plan", "--kernel-set" -> "SHARDWRIGHT_PLAN_KERNEL_SET".
 std::string VariableOf(const Command& command, const std::string& flag) {
-  std::string name = "SHARDWRIGHT_" + std::string(command.name) + "_" + flag.substr(2);
+  std::string name = kPrefix + command.name + "_" + flag.substr(2);
   std::transform(name.begin(), name.end(), name.begin(), [](char c) {
     return c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   });
@@ -58,11 +60,11 @@ std::string VariableOf(const Command& command, const std::string& flag) {
 
 const Command& CommandOf(const JsonValue& json, const std::string& name) {
   std::vector<std::string> names;
-  for (const Command* command : AllCommands()) {
-    if (command->name == name) {
-      return *command;
+  for (const Command& command : AllCommands()) {
+    if (command.name == name) {
+      return command;
     }
-    names.emplace_back(command->name);
+    names.push_back(command.name);
   }
   throw InputError(json.path().str(), "\"" + name + "\"", "a command of shardwright",
                    DidYouMean(name, names));
@@ -135,12 +137,19 @@ void ReadFile(const std::string& file, std::vector<ConfiguredFlag>& found) {
 }
 
 void ReadEnvironment(std::vector<ConfiguredFlag>& found) {
-  for (const Command* command : AllCommands()) {
-    for (const std::string& flag : FlagNamesOf(*command)) {
-      const std::string variable = VariableOf(*command, flag);
+  bool has_any = false;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    has_any = has_any || std::string_view(*variable).starts_with(kPrefix);
+  }
+  if (!has_any) {
+    return;
+  }
+  for (const Command& command : AllCommands()) {
+    for (const std::string& flag : FlagNamesOf(command)) {
+      const std::string variable = VariableOf(command, flag);
       const char* value = std::getenv(variable.c_str());
       if (value != nullptr && *value != '\0') {
-        found.push_back({command->name, flag, value, "environment variable " + variable});
+        found.push_back({command.name, flag, value, "environment variable " + variable});
       }
     }
   }

@@ -12,25 +12,8 @@
 
 namespace shardwright {
 
-inline constexpr FlagRow kDeviceFlag = {"--device", "host|cuda",
-                                        "where to run (default host: threads of this machine)"};
-inline constexpr FlagRow kLoopbackFlag = {
-    "--loopback", "RANKS", "with --device cuda: all ranks of the plan, this many, on one GPU"};
-
-// How ranks that a launcher started prove to each other that they belong together.
-inline constexpr FlagRow kRendezvousKeyFlag = {
-    "--rendezvous-key", "FILE",
-    "under torchrun or srun: the run's key, at least 32 bytes, the same on all machines, in a file "
-    "that only you can read (or SHARDWRIGHT_KEY); needed where ranks are on several machines",
-    FileRole::kRead, Ranks::kAny};
-inline constexpr SwitchRow kInsecureNetworkSwitch = {
-    "--insecure-network",
-    "meet without a key: whoever reaches rank 0's port may take a rank, change the result or end "
-    "the run",
-    Ranks::kAny};
-
-// Of the environment, and these two flags. Throws UsageError where ranks would meet over a network
-// with nothing to prove.
+// Of the environment, --rendezvous-key and --insecure-network. Throws UsageError where ranks would
+// meet over a network with nothing to prove.
 [[nodiscard]] Launch LaunchOf(const Arguments& arguments);
 
 struct DeviceFlags {

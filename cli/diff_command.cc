@@ -1,7 +1,6 @@
 // What two plans choose differently, and what that changes.
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cmath>
 #include <map>
@@ -28,22 +27,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
-
-constexpr const char* kDiffAbout =
-    R"(Shows what two plans choose differently, and what that changes.
-
-Examples:
-  shardwright diff a.json b.json
-  shardwright plan --model gpt2 --cluster dgx-a100 --reshard never | shardwright diff a.json - --json
-
-Units are joined by name. Equal changes of units whose names differ in numbers only are one line.)";
-
-constexpr std::array<PositionalRow, 2> kDiffPositionals = {{
-    {"PLAN", "plan file or - (standard input)", "diff needs two plan files", false,
-     FileRole::kRead},
-    {"OTHER", "plan file or - (standard input)", "diff needs two plan files", false,
-     FileRole::kRead},
-}};
 
 // The name that tells an element of an array from its sisters; empty: its index does.
 std::string KeyOf(const Json& element) {
@@ -209,7 +192,9 @@ std::string DiffJson(const std::vector<PlanChange>& changes, const Prediction& a
   return json.dump(2) + "\n";
 }
 
-int RunDiff(const Arguments& arguments) {
+}  // namespace
+
+int DiffCommand(const Arguments& arguments) {
   const std::string first = arguments.Get("PLAN").text;
   const std::string second = arguments.Get("OTHER").text;
   if (first == "-" && second == "-") {
@@ -222,8 +207,6 @@ int RunDiff(const Arguments& arguments) {
                                            TitleOf(after) + "\n\n" + PlanDiffText(before, after));
   return kExitOk;
 }
-
-}  // namespace
 
 std::vector<PlanChange> PlanChanges(const PlanFile& before, const PlanFile& after) {
   const std::map<std::string, std::string> old_fields = FieldsOf(before);
@@ -278,8 +261,5 @@ std::string PlanDiffText(const PlanFile& before, const PlanFile& after) {
 std::string PlanDiffJson(const PlanFile& before, const PlanFile& after) {
   return DiffJson(PlanChanges(before, after), PredictPlan(before), PredictPlan(after));
 }
-
-extern const Command kDiffCommand;
-const Command kDiffCommand = {"diff", kDiffAbout, kDiffPositionals, {}, {}, RunDiff};
 
 }  // namespace shardwright

@@ -28,15 +28,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kDoctorAbout = R"(Says what works on this machine.
-
-Examples:
-  shardwright doctor
-  shardwright doctor --json
-
-Planning and simulating need nothing but the program. Everything that is missing is named with what
-it is needed for.)";
-
 struct Check {
   std::string name;
   bool works = true;
@@ -131,7 +122,9 @@ std::vector<Check> AllChecks() {
   };
 }
 
-int RunDoctor(const Arguments& arguments) {
+}  // namespace
+
+int DoctorCommand(const Arguments& arguments) {
   const std::vector<Check> checks = AllChecks();
   if (arguments.IsJson()) {
     Json json = {
@@ -153,10 +146,5 @@ int RunDoctor(const Arguments& arguments) {
   arguments.Print(table.Text());
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kDoctorCommand;
-const Command kDoctorCommand = {"doctor", kDoctorAbout, {}, {}, {}, RunDoctor};
 
 }  // namespace shardwright

@@ -1,4 +1,3 @@
-#include <array>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -21,44 +20,10 @@
 
 namespace shardwright {
 
-extern const Command kEmitCommand;
-
 namespace {
 
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
-
-constexpr const char* kEmitAbout = R"(Writes a plan as the settings of a framework.
-
-Examples:
-  shardwright emit plan.json --to fsdp2 -o run/
-  shardwright emit plan.json --to accelerate -o accelerate.yaml
-  shardwright emit plan.json --to torchtitan -o run/
-  shardwright emit plan.json --to deepspeed --json
-
-Prints what the framework cannot be told, and predicts the plan as the framework will run it beside
-the one that was asked for. Exits with 1 where that does not fit, and with --exact where something
-is lost. Targets and their files: docs/emit.md.)";
-
-constexpr std::array<PositionalRow, 1> kEmitPositionals = {
-    {{"PLAN", "plan file or - (standard input)", "emit needs a plan file, or - for standard input",
-      false, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 5> kEmitFlags = {{
-    {"--to", "TARGET",
-     "fsdp2, fsdp1, accelerate, trainer, deepspeed, torchtitan, lightning, fairscale, fairseq, "
-     "vissl, slurm or torchrun (required)"},
-    {"--output,-o", "DIR|FILE",
-     "folder, or the file of a target that has one; without it one file goes to standard output",
-     FileRole::kWriteWhen},
-    {"--script", "FILE", "the script that launch lines start (default train.py)"},
-    {"--fqns", "hf-v4|hf-v5|torchtitan|checkpoint",
-     "whose names modules and parameters have in Python targets (default hf-v5)"},
-    {"--as-emitted", "FILE", "also write the plan as the framework will run it", FileRole::kWrite},
-}};
-
-constexpr std::array<SwitchRow, 1> kEmitSwitches = {
-    {{"--exact", "write nothing and exit with 1 where something would be lost"}}};
 
 const Emitter& FindEmitter(const Flag& flag) {
   std::vector<std::string_view> names;
@@ -204,7 +169,9 @@ std::string ReportJson(const Emitter& emitter, const Emission& emission,
   return json.dump(2) + "\n";
 }
 
-int RunEmit(const Arguments& arguments) {
+}  // namespace
+
+int EmitCommand(const Arguments& arguments) {
   arguments.Require("--to");
   const Emitter& emitter = FindEmitter(arguments.Get("--to"));
   EmitOptions options;
@@ -255,10 +222,5 @@ int RunEmit(const Arguments& arguments) {
   }
   return writes && emitted.Fits() ? kExitOk : kExitNo;
 }
-
-}  // namespace
-
-const Command kEmitCommand = {"emit",     kEmitAbout,    kEmitPositionals,
-                              kEmitFlags, kEmitSwitches, RunEmit};
 
 }  // namespace shardwright

@@ -29,28 +29,6 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kEstimateAbout =
-    R"(Says whether a model can be trained on some GPUs, how fast, and what it takes.
-
-Examples:
-  shardwright estimate llama-3-8b 8xH100 --seq 8192
-  shardwright estimate llama-3-70b "2x8 H100" --seq 4096 --tokens 1e10
-  shardwright estimate llama-3-70b "4x A100-80" --lora-rank 16 --seq 2048
-  shardwright estimate llama-3-8b dgx-h100 --seq 8192 --tokens 1e12 --deadline "30 days"
-  shardwright estimate llama-3-8b 8xH100 --solve seq
-  shardwright estimate ./config.json "l40s x4, nic 2x100 Gbit/s, nodes 2" --json
-
-A short search over micro-batches, recomputation, sharding and offloading with PyTorch's
-fully_shard. The command in its last line searches on and writes the plan. Exits with 1 where
-nothing fits.)";
-
-constexpr std::array<PositionalRow, 2> kEstimatePositionals = {{
-    {"MODEL", "zoo name, config.json, checkpoint folder or model.json",
-     "estimate needs a model, such as llama-3-8b", false, FileRole::kRead},
-    {"CLUSTER", "8xH100, \"2x8 H100\", a catalog name, a JSON file or a description",
-     "estimate needs a cluster, such as 8xH100", false, FileRole::kRead},
-}};
-
 // A model that is frozen but for adapters is the change that helps most often.
 void TryLora(const Question& question, Estimate& estimate) {
   Question with = question;
@@ -300,7 +278,27 @@ std::size_t FirstIndex(std::size_t count, Holds holds) {
   return low;
 }
 
-int AnswerQuestion(const Arguments& arguments, const std::string& solved);
+int AnswerQuestion(const Arguments& arguments, const std::string& solved) {
+  Question question = ReadQuestion(arguments);
+  question.solved = solved;
+  const PlanFile problem = MakeJobFile(question.options);
+  const std::int64_t ranks = problem.cluster.RankCount();
+  const std::int64_t micro = question.given.base.micro_batch;
+  if (question.options.global_batch % (ranks * micro) != 0) {
+    throw InputError("--global-batch: got " + std::to_string(question.options.global_batch) +
+                     ", expected a multiple of " + std::to_string(ranks) + " ranks x micro-batch " +
+                     std::to_string(micro));
+  }
+  Estimate estimate = EstimateJob(problem, question.options.global_batch, question.given);
+  if (!solved.empty() && estimate.outcome.retries_per_step > 0 &&
+      question.options.global_batch == 0) {
+    estimate = EstimateJob(problem, ranks * std::max<std::int64_t>(1, micro), question.given);
+  }
+  if (!estimate.fits) {
+    TryLora(question, estimate);
+  }
+  return AnswerFor(arguments, question, estimate);
+}
 
 // One search by doubling and bisection.
 int RunSolve(Arguments arguments) {
@@ -343,7 +341,9 @@ int RunSolve(Arguments arguments) {
   return AnswerQuestion(arguments, solved);
 }
 
-int RunEstimateCommand(const Arguments& arguments) {
+}  // namespace
+
+int EstimateCommand(const Arguments& arguments) {
   if (arguments.Get("--solve").is_given()) {
     return RunSolve(arguments);
   }
@@ -352,33 +352,5 @@ int RunEstimateCommand(const Arguments& arguments) {
   }
   return AnswerQuestion(arguments, "");
 }
-
-int AnswerQuestion(const Arguments& arguments, const std::string& solved) {
-  Question question = ReadQuestion(arguments);
-  question.solved = solved;
-  const PlanFile problem = MakeJobFile(question.options);
-  const std::int64_t ranks = problem.cluster.RankCount();
-  const std::int64_t micro = question.given.base.micro_batch;
-  if (question.options.global_batch % (ranks * micro) != 0) {
-    throw InputError("--global-batch: got " + std::to_string(question.options.global_batch) +
-                     ", expected a multiple of " + std::to_string(ranks) + " ranks x micro-batch " +
-                     std::to_string(micro));
-  }
-  Estimate estimate = EstimateJob(problem, question.options.global_batch, question.given);
-  if (!solved.empty() && estimate.outcome.retries_per_step > 0 &&
-      question.options.global_batch == 0) {
-    estimate = EstimateJob(problem, ranks * std::max<std::int64_t>(1, micro), question.given);
-  }
-  if (!estimate.fits) {
-    TryLora(question, estimate);
-  }
-  return AnswerFor(arguments, question, estimate);
-}
-
-}  // namespace
-
-extern const Command kEstimateCommand;
-const Command kEstimateCommand = {
-    "estimate", kEstimateAbout, kEstimatePositionals, EstimateFlags(), {}, RunEstimateCommand};
 
 }  // namespace shardwright

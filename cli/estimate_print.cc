@@ -55,7 +55,8 @@ std::string ShellWord(const std::string& word) {
 std::string NextCommand(const Arguments& arguments, const Question& question, const Estimate& e) {
   std::string command = "shardwright plan --model " + ShellWord(question.options.model) +
                         " --cluster " + ShellWord(question.options.cluster);
-  for (const FlagRow& row : EstimateFlags()) {
+  const Command estimate = LoadCommand("estimate");
+  for (const FlagRow& row : estimate.flags) {
     const std::string name = LongName(row);
     const Flag flag = arguments.Get(name);
     const bool is_set_below = name == "--global-batch" || name == "--tokens" ||

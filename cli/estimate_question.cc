@@ -1,7 +1,5 @@
 #include "cli/estimate_question.h"
 
-#include <array>
-
 #include "analysis/estimate.h"
 #include "cli/flow.h"
 #include "core/error.h"
@@ -10,35 +8,6 @@
 
 namespace shardwright {
 namespace {
-
-constexpr std::array<FlagRow, 20> kEstimateFlags = {{
-    {"--nodes", "N", "nodes in use"},
-    {"--seq", "N", "tokens per sample (default: the model's, at most 2048)"},
-    {"--tokens", "N", "tokens (images) of the whole run (default 1e9)"},
-    {"--deadline", "TIME", "the fewest nodes that end the run in that time, such as '30 days'"},
-    {"--solve", "seq|micro-batch|gpus|lora-rank",
-     "the longest sequence, largest micro-batch, fewest GPUs or highest rank that fits"},
-    {"--price", "X", "of one GPU-hour, in your currency: the answer has the cost, too"},
-    {"--global-batch", "N", "samples per step over all ranks (default: ranks x micro-batch)"},
-    {"--micro-batch", "N", "samples per rank and pass (default: the fastest that fits)"},
-    {"--offload", "LIST", "none, parameters or activations, as of plan (default: what it takes)"},
-    {"--attention", "NAME", "attention's kernels, as of plan (default: the stack's)"},
-    {"--precision", "NAME",
-     "bf16-mixed, fp16-mixed, fp32, bf16, or master/param/reduce, with +fp8 or +fp8-rowwise as of "
-     "plan (default bf16-mixed; with LoRA bf16)"},
-    {"--optimizer", "NAME[:IMPL]", "as of plan (default adamw:foreach)"},
-    {"--lora-rank", "N", "rank of LoRA adapters; everything else is frozen"},
-    {"--lora-targets", "GLOBS",
-     "linear modules that get adapters (default: those that PEFT takes, such as q_proj,v_proj)"},
-    {"--frozen", "GLOBS", "parameters without gradient, such as 'model.embed_tokens.*'"},
-    {"--kernel-set", "NAME", "software stack (default torch-eager)"},
-    {"--loss-chunks", "N", "head and loss in N chunks, as of plan"},
-    {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)",
-     FileRole::kRead},
-    {"--memory-margin,--mem-margin", "X",
-     "fraction of device memory to leave free (default: the error of the prediction of memory)"},
-    {"--allocator", "CONF", "settings of PyTorch's caching allocator, as of plan (default none)"},
-}};
 
 constexpr double kMostPrice = 1e6;
 
@@ -142,10 +111,6 @@ void AssumeLora(Question& question) {
 }
 
 }  // namespace
-
-std::span<const FlagRow> EstimateFlags() {
-  return kEstimateFlags;
-}
 
 Question ReadQuestion(const Arguments& arguments) {
   Arguments as_plan = arguments;  // under the names that `plan` has for them

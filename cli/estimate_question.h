@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -38,8 +37,6 @@ struct Question {
   std::string cluster_as_asked;
   std::string usual_host;
 };
-
-[[nodiscard]] std::span<const FlagRow> EstimateFlags();
 
 // Throws UsageError and InputError.
 [[nodiscard]] Question ReadQuestion(const Arguments& arguments);

@@ -1,4 +1,3 @@
-#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,35 +21,6 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kEvalAbout =
-    R"(Loss and accuracy of a checkpoint over a data set, under a plan.
-
-Examples:
-  shardwright eval plan.json --checkpoint checkpoints --data t10k-images-idx3-ubyte.gz
-  shardwright eval plan.json --checkpoint checkpoints/step-00000100 --data text:book.txt --json
-  shardwright eval plan.json --checkpoint checkpoints --data text:book.txt --device cuda
-
-Runs the plan forward only: units are gathered and freed as in training, nothing is kept for
-backward. The plan may differ from the one that made the checkpoint in all but the model. Ranks are
-threads, or processes started by mpirun, torchrun or srun; on GPUs as for run.)";
-
-constexpr std::array<PositionalRow, 1> kEvalPositionals = {
-    {{"PLAN", "plan file or - (standard input)", "eval needs a plan file, or - for standard input",
-      false, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 6> kEvalFlags = {{
-    {"--checkpoint", "FOLDER", "a checkpoint, or a folder whose newest one counts (required)",
-     FileRole::kNone, Ranks::kGiven},
-    {"--data", "SPEC", "as for run (required); every sample counts once", FileRole::kRead},
-    kDeviceFlag,
-    kLoopbackFlag,
-    kRendezvousKeyFlag,
-    {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")",
-     FileRole::kNone, Ranks::kAny},
-}};
-
-constexpr std::array<SwitchRow, 1> kEvalSwitches = {{kInsecureNetworkSwitch}};
-
 std::string EvaluationJson(const Evaluation& result, std::int64_t step) {
   nlohmann::ordered_json json = ReportHead("shardwright-evaluation");
   json["step"] = step;
@@ -60,7 +30,9 @@ std::string EvaluationJson(const Evaluation& result, std::int64_t step) {
   return json.dump(2) + "\n";
 }
 
-int RunEval(const Arguments& arguments) {
+}  // namespace
+
+int EvalCommand(const Arguments& arguments) {
   arguments.Require("--checkpoint");
   arguments.Require("--data");
   DeviceFlags device = ReadDeviceFlags(arguments);
@@ -110,11 +82,5 @@ int RunEval(const Arguments& arguments) {
   }
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kEvalCommand;
-const Command kEvalCommand = {"eval",     kEvalAbout,    kEvalPositionals,
-                              kEvalFlags, kEvalSwitches, RunEval};
 
 }  // namespace shardwright

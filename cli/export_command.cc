@@ -36,39 +36,6 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kExportAbout = R"(Writes the model.json of any model that Python can build.
-
-Examples:
-  shardwright export path/to/config.json --seq 4096 -o model.json
-  shardwright export ORG/NAME --seq 4096 --trust-remote-code -o model.json
-  shardwright export torchvision.models:resnet50 --image 224 -o resnet50.json
-  shardwright export my_package.nets:build --input x=3x64x64,ids=seq:int64 --seq 128 -o net.json
-
-Runs tools/export_model.py with the first Python that has torch (--python, a virtual environment,
-python3 on the PATH). No weights are read and nothing is trained. What the model runs and no rule
-knows is named, with its module, and nothing is written. A name of the hub is fetched by
-Transformers; code that comes with a model runs only with --trust-remote-code.)";
-
-constexpr std::array<PositionalRow, 1> kExportPositionals = {
-    {{"SOURCE", "config.json, a folder with one, a name of the hub, or package.module:function",
-      "export needs a config.json, a name of the hub, or package.module:function", false,
-      FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 7> kExportFlags = {{
-    {"--seq", "N", "tokens per sample"},
-    {"--image", "N", "height and width of images in pixels"},
-    {"--input", "NAME=SHAPE,...",
-     "inputs of one sample where they are not ids or pixels, such as x=3x64x64 or ids=seq:int64"},
-    {"--dtype", "bf16|fp16|fp32", "of weights and activations while the model runs (default bf16)"},
-    {"--task", "causal-lm|masked-lm|seq2seq-lm|image-classification|sequence-classification|base",
-     "which Auto class of Transformers (default: by the configuration)"},
-    {"--python", "FILE", "the Python to use"},
-    {"--output,-o", "FILE", "where to write the model (default model.json)", FileRole::kWrite},
-}};
-
-constexpr std::array<SwitchRow, 1> kExportSwitches = {
-    {{"--trust-remote-code", "run code that comes with the model"}}};
-
 // Runs Python without what is in the current folder, and waits for it. What it prints goes to
 // `out`, and nowhere with -1; nothing is read. Nothing: it could not be started.
 std::optional<int> RunPython(const std::string& python, std::vector<std::string> words, int out) {
@@ -214,7 +181,9 @@ void ReportExport(const Arguments& arguments, const Model& model, const std::str
   arguments.Print(file + "\n" + table.Text(2));
 }
 
-int RunExport(const Arguments& arguments) {
+}  // namespace
+
+int ExportCommand(const Arguments& arguments) {
   CheckExportFlags(arguments);
   const Flag output = arguments.Get("--output");
   const std::string file = output.is_given() ? output.text : "model.json";
@@ -244,11 +213,5 @@ int RunExport(const Arguments& arguments) {
   ReportExport(arguments, model, file);
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kExportCommand;
-const Command kExportCommand = {"export",     kExportAbout,    kExportPositionals,
-                                kExportFlags, kExportSwitches, RunExport};
 
 }  // namespace shardwright

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <mutex>
 #include <optional>
@@ -24,33 +23,6 @@
 
 namespace shardwright {
 namespace {
-
-constexpr const char* kGenerateAbout =
-    R"(Continues a text with the weights of a checkpoint, on the host.
-
-Examples:
-  shardwright generate plan.json --checkpoint checkpoints --prompt "The cost of" --tokens 200
-  shardwright generate plan.json --checkpoint checkpoints --prompt "The" --temperature 0.8 --seed 3
-  shardwright generate plan.json --init ./Qwen3-0.6B --prompt-tokens 785,2783 --json
-
-Each token is the most likely one, or with --temperature drawn. A text's tokens are its bytes, as with
-run --data text:FILE, and only bytes follow; other tokens are given and printed as numbers. The plan
-runs forward over the last tokens that its sequence length holds, once per token: nothing is cached.)";
-
-constexpr std::array<PositionalRow, 1> kGeneratePositionals = {
-    {{"PLAN", "plan file or - (standard input)",
-      "generate needs a plan file, or - for standard input", false, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 8> kGenerateFlags = {{
-    {"--checkpoint", "FOLDER", "a checkpoint, or a folder whose newest one counts"},
-    {"--init", "FILE|FOLDER", "instead of --checkpoint: safetensors, as for run", FileRole::kRead},
-    {"--prompt", "TEXT", "what to continue; its bytes are tokens"},
-    {"--prompt-tokens", "IDS", "instead of --prompt: numbers, separated by commas"},
-    {"--tokens", "N", "how many follow (default 64)"},
-    {"--temperature", "X", "draw from softmax(scores / X) (default: take the largest score)"},
-    {"--seed", "N", "of the draws (default 1)"},
-    {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")"},
-}};
 
 struct Request {
   std::vector<std::int64_t> tokens;  // the prompt's, then those that follow
@@ -219,7 +191,9 @@ std::string Shown(const std::vector<std::int64_t>& tokens, std::size_t first, bo
   return text;
 }
 
-int RunGenerate(const Arguments& arguments) {
+}  // namespace
+
+int GenerateCommand(const Arguments& arguments) {
   Request request = ReadRequest(arguments);
   HostOptions host;
   arguments.Set("--timeout", host.timeout, ReadTimeout);
@@ -264,11 +238,5 @@ int RunGenerate(const Arguments& arguments) {
   arguments.Print(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kGenerateCommand;
-const Command kGenerateCommand = {"generate", kGenerateAbout, kGeneratePositionals, kGenerateFlags,
-                                  {},         RunGenerate};
 
 }  // namespace shardwright

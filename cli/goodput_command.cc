@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string>
 
@@ -18,28 +17,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
-
-constexpr const char* kGoodputAbout =
-    R"(Estimates a whole run of a plan on nodes that fail now and then.
-
-Examples:
-  shardwright goodput plan.json --tokens 1e12 --mtbf "20000 h" --checkpoint-time "60 s"
-  shardwright goodput plan.json --tokens 1e12 --mtbf "20000 h" --checkpoint-time "60 s" \
-    --restart-time "10 min" --checkpoint-interval "30 min" --json
-
-Exits with 1 when the plan does not fit.)";
-
-constexpr std::array<PositionalRow, 1> kGoodputPositionals = {
-    {{"PLAN", "plan file or - (standard input)",
-      "goodput needs a plan file, or - for standard input", false, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 5> kGoodputFlags = {{
-    {"--tokens", "N", "tokens (images) to train on, such as 1e12 (required)"},
-    {"--mtbf", "TIME", "mean time between failures of one node, such as '20000 h' (required)"},
-    {"--checkpoint-time", "TIME", "for which the job stands still to save its state (required)"},
-    {"--checkpoint-interval", "auto|TIME", "work between checkpoints (default auto: the best)"},
-    {"--restart-time", "TIME", "from a failure to the first step (default '10 min')"},
-}};
 
 struct GoodputFlags {
   std::int64_t tokens = 0;
@@ -123,7 +100,9 @@ std::string GoodputJson(const PlanFile& file, const GoodputFlags& flags, const P
   return json.dump(2) + "\n";
 }
 
-int RunGoodput(const Arguments& arguments) {
+}  // namespace
+
+int GoodputCommand(const Arguments& arguments) {
   GoodputFlags flags = ReadGoodputFlags(arguments);
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   if (file.job.mode != JobMode::kTrain) {
@@ -153,11 +132,5 @@ int RunGoodput(const Arguments& arguments) {
   }
   return outcome.Fits() ? kExitOk : kExitNo;
 }
-
-}  // namespace
-
-extern const Command kGoodputCommand;
-const Command kGoodputCommand = {"goodput", kGoodputAbout, kGoodputPositionals, kGoodputFlags,
-                                 {},        RunGoodput};
 
 }  // namespace shardwright

@@ -27,33 +27,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kHangAbout =
-    R"(Says why a job stands still, from the Flight Recorder's dumps of all ranks, or from its log.
-
-Examples:
-  shardwright hang dumps/
-  shardwright hang nccl_trace_rank_0 nccl_trace_rank_1 --plan plan.json
-  shardwright hang dumps/ --plan plan.json --json
-  shardwright hang job.log --plan plan.json
-
-Dumps are what PyTorch writes with TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_FR_BUFFER_SIZE=2000 to
-TORCH_FR_DUMP_TEMP_FILE and the rank, or what torch._C._distributed_c10d._dump_fr_trace() returns,
-as pickle or JSON; nothing in them is run. A folder stands for the files in it whose names end with
-a rank. Ranks are held against each other and, with --plan, against the program of the plan, which
-names unit, phase and micro-batch. Where no dump was written, logs with lines of the watchdog do
-("WorkNCCL(SeqNum=..., OpType=..., NumelIn=..."), or what ncclras prints.
-
-Exits with 1 when something is wrong.)";
-
-constexpr std::array<PositionalRow, 1> kHangPositionals = {
-    {{"DUMP", "dumps whose names end with their rank, folders of them, or logs",
-      "hang needs the dumps of all ranks, or their folder", true, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 2> kHangFlags = {{
-    {"--plan", "FILE", "plan of the job: names units, phases and micro-batches", FileRole::kRead},
-    {"--patience", "TIME", "shorter waits are none: dumps are not written at once (default '5 s')"},
-}};
-
 // "2026-11-26 14:02:07.123 UTC".
 std::string HangTime(std::int64_t nanoseconds) {
   constexpr std::int64_t kSecond = 1'000'000'000;
@@ -299,7 +272,9 @@ std::string TextOfLogs(const std::vector<std::string>& names) {
   return IsHangLog(text) ? text : "";  // a rank that stands still says nothing in its own log
 }
 
-int RunHang(const Arguments& arguments) {
+}  // namespace
+
+int HangCommand(const Arguments& arguments) {
   Seconds patience(5.0);
   arguments.Set("--patience", patience, [](const Flag& flag) { return ReadTime(flag, true); });
   std::optional<Program> program;
@@ -322,10 +297,5 @@ int RunHang(const Arguments& arguments) {
   }
   return report.findings.empty() ? kExitOk : kExitNo;
 }
-
-}  // namespace
-
-extern const Command kHangCommand;
-const Command kHangCommand = {"hang", kHangAbout, kHangPositionals, kHangFlags, {}, RunHang};
 
 }  // namespace shardwright

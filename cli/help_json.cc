@@ -33,10 +33,9 @@ const char* NameOf(Ranks ranks) {
 
 Json FlagJson(const FlagRow& row) {
   const std::string name = LongName(row);
-  const std::string all(row.name);
   Json json = {{"name", name}};
-  if (all != name) {
-    json["also"] = all.substr(name.size() + 1);
+  if (row.name != name) {
+    json["also"] = row.name.substr(name.size() + 1);
   }
   json["value"] = row.value;
   json["help"] = row.help;
@@ -50,7 +49,7 @@ Json CommandJson(const Command& command) {
   for (const PositionalRow& row : command.positionals) {
     positionals.push_back({{"name", row.name},
                            {"help", row.help},
-                           {"required", row.missing != nullptr},
+                           {"required", !row.missing.empty()},
                            {"list", row.is_list},
                            {"file", NameOf(row.file)}});
   }
@@ -74,9 +73,9 @@ Json CommandJson(const Command& command) {
 
 std::string HelpJson(std::string_view command) {
   Json commands = Json::array();
-  for (const Command* row : AllCommands()) {
-    if (command.empty() || command == row->name) {
-      commands.push_back(CommandJson(*row));
+  for (const Command& row : AllCommands()) {
+    if (command.empty() || command == row.name) {
+      commands.push_back(CommandJson(row));
     }
   }
   const Json json = {{"schema", "shardwright-help"},

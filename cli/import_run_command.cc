@@ -1,4 +1,3 @@
-#include <array>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,46 +22,6 @@ namespace shardwright {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr const char* kImportRunAbout =
-    R"(Makes a plan of a run that you have: its framework's settings files.
-
-Examples:
-  shardwright import-run torchtitan.toml --cluster dgx-h100 --nodes 2 -o plan.json
-  shardwright import-run accelerate.yaml --model llama-3-8b --cluster dgx-a100 -o plan.json
-  shardwright import-run accelerate.yaml sft.yaml --cluster dgx-a100 -o plan.json
-  shardwright import-run training_arguments.json ds_config.json --model ./config.json \
-    --cluster dgx-h100 --nodes 4 -o plan.json
-
-Reads torchtitan's TOML, Accelerate's YAML, DeepSpeed's JSON, TrainingArguments as JSON or YAML (also
-in recipes of TRL and LLaMA-Factory), axolotl's YAML, and fairseq's YAML or command line
-(docs/import.md). Says what it assumed; simulate then predicts the plan.)";
-
-constexpr std::array<PositionalRow, 1> kImportRunPositionals = {
-    {{"FILE", "settings files of one run", "import-run needs at least one settings file", true,
-      FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 15> kImportRunFlags = {{
-    {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json",
-     FileRole::kRead},
-    {"--cluster", "NAME|FILE|TEXT", "as for plan (required)", FileRole::kRead},
-    {"--nodes", "N", "nodes in use (default: what the files say)"},
-    {"--gpus", "N", "GPUs in use of each node (default: what the files say)"},
-    {"--kernel-set", "NAME", "software stack (default: by framework)"},
-    {"--attention", "NAME", "as for plan (default: as the files say)"},
-    {"--loss-chunks", "N", "as for plan (default: as the files and their framework's version say)"},
-    {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)",
-     FileRole::kRead},
-    {"--seq", "N", "tokens per sample, where the files do not say it"},
-    {"--micro-batch", "N", "samples per rank and pass, where the files do not say it (default 1)"},
-    {"--accumulation", "N", "micro-batches per step, where the files do not say it (default 1)"},
-    {"--optimizer", "NAME[:IMPL]", "where the files do not say it (default adamw:foreach)"},
-    {"--recompute", "none|full|selective[:N]", "where the files do not say it (default none)"},
-    {"--precision", "NAME",
-     "as for plan, where DeepSpeed's file says auto and no other file says more (default fp32)"},
-    {"--output,-o", "FILE", "where the plan goes (default: nowhere; -: standard output)",
-     FileRole::kWrite},
-}};
 
 // What the command line, not a file, decided or left to a default.
 using Assumptions = std::vector<Assumption>;
@@ -280,7 +239,9 @@ PlanOptions WithAdapters(PlanOptions options, const Adapters& adapters, Assumpti
   return options;
 }
 
-int RunImportRun(const Arguments& arguments) {
+}  // namespace
+
+int ImportRunCommand(const Arguments& arguments) {
   CheckImportFlags(arguments);
   const RunSettings run = ReadRun(arguments.lists.at("FILE"));
   const RunFacts facts = FactsOf(run);
@@ -311,11 +272,5 @@ int RunImportRun(const Arguments& arguments) {
   arguments.Print(report);
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kImportRunCommand;
-const Command kImportRunCommand = {
-    "import-run", kImportRunAbout, kImportRunPositionals, kImportRunFlags, {}, RunImportRun};
 
 }  // namespace shardwright

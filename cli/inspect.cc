@@ -1,11 +1,9 @@
-#include <array>
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -39,28 +37,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
-
-constexpr const char* kInspectAbout = R"(Shows what Shardwright understands of a file or a name.
-
-Examples:
-  shardwright inspect llama-3-8b
-  shardwright inspect path/to/config.json
-  shardwright inspect dgx-h100
-  shardwright inspect plan.json --program
-  shardwright inspect plan.json --trace trace.json.gz)";
-
-constexpr std::array<PositionalRow, 1> kInspectPositionals = {
-    {{"TARGET", "file, folder, name or - (standard input)",
-      "inspect needs a file, a folder, a name, or - for standard input", false, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 2> kInspectFlags = {{
-    {"--trace", "FILE",
-     "check a trace of the plan against its program; exits with 1 if they differ", FileRole::kRead},
-    {"--seq", "N", "tokens per sample of a model"},
-}};
-
-constexpr std::array<SwitchRow, 1> kInspectSwitches = {
-    {{"--program", "print the whole program of a plan"}}};
 
 struct InspectOptions {
   std::string target;                 // a file, a folder, "-" or a name
@@ -413,7 +389,9 @@ Report Inspect(const InspectOptions& options) {
   return InspectName(target, options);
 }
 
-int RunInspect(const Arguments& arguments) {
+}  // namespace
+
+int InspectCommand(const Arguments& arguments) {
   InspectOptions options;
   options.target = arguments.Get("TARGET").text;
   options.read = arguments.streams.read;
@@ -425,11 +403,5 @@ int RunInspect(const Arguments& arguments) {
   arguments.Print(options.json ? report.json.dump(2) + "\n" : report.text);
   return report.exit_code;
 }
-
-}  // namespace
-
-extern const Command kInspectCommand;
-const Command kInspectCommand = {"inspect",     kInspectAbout,    kInspectPositionals,
-                                 kInspectFlags, kInspectSwitches, RunInspect};
 
 }  // namespace shardwright

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,7 +11,6 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "traces/chrome_read.h"
 #include "traces/measured_file.h"
 #include "traces/memory_snapshot.h"
 #include "traces/nccl_tests.h"
@@ -22,24 +20,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
-
-constexpr const char* kInspectTraceAbout =
-    R"(Shows what was understood of a file with measurements.
-
-Examples:
-  shardwright inspect-trace kineto.json.gz
-  shardwright inspect-trace snapshot.pickle
-  shardwright inspect-trace all_gather.txt --op all_gather --json
-
-Reads traces of PyTorch's profiler, SQLite exports of Nsight Systems, CUDA memory snapshots
-(torch.cuda.memory._dump_snapshot), and what nccl-tests print.)";
-
-constexpr std::array<PositionalRow, 1> kInspectTracePositionals = {
-    {{"FILE", "what was measured", "inspect-trace needs a file", false, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 1> kInspectTraceFlags = {{
-    {"--op", "NAME", "what nccl-tests measured, where they do not say: all_gather, ..."},
-}};
 
 Json SitesJson(const std::vector<MemorySite>& sites) {
   Json list = Json::array();
@@ -196,7 +176,9 @@ std::string TestText(const CollectiveTest& test) {
          table.Text();
 }
 
-int RunInspectTrace(const Arguments& arguments) {
+}  // namespace
+
+int InspectTraceCommand(const Arguments& arguments) {
   const std::string file = arguments.Get("FILE").text;
   const MeasuredKind kind = DetectMeasured(file);
   const bool as_json = arguments.IsJson();
@@ -235,12 +217,5 @@ int RunInspectTrace(const Arguments& arguments) {
   arguments.Print(text);
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kInspectTraceCommand;
-const Command kInspectTraceCommand = {
-    "inspect-trace", kInspectTraceAbout, kInspectTracePositionals, kInspectTraceFlags, {},
-    RunInspectTrace};
 
 }  // namespace shardwright

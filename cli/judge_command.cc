@@ -1,11 +1,9 @@
 // Is what a log says of a run right?
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -23,27 +21,6 @@ namespace shardwright {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr const char* kJudgeAbout = R"(Says whether a run is as fast as it should be, from its log.
-
-Examples:
-  shardwright judge train.log --plan plan.json
-  shardwright judge "7100 tokens/s/GPU 61 GiB" --plan plan.json
-  torchrun train.py 2>&1 | shardwright judge - --plan plan.json --json
-
-LOG is the text that torchtitan, torchtune, Trainer, TRL, axolotl, DeepSpeed, Megatron-LM, NeMo, LLM
-Foundry or OLMo print, or a progress bar, or words that you type. The plan of the run comes from
-shardwright plan, or from import-run, which reads the run's own settings. Where step time or memory
-are not as predicted, causes are simulated and ranked, each with the next thing to measure.
-
-Exits with 1 when the run is not as predicted.)";
-
-constexpr std::array<PositionalRow, 1> kJudgePositionals = {
-    {{"LOG", "log of a run, - (standard input), or words such as \"7100 tokens/s/GPU 61 GiB\"",
-      "judge needs a log", false, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 1> kJudgeFlags = {
-    {{"--plan", "FILE", "plan of the run", FileRole::kRead}}};
 
 constexpr std::int64_t kLargestLog = std::int64_t{64} << 20;
 constexpr std::size_t kShownCauses = 5;
@@ -143,7 +120,9 @@ std::string ToText(const PlanFile& file, const StepLog& log, const Judgement& ju
   return text;
 }
 
-int RunJudge(const Arguments& arguments) {
+}  // namespace
+
+int JudgeCommand(const Arguments& arguments) {
   arguments.Require("--plan");
   if (arguments.text.at("LOG") == "-" && arguments.Get("--plan").text == "-") {
     throw UsageError("LOG and --plan both want standard input");
@@ -155,10 +134,5 @@ int RunJudge(const Arguments& arguments) {
                                      : ToText(file, log, judgement));
   return judgement.IsTimeAsPredicted() && judgement.IsMemoryAsPredicted() ? kExitOk : kExitNo;
 }
-
-}  // namespace
-
-extern const Command kJudgeCommand;
-const Command kJudgeCommand = {"judge", kJudgeAbout, kJudgePositionals, kJudgeFlags, {}, RunJudge};
 
 }  // namespace shardwright

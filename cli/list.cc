@@ -23,16 +23,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kListAbout = R"(Lists what ships with Shardwright.
-
-Examples:
-  shardwright list models
-  shardwright list clusters --json)";
-
-constexpr std::array<PositionalRow, 1> kListPositionals = {
-    {{"WHAT", "models, clusters, gpus, kernel-sets or profiles",
-      "list needs one of models, clusters, gpus, kernel-sets, profiles"}}};
-
 enum class ListKind : std::uint8_t { kModels, kClusters, kGpus, kKernelSets, kProfiles };
 constexpr std::array<std::string_view, 5> kListNames = {"models", "clusters", "gpus", "kernel-sets",
                                                         "profiles"};
@@ -195,7 +185,9 @@ std::pair<const char*, Listing> ListingOf(ListKind kind) {
   return {"profiles", ListProfilesOf()};
 }
 
-int RunList(const Arguments& arguments) {
+}  // namespace
+
+int ListCommand(const Arguments& arguments) {
   const Flag what = {"list", arguments.Get("WHAT").text};
   const auto [key, listing] = ListingOf(static_cast<ListKind>(ReadChoice(what, kListNames)));
   if (!arguments.IsJson()) {
@@ -207,10 +199,5 @@ int RunList(const Arguments& arguments) {
   arguments.Print(json.dump(2) + "\n");
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kListCommand;
-const Command kListCommand = {"list", kListAbout, kListPositionals, {}, {}, RunList};
 
 }  // namespace shardwright

@@ -13,21 +13,6 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kPageAbout =
-    R"(Writes the planner as one HTML file, which a browser opens from disk.
-
-Examples:
-  shardwright page -o shardwright.html
-  shardwright page > shardwright.html
-
-The page holds this program as WebAssembly: it asks no server, and works without a network. In a
-source tree scripts/web.sh builds it; packages bring it along.)";
-
-constexpr std::array<FlagRow, 1> kPageFlags = {{
-    {"--output,-o", "FILE", "where the page goes (default: standard output, if no terminal)",
-     FileRole::kWrite},
-}};
-
 // Beside the program as it is installed, or in the folder that it was built in.
 std::string FindPage() {
   const std::filesystem::path folder = std::filesystem::path(ProgramFolder()).parent_path();
@@ -43,7 +28,9 @@ std::string FindPage() {
                          "; scripts/web.sh in the source tree builds the page");
 }
 
-int RunPage(const Arguments& arguments) {
+}  // namespace
+
+int PageCommand(const Arguments& arguments) {
   const std::string output = arguments.Get("--output").text;
   const std::string page = ReadTextFile(FindPage());
   if (arguments.IsJson() && (output.empty() || output == "-")) {
@@ -55,10 +42,5 @@ int RunPage(const Arguments& arguments) {
   });
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kPageCommand;
-const Command kPageCommand = {"page", kPageAbout, {}, kPageFlags, {}, RunPage};
 
 }  // namespace shardwright

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <numeric>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,20 +86,6 @@ std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std:
   }
   return json.dump(2) + "\n";
 }
-
-constexpr const char* kPlanAbout = R"(Writes a plan: a model, a cluster and all choices in between.
-With --search, or with --global-batch and no flag that chooses, it finds the fastest plan that fits.
-
-Examples:
-  shardwright plan --model llama-3-70b --cluster dgx-h100 --nodes 128 --seq 8192 \
-    --global-batch 1024 -o plan.json
-  shardwright plan --model llama-3-8b --cluster dgx-h100 --nodes 2..32 --seq 8192 \
-    --global-batch 512 --objective cost --token-budget 1e12 -o plan.json
-  shardwright plan --model llama-3-8b --cluster dgx-h100 --nodes 2 --seq 8192 -o plan.json
-  shardwright plan --model llama-3-70b --cluster dgx-h100 --nodes 128 --seq 8192 \
-    --micro-batch 1 --global-batch 1024 --dialect fsdp2 --recompute full --wrap block -o p.json
-  shardwright plan --model llama-2-7b --cluster "a100-80 x8, nvlink 300 GB/s, nic 8x200 Gbit/s" \
-    --wrap size:1e8 --dialect fsdp1 | shardwright simulate -)";
 
 // FSDP1 computes gradients of frozen weights that share a flat parameter with trainable ones.
 void WarnOfFrozenBesideTrainable(const PlanFile& file) {
@@ -503,16 +488,9 @@ int RunFrom(const Arguments& arguments) {
                         target == nullptr ? "" : imported_from);
 }
 
-std::span<const FlagRow> AllPlanFlags() {
-  static const std::vector<FlagRow> flags = [] {
-    std::vector<FlagRow> rows(PlanFlags().begin(), PlanFlags().end());
-    rows.insert(rows.end(), SearchFlags().begin(), SearchFlags().end());
-    return rows;
-  }();
-  return flags;
-}
+}  // namespace
 
-int RunPlan(const Arguments& given) {
+int PlanCommand(const Arguments& given) {
   if (given.Get("--from").is_given()) {
     return RunFrom(given);
   }
@@ -545,10 +523,5 @@ int RunPlan(const Arguments& given) {
   NoteWeightsBeside(options.model);
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kPlanCommand;
-const Command kPlanCommand = {"plan", kPlanAbout, {}, AllPlanFlags(), SearchSwitches(), RunPlan};
 
 }  // namespace shardwright

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -56,12 +55,6 @@ struct PlanOptions {
   std::vector<std::int64_t> node_counts;  // Objective::kCost: those to compare
   std::int64_t token_budget = 0;          // Objective::kCost
 };
-
-// Flags that describe one plan; several commands take them.
-[[nodiscard]] std::span<const FlagRow> PlanFlags();
-// Those of the search for a plan, which only `shardwright plan` has.
-[[nodiscard]] std::span<const FlagRow> SearchFlags();
-[[nodiscard]] std::span<const SwitchRow> SearchSwitches();
 
 // The node counts of --nodes, which is a list with --objective cost, and the first of them alone
 // in `arguments`; without that objective nothing.

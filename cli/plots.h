@@ -6,7 +6,6 @@
 #include <string>
 
 #include "analysis/report/recording.h"
-#include "core/units.h"
 #include "schedule/program.h"
 
 namespace shardwright {

@@ -8,28 +8,12 @@
 #include "analysis/collective_prices.h"
 #include "analysis/kernel_prices.h"
 #include "cli/command.h"
-#include "core/error.h"
 #include "core/json.h"
 
 namespace shardwright {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr const char* kPriceAbout =
-    R"(Prices single collectives and kernels, and fits network numbers.
-
-The scripts bench/validate_nccl.py, bench/fit_nccl.py and bench/validate_kernels.py ask for these
-prices; they know the published tables.
-
-Examples:
-  shardwright price questions.json
-
-The keys of the file are described in bench/README.md.)";
-
-constexpr std::array<PositionalRow, 1> kPricePositionals = {
-    {{"QUESTIONS", "file of questions (JSON)", "price needs a file of questions", false,
-      FileRole::kRead}}};
 
 std::string TextIn(const JsonValue& json, const char* key) {
   const auto value = json.Find(key);
@@ -192,7 +176,9 @@ Json PlaceJson(const PricedPlace& place) {
           {"profile", place.profile->name}};
 }
 
-int RunPrice(const Arguments& arguments) {
+}  // namespace
+
+int PriceCommand(const Arguments& arguments) {
   const JsonValue json = JsonValue::ReadFile(arguments.Get("QUESTIONS").text);
   json.AllowOnly({"profile", "places", "collectives", "steps", "kernels", "write"});
   const std::string profile = TextIn(json, "profile");
@@ -221,10 +207,5 @@ int RunPrice(const Arguments& arguments) {
   arguments.Print(answer.dump() + '\n');
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kPriceCommand;
-const Command kPriceCommand = {"price", kPriceAbout, kPricePositionals, {}, {}, RunPrice};
 
 }  // namespace shardwright

@@ -79,17 +79,17 @@ RankFacts FactsOf(const Arguments& arguments, const Contents& contents) {
       facts.emplace_back(name, ValueOf(text, file, ranks));
     }
   };
-  for (const Command* const command : AllCommands()) {
-    if (command->name != arguments.command) {
+  for (const Command& command : AllCommands()) {
+    if (command.name != arguments.command) {
       continue;
     }
-    for (const PositionalRow& row : command->positionals) {
+    for (const PositionalRow& row : command.positionals) {
       add(row.name, arguments.Get(row.name).text, row.file, Ranks::kSame);
     }
-    for (const FlagRow& row : command->flags) {
+    for (const FlagRow& row : command.flags) {
       add(LongName(row), arguments.Get(LongName(row)).text, row.file, row.ranks);
     }
-    for (const SwitchRow& row : command->switches) {
+    for (const SwitchRow& row : command.switches) {
       add(row.name, arguments.Has(row.name) ? "on" : "off", FileRole::kNone, row.ranks);
     }
   }

@@ -28,40 +28,6 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kReportAbout =
-    R"(Writes one HTML page about a plan: its step, its memory, its units, and a run of it.
-
-Examples:
-  shardwright report plan.json -o report.html
-  shardwright report plan.json run.json.gz -o report.html
-  shardwright report plan.json sim.json.gz run.json.gz -o report.html
-  shardwright report plan.json kineto.json.gz -o report.html
-  shardwright report plan.json --search search.json --what-if sweep.json -o report.html
-
-The page needs no network. Traces are those of `shardwright simulate --trace` and of
-`shardwright run --trace`; without a simulated one, the plan is simulated. MEASURED may also be a
-trace of PyTorch's profiler or an SQLite export of Nsight Systems, one file per rank, or a folder of
-them.)";
-
-constexpr std::array<PositionalRow, 3> kReportPositionals = {{
-    {"PLAN", "plan file or - (standard input)", "report needs a plan file, or - for standard input",
-     false, FileRole::kRead},
-    {"SIM", "simulated trace, or a measured one", nullptr, false, FileRole::kRead},
-    {"MEASURED", "trace of a run of the same plan, one file per rank, or a folder of them", nullptr,
-     true, FileRole::kRead},
-}};
-
-constexpr std::array<FlagRow, 4> kReportFlags = {{
-    {"--search", "FILE", "what `shardwright plan --json` printed: the plans it considered",
-     FileRole::kRead},
-    {"--what-if", "FILE", "what `shardwright sweep --json` printed", FileRole::kRead},
-    {"--page", "ADDRESS",
-     "where the planner's page is, which `shardwright page` writes: the report links to it, with "
-     "the plan"},
-    {"--output,-o", "FILE", "where the page goes (default: a pipe gets it, a terminal its verdict)",
-     FileRole::kWrite},
-}};
-
 // Without a scheme it is relative to where the report lies.
 std::string ReadPageAddress(const Flag& flag) {
   constexpr std::array<std::string_view, 3> kSchemes = {"https", "http", "file"};
@@ -146,7 +112,9 @@ std::optional<Choices> ReadChoices(const Arguments& arguments) {
   return choices;
 }
 
-int RunReport(const Arguments& arguments) {
+}  // namespace
+
+int ReportCommand(const Arguments& arguments) {
   const std::string page = ReadPageAddress(arguments.Get("--page"));
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   const TraceFiles traces = FindTraces(arguments);
@@ -206,11 +174,5 @@ int RunReport(const Arguments& arguments) {
                     });
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kReportCommand;
-const Command kReportCommand = {"report",     kReportAbout, kReportPositionals,
-                                kReportFlags, {},           RunReport};
 
 }  // namespace shardwright

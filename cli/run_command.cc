@@ -1,4 +1,3 @@
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -42,93 +41,6 @@
 
 namespace shardwright {
 namespace {
-
-constexpr const char* kRunAbout = R"(Runs a plan for real: trains on this machine.
-
-Every rank is a thread, or a process started by mpirun, torchrun or srun.
-
-Examples:
-  shardwright run plan.json --steps 20
-  shardwright run plan.json --steps 100 --data train-images-idx3-ubyte.gz --trace run.json.gz
-  shardwright run plan.json --steps 100 --init ./Qwen3-0.6B --data text:book.txt --checkpoint tuned
-  shardwright run plan.json --steps 5 --emulate-network --json
-  shardwright run plan.json --epochs 14 --data train-images-idx3-ubyte.gz \
-    --test-data t10k-images-idx3-ubyte.gz --training mnist.json --checkpoint checkpoints
-
-  mpirun -np 4 shardwright run plan.json --steps 20
-  torchrun --no-python --nproc-per-node 4 shardwright run plan.json --steps 20
-  shardwright run plan.json --device cuda
-  torchrun --no-python --nnodes 2 --nproc-per-node 8 ... shardwright run plan.json --device cuda \
-    --rendezvous-key key
-  shardwright run plan.json --device cuda --loopback 4
-
-The plan must be made with the device's kernel set: --kernel-set shardwright-host, or
-shardwright-cuda-plain, -gelu or -fused for --device cuda. There every rank has a GPU and a process,
-which the program starts itself on one machine and a launcher on several; --loopback runs all ranks
-on one GPU. Exits with 5 when a rank fails or a loss is no number, and with 4 when there is no GPU.
-With --checkpoint or --trace, Ctrl-C, SIGTERM and SIGHUP save what there is, and exit with 130.)";
-
-constexpr std::array<PositionalRow, 1> kRunPositionals = {
-    {{"PLAN", "plan file or - (standard input)", "run needs a plan file, or - for standard input",
-      false, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 23> kRunFlags = {{
-    {"--steps", "N", "optimizer steps, those before a resumed checkpoint included (default 10)"},
-    {"--epochs", "N", "passes over the data, instead of --steps; prints a line for each"},
-    {"--test-data", "SPEC", "data for loss and accuracy, after each epoch or the last step",
-     FileRole::kRead},
-    {"--eval-every", "N", "with --test-data: also every N steps"},
-    {"--init", "FILE|FOLDER",
-     "first weights: safetensors as the hub has them, one file or a model's folder",
-     FileRole::kRead},
-    {"--checkpoint", "FOLDER", "save checkpoints into this folder, one at the end", FileRole::kNone,
-     Ranks::kGiven},
-    {"--every", "N", "with --checkpoint: also save every N steps"},
-    {"--keep", "N", "with --checkpoint: how many to keep (default 3)"},
-    {"--resume-from", "STEP",
-     "as --resume, from the checkpoint of this step; later ones are set "
-     "aside"},
-    {"--nan", "stop|continue",
-     "what to do at a loss that is no finite number (default stop: exit with 5)"},
-    kDeviceFlag,
-    kLoopbackFlag,
-    kRendezvousKeyFlag,
-    {"--reduce", "any|ordered",
-     "ordered: refuse a device that does not sum in the order of the ranks (host and --loopback "
-     "do)"},
-    {"--graphs", "off|on|auto",
-     "with --device cuda: launch stretches of ops as CUDA graphs (default off; auto: where "
-     "simulate says that launches cost 2 % of a step)"},
-    {"--data", "SPEC",
-     "IDX images, text, token files (.bin), a folder of them, several with commas, or random "
-     "(default); see docs/training.md",
-     FileRole::kRead},
-    {"--training", "FILE", "hyper-parameters, schedule and seeds; see docs/training.md",
-     FileRole::kRead},
-    {"--seed", "N", "initial weights, dropout, order of the samples (default 1)"},
-    {"--trace", "FILE", "write a trace for Perfetto; compressed when FILE ends in .gz",
-     FileRole::kWriteWhen},
-    {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")",
-     FileRole::kNone, Ranks::kAny},
-    {"--threads", "N",
-     "threads that share a rank's compute on the host (default: the cores over the machine's "
-     "ranks)",
-     FileRole::kNone, Ranks::kAny},
-    {"--memory-limit", "SIZE", "device memory of one rank (default: no limit)", FileRole::kNone,
-     Ranks::kAny},
-    {"--delays", "SEED", "adversarial scheduling: random delays in every stream, by this seed",
-     FileRole::kNone, Ranks::kAny},
-}};
-
-constexpr std::array<SwitchRow, 5> kRunSwitches = {{
-    {"--resume", "go on from the newest checkpoint in --checkpoint, if there is one"},
-    {"--no-save-on-signal",
-     "Ctrl-C, SIGTERM and SIGHUP end the run at once, without a last checkpoint and "
-     "trace"},
-    {"--emulate-network", "collectives take as long as simulate predicts for the plan's cluster"},
-    {"--poison", "fill memory with NaNs when it is allocated", Ranks::kAny},
-    kInsecureNetworkSwitch,
-}};
 
 // Predicted times of collectives; everything else takes what it takes here.
 DurationTable NetworkDurations(const PlanFile& file, const Program& program) {
@@ -423,7 +335,9 @@ std::unique_ptr<HubWeights> OpenWeights(const RunFlags& flags, const Model& mode
   return weights;
 }
 
-int RunRun(const Arguments& arguments) {
+}  // namespace
+
+int RunCommand(const Arguments& arguments) {
   RunFlags flags = ReadRunFlags(arguments);
   const std::string plan = arguments.Get("PLAN").text;
   PlanFile file = ReadPlanFile(plan, arguments.streams);
@@ -456,10 +370,5 @@ int RunRun(const Arguments& arguments) {
   return Train(arguments, flags,
                {file, program, input, launch, *data, sampler, weights.get(), test_data.get()});
 }
-
-}  // namespace
-
-extern const Command kRunCommand;
-const Command kRunCommand = {"run", kRunAbout, kRunPositionals, kRunFlags, kRunSwitches, RunRun};
 
 }  // namespace shardwright

@@ -8,7 +8,6 @@
 #include "cli/command.h"
 #include "cli/device_flags.h"
 #include "cli/run_loop.h"
-#include "executor/host/session.h"
 
 namespace shardwright {
 

@@ -26,7 +26,7 @@ bool IsSet(const JsonValue& json, const char* key) {
 
 PlanFile PlanOfFlags(const JsonValue& flags) {
   std::vector<std::string> known;
-  for (const FlagRow& row : PlanFlags()) {
+  for (const FlagRow& row : SharedFlags("plan")) {
     known.push_back(LongName(row));
   }
   flags.AllowOnly(known);

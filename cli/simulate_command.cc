@@ -1,11 +1,8 @@
-#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "analysis/report/recording.h"
 #include "cli/command.h"
@@ -27,50 +24,6 @@
 
 namespace shardwright {
 namespace {
-
-constexpr const char* kSimulateAbout = R"(Predicts time and memory of one training step of a plan.
-
-Examples:
-  shardwright simulate plan.json
-  shardwright simulate plan.json --trace trace.json.gz --json
-  shardwright simulate plan.json --chakra chakra/
-  shardwright simulate plan.json --jitter 0.02 --rank-jitter 0.01 --samples 500
-  shardwright simulate plan.json --slow-rank 3:1.2 --slow-link network:2
-
-Exits with 1 when the plan does not fit in the memory of the device.)";
-
-constexpr std::array<PositionalRow, 1> kSimulatePositionals = {
-    {{"PLAN", "plan file or - (standard input)",
-      "simulate needs a plan file, or - for standard input", false, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 5> kOwnFlags = {{
-    {"--trace", "FILE", "write a trace for Perfetto; compressed when FILE ends in .gz",
-     FileRole::kWrite},
-    {"--trace-profile", "perfetto|hta", "flavour of the trace (default perfetto)"},
-    {"--chakra", "FOLDER", "write Chakra execution traces of a step, one per rank, for ASTRA-sim",
-     FileRole::kWriteWhen},
-    {"--allocator", "CONF",
-     "with these settings of PyTorch's caching allocator instead of the plan's, as of plan"},
-    {"--contention", "on|off",
-     "whether ops that run at the same time slow each other down (default on)"},
-}};
-
-constexpr std::array<SwitchRow, 3> kSimulateSwitches = {{
-    {"--exact", "simulate every op instead of telling many micro-batches from a few"},
-    {"--plot",
-     "also draw the step and its memory with characters; a terminal gets that anyway, but "
-     "of many micro-batches"},
-    {"--ascii", "plots without block characters, as where the locale is not UTF-8"},
-}};
-std::span<const FlagRow> SimulateFlags() {
-  static const std::vector<FlagRow> flags = [] {
-    std::vector<FlagRow> rows(kOwnFlags.begin(), kOwnFlags.end());
-    const std::span<const FlagRow> others = StragglerFlagRows();
-    rows.insert(rows.end(), others.begin(), others.end());
-    return rows;
-  }();
-  return flags;
-}
 
 enum class TraceProfile : std::uint8_t { kPerfetto, kHta };
 
@@ -143,7 +96,9 @@ AccountedStep SimulateAndCheck(const PlanFile& file, const SimulateFlagValues& f
   return {std::move(result), std::move(account)};
 }
 
-int RunSimulate(const Arguments& arguments) {
+}  // namespace
+
+int SimulateCommand(const Arguments& arguments) {
   const SimulateFlagValues flags = ReadSimulateFlags(arguments);
   const StragglerFlags stragglers = ReadStragglerFlags(arguments);
   PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
@@ -192,11 +147,5 @@ int RunSimulate(const Arguments& arguments) {
   }
   return prediction.misfits.empty() ? kExitOk : kExitNo;
 }
-
-}  // namespace
-
-extern const Command kSimulateCommand;
-const Command kSimulateCommand = {"simulate",      kSimulateAbout,    kSimulatePositionals,
-                                  SimulateFlags(), kSimulateSwitches, RunSimulate};
 
 }  // namespace shardwright

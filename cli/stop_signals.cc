@@ -21,7 +21,7 @@ std::atomic<std::int64_t> first_time{0};  // in ms
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
 // In handlers only async-signal-safe calls are allowed.
-void Say(std::string_view text) {
+void SayInHandler(std::string_view text) {
   const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
   (void)written;
 }
@@ -34,7 +34,7 @@ std::int64_t NowMilliseconds() {
 
 // Files are written while interrupts are held back, so nothing is half-written when this runs.
 extern "C" void OnEndSignal(int /*signal*/) {
-  Say("interrupted\n");
+  SayInHandler("interrupted\n");
   ::_exit(kExitInterrupted);
 }
 
@@ -45,7 +45,8 @@ extern "C" void OnStopSignal(int signal) {
   int none = 0;
   if (first.compare_exchange_strong(none, signal)) {
     first_time = NowMilliseconds();
-    Say("interrupted: the step at hand is finished, then all is saved; a second signal ends the "
+    SayInHandler(
+        "interrupted: the step at hand is finished, then all is saved; a second signal ends the "
         "run at once\n");
     return;
   }
@@ -57,7 +58,7 @@ extern "C" void OnStopSignal(int signal) {
 // Weights and data are mapped: a page behind the end of a file that was cut short meanwhile does
 // not exist. Nothing else in the program can raise this.
 extern "C" void OnLostPage(int /*signal*/) {
-  Say("error: a file of data or weights was cut short while it was read\n");
+  SayInHandler("error: a file of data or weights was cut short while it was read\n");
   ::_exit(kExitEnvironment);
 }
 

@@ -1,7 +1,6 @@
 #include "cli/straggler_flags.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <system_error>
 
@@ -16,16 +15,6 @@ constexpr double kLargestFactor = 1000.0;
 constexpr double kLargestSigma = 1.0;
 constexpr std::int64_t kMostSamples = 1'000'000;
 constexpr std::int64_t kMostSlowRanks = 65536;
-
-constexpr std::array<FlagRow, 6> kStragglerFlags = {{
-    {"--jitter", "SIGMA", "noise of every op: standard deviation, as a fraction of its duration"},
-    {"--rank-jitter", "SIGMA", "noise of a rank's speed in one step, likewise"},
-    {"--slow-rank", "R:FACTOR", "ranks that take longer: 3:1.5 or 8..15:1.2, joined by commas"},
-    {"--slow-link", "LEVEL:FACTOR",
-     "links that are FACTOR times slower: nvlink, pcie, network or a level of the fabric"},
-    {"--samples", "N", "steps to sample (default 200)"},
-    {"--seed", "N", "of the noise (default 1)"},
-}};
 
 // A number in (low, high], or nothing.
 bool ReadNumber(const std::string& text, double low, double high, double& value) {
@@ -82,10 +71,6 @@ std::pair<std::string, double> ReadSlowLink(const Flag& flag) {
     RefuseFlag(flag, "a level and a factor, such as network:2");
   }
   return {flag.text.substr(0, colon), factor};
-}
-
-std::span<const FlagRow> StragglerFlagRows() {
-  return kStragglerFlags;
 }
 
 StragglerFlags ReadStragglerFlags(const Arguments& arguments) {

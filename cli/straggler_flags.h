@@ -2,7 +2,6 @@
 
 // simulate's flags about ranks and links that are not as fast as the others.
 
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,7 +26,6 @@ struct StragglerFlags {
   std::vector<std::pair<std::string, double>> slow_links;
 };
 
-[[nodiscard]] std::span<const FlagRow> StragglerFlagRows();
 [[nodiscard]] StragglerFlags ReadStragglerFlags(const Arguments& arguments);
 
 // The distribution of step times around a simulated plan. Requires a result with a trace.

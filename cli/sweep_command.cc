@@ -1,8 +1,6 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -24,50 +22,6 @@ using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
 constexpr std::size_t kMostPoints = 100'000;
-
-constexpr const char* kSweepAbout = R"(Predicts a plan for every combination of sizes.
-
-Examples:
-  shardwright sweep --model llama-3-8b --cluster dgx-h100 --nodes 1..16 --seq 8192
-  shardwright sweep --model llama-2-7b --cluster dgx-a100 --micro-batch 1..8 --seq 2048,4096,8192 \
-    --recompute full --csv sweep.csv
-  shardwright sweep --model llama-3-70b --cluster p4d --nodes 32 --shard 64,128,256 \
-    --bandwidth 0.5,1,2,4 --recompute full
-
---nodes, --micro-batch, --seq, --shard and --bandwidth take lists and ranges: 1,2,6 or 1..64
-(doubling) or 8..32:8 (steps of 8). Everything else is as in shardwright plan. Exits with 1 when
-nothing fits.)";
-
-constexpr std::array<FlagRow, 7> kAxisFlags = {{
-    {"--nodes", "LIST", "nodes in use"},
-    {"--micro-batch", "LIST", "samples per rank and pass (default 1)"},
-    {"--seq", "LIST", "tokens per sample (default: the model's, at most 2048)"},
-    {"--shard", "LIST", "ranks that share one copy of the parameters (default: all)"},
-    {"--bandwidth", "[LEVEL:]LIST",
-     "factors on the bandwidth of network (default), nvlink, pcie or a level of the fabric"},
-    {"--csv", "FILE", "write all rows and columns as CSV; - for standard output", FileRole::kWrite},
-    {"--threads", "N", "points that are predicted at a time (default: what the machine has)"},
-}};
-
-// Those of plan, with lists where sizes were.
-std::span<const FlagRow> SweepFlags() {
-  static const std::vector<FlagRow> flags = [] {
-    std::vector<FlagRow> rows;
-    const auto is_axis = [](const FlagRow& row) {
-      return std::any_of(kAxisFlags.begin(), kAxisFlags.end(), [&](const FlagRow& axis) {
-        return std::string_view(axis.name) == row.name;
-      });
-    };
-    for (const FlagRow& row : PlanFlags()) {
-      if (!is_axis(row) && std::string_view(row.name) != "--output,-o") {
-        rows.push_back(row);
-      }
-    }
-    rows.insert(rows.end(), kAxisFlags.begin(), kAxisFlags.end());
-    return rows;
-  }();
-  return flags;
-}
 
 struct SweepFlagValues {
   SweepAxes axes;
@@ -308,7 +262,9 @@ void CheckFixedFlags(const Arguments& arguments, const std::string& level) {
   (void)LoadModelForJob(options.model, options.job, Path("sweep"));
 }
 
-int RunSweepCommand(const Arguments& arguments) {
+}  // namespace
+
+int SweepCommand(const Arguments& arguments) {
   const SweepFlagValues flags = ReadSweepFlags(arguments);
   CheckFixedFlags(arguments, flags.level);
   const std::vector<SweepPoint> points = PointsOf(flags.axes);
@@ -341,10 +297,5 @@ int RunSweepCommand(const Arguments& arguments) {
       std::any_of(rows.begin(), rows.end(), [](const SweepResult& row) { return row.Fits(); });
   return any_fits ? kExitOk : kExitNo;
 }
-
-}  // namespace
-
-extern const Command kSweepCommand;
-const Command kSweepCommand = {"sweep", kSweepAbout, {}, SweepFlags(), {}, RunSweepCommand};
 
 }  // namespace shardwright

@@ -17,33 +17,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kTopoAbout =
-    R"(Turns what tools say about a machine into a cluster.
-
-Examples:
-  nvidia-smi topo -m | shardwright topo import - --gpu h100-80 --nic "400 Gbit/s" -o mine.json
-  shardwright topo import topo.xml --nodes 16 --network ib -o mine.json
-  shardwright topo probe
-  shardwright plan --cluster mine.json ...
-
-import reads nvidia-smi topo -m, NCCL's dump (NCCL_TOPO_DUMP_FILE) or lstopo --of xml. probe asks
-this machine, and says what it could not see.)";
-
-constexpr std::array<PositionalRow, 2> kTopoPositionals = {{
-    {"ACTION", "import or probe", "topo needs an action: import or probe"},
-    {"FILE", "what to import; - is standard input", nullptr, false, FileRole::kRead},
-}};
-
-constexpr std::array<FlagRow, 7> kTopoFlags = {{
-    {"--output,-o", "FILE", "write the cluster here", FileRole::kWrite},
-    {"--gpu", "NAME", "which GPU it is (shardwright list gpus); topo -m does not say"},
-    {"--nic", "RATE", "of one NIC, per direction, such as 400 Gbit/s"},
-    {"--host", "SIZE", "host memory of a node"},
-    {"--network", "NAME", "row of the profile's transports: ib, roce, efa, ..."},
-    {"--nodes", "N", "nodes like this one (default 1)"},
-    {"--name", "NAME", "of the cluster (default imported)"},
-}};
-
 TopologyOptions ReadOptions(const Arguments& arguments) {
   TopologyOptions options;
   arguments.SetText("--gpu", options.gpu);
@@ -110,7 +83,9 @@ int RunTopoImport(const Arguments& arguments) {
   return kExitOk;
 }
 
-int RunTopo(const Arguments& arguments) {
+}  // namespace
+
+int TopoCommand(const Arguments& arguments) {
   static constexpr std::array<std::string_view, 2> kActions = {"import", "probe"};
   if (ReadChoice({"topo", arguments.Get("ACTION").text}, kActions) == 0) {
     return RunTopoImport(arguments);
@@ -146,10 +121,5 @@ int RunTopo(const Arguments& arguments) {
   arguments.Print(text);
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kTopoCommand;
-const Command kTopoCommand = {"topo", kTopoAbout, kTopoPositionals, kTopoFlags, {}, RunTopo};
 
 }  // namespace shardwright

@@ -1,5 +1,3 @@
-#include <array>
-#include <optional>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -18,24 +16,6 @@ namespace shardwright {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr const char* kValidateAbout = R"(Predicts all runs of a list.
-
-Published runs and their errors: bench/validate.py, which makes such lists of tables.
-
-Examples:
-  shardwright validate runs.json
-  shardwright validate runs.json --profiles my-profiles --json
-
-The keys of a list are described in docs/cli.md.)";
-
-constexpr std::array<PositionalRow, 1> kValidatePositionals = {
-    {{"RUNS", "list of runs (JSON)", "validate needs a list of runs", false, FileRole::kRead}}};
-
-constexpr std::array<FlagRow, 1> kValidateFlags = {{
-    {"--profiles", "FOLDER", "profiles to choose from (default: the shipped ones)",
-     FileRole::kRead},
-}};
 
 // What is said of one run, or why nothing is.
 Json PredictListed(const JsonValue& listed, const RunList& list) {
@@ -81,7 +61,9 @@ std::string PredictionsText(const std::vector<Json>& runs) {
   return table.WrappedText(0);
 }
 
-int RunValidate(const Arguments& arguments) {
+}  // namespace
+
+int ValidateCommand(const Arguments& arguments) {
   if (const Flag folder = arguments.Get("--profiles"); folder.is_given()) {
     ShipProfilesOf(folder.text);
   }
@@ -98,11 +80,5 @@ int RunValidate(const Arguments& arguments) {
   arguments.Print(arguments.IsJson() ? json.dump(2) + '\n' : PredictionsText(runs));
   return kExitOk;
 }
-
-}  // namespace
-
-extern const Command kValidateCommand;
-const Command kValidateCommand = {"validate", kValidateAbout, kValidatePositionals, kValidateFlags,
-                                  {},         RunValidate};
 
 }  // namespace shardwright

@@ -1,230 +1,98 @@
 #include "models/kernel_set.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
+#include "core/embedded.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/text.h"
+#include "models/kernel_sets.h"
 #include "models/kernels/kernels.h"
 
 namespace shardwright {
 namespace {
 
+using Options = KernelSetOptions;
+
+// The keys of kernel_sets.json.
+constexpr std::pair<const char*, bool Options::*> kSwitches[] = {
+    {"fused_elementwise", &Options::fused_elementwise},
+    {"fused_rope", &Options::fused_rope},
+    {"fused_norm", &Options::fused_norm},
+    {"fp32_logits", &Options::fp32_logits},
+    {"autocast_weights", &Options::autocast_weights},
+    {"repeat_kv", &Options::repeat_kv},
+    {"flash_position_bias", &Options::flash_position_bias},
+    {"flash_soft_cap", &Options::flash_soft_cap},
+    {"softmax_fp32", &Options::softmax_fp32},
+    {"softmax_keeps_input", &Options::softmax_keeps_input},
+    {"fused_softmax", &Options::fused_softmax},
+    {"tokens_first", &Options::tokens_first},
+    {"python_gelu_tanh", &Options::python_gelu_tanh},
+    {"fused_loss", &Options::fused_loss},
+    {"keeps_logits", &Options::keeps_logits},
+    {"keeps_dropout_mask", &Options::keeps_dropout_mask},
+    {"fused_reductions", &Options::fused_reductions},
+    {"inplace_rope", &Options::inplace_rope},
+    {"fused_gelu", &Options::fused_gelu},
+    {"fused_residual", &Options::fused_residual},
+    {"host_kernels", &Options::host_kernels},
+    {"cuda_kernels", &Options::cuda_kernels},
+    {"whole_recompute", &Options::whole_recompute},
+    {"shifted_logits", &Options::shifted_logits},
+};
+constexpr std::pair<const char*, std::int64_t Options::*> kCounts[] = {
+    {"loss_chunks", &Options::loss_chunks},
+    {"loss_metrics", &Options::loss_metrics},
+};
+constexpr std::array<std::string_view, 3> kAttentions = {"materialized", "cudnn", "triton"};
+constexpr std::array<AttentionImpl, 3> kAttentionImpls = {
+    AttentionImpl::kMaterialized, AttentionImpl::kCudnn, AttentionImpl::kTriton};
+
+KernelSetOptions ReadSet(const JsonValue& row, const std::vector<KernelSetOptions>& before) {
+  KernelSetOptions set;
+  if (const auto like = row.Find("like")) {
+    set = *std::find_if(before.begin(), before.end(),
+                        [&](const KernelSetOptions& one) { return one.name == like->AsString(); });
+  }
+  set.name = row.At("name").AsString();
+  std::vector<std::string> keys = {"name", "like", "attention"};
+  for (const auto& [key, option] : kSwitches) {
+    const auto value = row.Find(keys.emplace_back(key));
+    set.*option = value ? value->AsBool() : set.*option;
+  }
+  for (const auto& [key, option] : kCounts) {
+    const auto value = row.Find(keys.emplace_back(key));
+    set.*option = value ? value->AsInt() : set.*option;
+  }
+  if (const auto attention = row.Find("attention")) {
+    set.attention = kAttentionImpls[attention->AsChoice(kAttentions)];
+  }
+  row.AllowOnly(keys);
+  return set;
+}
+
+}  // namespace
+
 // One row per software stack. docs/kernel_sets.md gives the reason of each value.
-std::vector<KernelSetOptions> PlainSets() {
-  return {
-      {.name = "torch-eager",
-       .repeat_kv = true,
-       .flash_position_bias = true,
-       .flash_soft_cap = false},
-      {.name = "torch-compile",
-       .fused_elementwise = true,
-       .fused_rope = true,
-       .repeat_kv = true,
-       .flash_position_bias = true,
-       .fused_loss = true},
-      {.name = "torch-compile-2024",
-       .fused_elementwise = true,
-       .fused_rope = true,
-       .repeat_kv = true,
-       .flash_position_bias = true},
-      {.name = "torch-compile-2023",
-       .attention = AttentionImpl::kMaterialized,
-       .fused_elementwise = true,
-       .fused_rope = true,
-       .fused_softmax = true,
-       .fused_loss = true,
-       .whole_recompute = true},
-      {.name = "torch-2024",
-       .fused_norm = false,
-       .repeat_kv = true,
-       .flash_position_bias = true,
-       .flash_soft_cap = false},
-      {.name = "torch-2022",
-       .attention = AttentionImpl::kMaterialized,
-       .fused_norm = false,
-       .fp32_logits = false,
-       .whole_recompute = true},
-      {.name = "megatron-1.1",
-       .attention = AttentionImpl::kMaterialized,
-       .softmax_keeps_input = true,
-       .tokens_first = true,
-       .fused_loss = true,
-       .whole_recompute = true,
-       .shifted_logits = true},
-      {.name = "megatron-2021",
-       .attention = AttentionImpl::kMaterialized,
-       .fused_softmax = true,
-       .tokens_first = true,
-       .fused_loss = true,
-       .whole_recompute = true,
-       .shifted_logits = true},
-      {.name = "jax-xla",
-       .attention = AttentionImpl::kCudnn,
-       .fused_elementwise = true,
-       .fused_rope = true,
-       .fused_loss = true,
-       .inplace_rope = true},
-  };
-}
-
-std::vector<KernelSetOptions> FrameworkSets() {
-  return {
-      {.name = "composer-2023",
-       .attention = AttentionImpl::kTriton,
-       .fp32_logits = false,
-       .flash_position_bias = true,
-       .fused_loss = true,
-       .loss_metrics = 2},
-      {.name = "composer-2024",
-       .attention = AttentionImpl::kTriton,
-       .fp32_logits = false,
-       .flash_position_bias = true,
-       .fused_loss = true,
-       .loss_metrics = 2},
-      {.name = "deepspeed",
-       .fused_norm = false,
-       .repeat_kv = true,
-       .flash_soft_cap = false,
-       .python_gelu_tanh = true,
-       .keeps_logits = true,
-       .whole_recompute = true},
-      {.name = "internevo",
-       .fused_rope = true,
-       .fused_loss = true,
-       .inplace_rope = true,
-       .whole_recompute = true},
-  };
-}
-
-std::vector<KernelSetOptions> TransformersSets() {
-  return {
-      {.name = "hf-eager",
-       .fused_norm = false,
-       .repeat_kv = true,
-       .flash_soft_cap = false,
-       .python_gelu_tanh = true,
-       .keeps_logits = true,
-       .whole_recompute = true},
-      {.name = "hf-trainer",
-       .fused_norm = false,
-       .flash_position_bias = true,
-       .flash_soft_cap = false,
-       .python_gelu_tanh = true,
-       .whole_recompute = true,
-       .shifted_logits = true},
-      {.name = "hf-foak",
-       .fused_rope = true,
-       .flash_soft_cap = false,
-       .python_gelu_tanh = true,
-       .fused_loss = true,
-       .inplace_rope = true,
-       .whole_recompute = true,
-       .shifted_logits = true},
-      {.name = "hf-liger",
-       .fused_rope = true,
-       .loss_chunks = 16,
-       .flash_soft_cap = false,
-       .python_gelu_tanh = true,
-       .inplace_rope = true,
-       .whole_recompute = true},
-      {.name = "hf-liger-full",
-       .fused_elementwise = true,
-       .fused_rope = true,
-       .loss_chunks = 16,
-       .flash_soft_cap = false,
-       .python_gelu_tanh = true,
-       .inplace_rope = true,
-       .whole_recompute = true},
-      {.name = "hf-2021",
-       .attention = AttentionImpl::kMaterialized,
-       .fused_norm = false,
-       .fp32_logits = false,
-       .softmax_keeps_input = true,
-       .python_gelu_tanh = true,
-       .keeps_logits = true,
-       .whole_recompute = true,
-       .shifted_logits = true},
-      {.name = "hf-2022",
-       .attention = AttentionImpl::kMaterialized,
-       .fused_norm = false,
-       .fp32_logits = false,
-       .python_gelu_tanh = true,
-       .keeps_logits = true,
-       .whole_recompute = true,
-       .shifted_logits = true},
-      {.name = "hf-2023",
-       .attention = AttentionImpl::kMaterialized,
-       .fused_norm = false,
-       .repeat_kv = true,
-       .softmax_fp32 = true,
-       .python_gelu_tanh = true,
-       .keeps_logits = true,
-       .whole_recompute = true},
-  };
-}
-
-std::vector<KernelSetOptions> OwnSets() {
-  const KernelSetOptions plain = {.name = "shardwright-cuda-plain",
-                                  .fused_rope = true,
-                                  .flash_position_bias = true,
-                                  .fused_loss = true,
-                                  .keeps_dropout_mask = false,
-                                  .fused_reductions = true,
-                                  .cuda_kernels = true};
-  KernelSetOptions gelu = plain;
-  gelu.name = "shardwright-cuda-gelu";
-  gelu.fused_gelu = true;
-  KernelSetOptions fused = gelu;
-  fused.name = "shardwright-cuda-fused";
-  fused.fused_residual = true;
-  KernelSetOptions chunked = fused;
-  chunked.name = "shardwright-cuda-chunked";
-  chunked.loss_chunks = 8;
-  return {
-      {.name = "shardwright-host",
-       .fused_rope = true,
-       .flash_position_bias = true,
-       .fused_loss = true,
-       .keeps_dropout_mask = false,
-       .fused_reductions = true,
-       .host_kernels = true},
-      {.name = "shardwright-cuda",
-       .fused_elementwise = true,
-       .fused_rope = true,
-       .flash_position_bias = true,
-       .fused_loss = true,
-       .keeps_dropout_mask = false,
-       .fused_reductions = true,
-       .inplace_rope = true},
-      plain,
-      gelu,
-      fused,
-      chunked,
-  };
-}
-
-const std::vector<KernelSetOptions>& KernelSetTable() {
+std::span<const KernelSetOptions> BuiltinKernelSets() {
   static const std::vector<KernelSetOptions> table = [] {
-    std::vector<KernelSetOptions> all = PlainSets();
-    for (const std::vector<KernelSetOptions>& more :
-         {FrameworkSets(), TransformersSets(), OwnSets()}) {
-      all.insert(all.end(), more.begin(), more.end());
+    const EmbeddedFile& file = EmbeddedKernelSets().front();
+    const JsonValue rows = JsonValue::Parse(file.text, std::string(file.path)).At("kernel_sets");
+    std::vector<KernelSetOptions> all;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      all.push_back(ReadSet(rows[i], all));
     }
     return all;
   }();
   return table;
 }
 
-}  // namespace
-
-std::span<const KernelSetOptions> BuiltinKernelSets() {
-  return KernelSetTable();
-}
-
 const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view where) {
   std::vector<std::string> names;
-  for (const KernelSetOptions& options : KernelSetTable()) {
+  for (const KernelSetOptions& options : BuiltinKernelSets()) {
     if (options.name == name) {
       return options;
     }

@@ -1,6 +1,7 @@
 #include "planner/evaluator.h"
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "core/error.h"
@@ -8,30 +9,17 @@
 #include "planner/evaluate.h"
 #include "schedule/lower.h"
 #include "schedule/place.h"
+#include "schedule/plan_names.h"
 #include "simulator/plan_programs.h"
 
 namespace shardwright {
 
 std::string_view NameOf(CandidateStatus status) {
-  switch (status) {
-    case CandidateStatus::kFits:
-      return "fits";
-    case CandidateStatus::kOverDevice:
-      return "over device memory";
-    case CandidateStatus::kOverHost:
-      return "over host memory";
-    case CandidateStatus::kFragmented:
-      return "fragmented";
-    case CandidateStatus::kRetries:
-      return "allocator retries";
-    case CandidateStatus::kPrunedMemory:
-      return "pruned by memory";
-    case CandidateStatus::kPrunedTime:
-      return "pruned by time";
-    case CandidateStatus::kNotTried:
-      return "not tried";
-  }
-  return "";
+  static constexpr std::array<std::string_view, 8> kNames = {
+      "fits",           "over device memory", "over host memory",
+      "fragmented",     "allocator retries",  "pruned by memory",
+      "pruned by time", "not tried"};
+  return NameIn(kNames, status);
 }
 
 std::pair<CandidateStatus, Bytes> HoldAgainst(const Limits& limits, const Outcome& outcome) {

@@ -14,9 +14,7 @@
 #include <vector>
 
 #include <Python.h>
-#include <nlohmann/json.hpp>
 
-#include "cli/command.h"
 #include "cli/command_line.h"
 #include "cli/exit_codes.h"
 #include "cli/version.h"
@@ -26,8 +24,6 @@
 
 namespace shardwright {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // How a command line ended: `kind` is "" or the name of an exception of shardwright/_errors.py,
 // `text` what was printed or what is wrong.
@@ -143,57 +139,8 @@ PyObject* Run(PyObject* /*module*/, PyObject* arguments) {
                        static_cast<Py_ssize_t>(outcome.text.size()));
 }
 
-const char* NameOf(FileRole role) {
-  switch (role) {
-    case FileRole::kNone:
-      return "";
-    case FileRole::kRead:
-      return "read";
-    case FileRole::kWrite:
-    case FileRole::kWriteWhen:
-      return "write";
-  }
-  return "";
-}
-
-Json CommandJson(const Command& command) {
-  Json json = {{"name", command.name},
-               {"about", command.about},
-               {"positionals", Json::array()},
-               {"flags", Json::array()},
-               {"switches", Json::array()}};
-  for (const PositionalRow& row : command.positionals) {
-    json["positionals"].push_back({{"name", row.name},
-                                   {"help", row.help},
-                                   {"is_needed", row.missing != nullptr},
-                                   {"is_list", row.is_list},
-                                   {"file", NameOf(row.file)}});
-  }
-  for (const FlagRow& row : command.flags) {
-    json["flags"].push_back({{"name", LongName(row)},
-                             {"value", row.value},
-                             {"help", row.help},
-                             {"file", NameOf(row.file)}});
-  }
-  for (const SwitchRow& row : command.switches) {
-    json["switches"].push_back({{"name", row.name}, {"help", row.help}});
-  }
-  return json;
-}
-
-// The tables that the command line is made from, as JSON.
-PyObject* Commands(PyObject* /*module*/, PyObject* /*arguments*/) {
-  Json commands = Json::array();
-  for (const Command* command : AllCommands()) {
-    commands.push_back(CommandJson(*command));
-  }
-  const std::string text = commands.dump();
-  return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
-}
-
-std::array<PyMethodDef, 3> methods = {{
+std::array<PyMethodDef, 2> methods = {{
     {"run", Run, METH_VARARGS, "run(words, input, source) -> (exit code, kind of error, bytes)"},
-    {"commands", Commands, METH_NOARGS, "commands() -> JSON of the command line's tables"},
     {nullptr, nullptr, 0, nullptr},
 }};
 

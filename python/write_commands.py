@@ -60,14 +60,14 @@ def function(command):
     for row in positionals:
         name = identifier(row["name"])
         kind = "PlanLike" if row["file"] == "read" else "Value"
-        if row["is_list"]:
+        if row["list"]:
             parameters.append(f"*{name}: {kind}")
             words.append(f"*{name}")
         else:
-            parameters.append(f"{name}: {kind}" + ("" if row["is_needed"] else " | None = None"))
+            parameters.append(f"{name}: {kind}" + ("" if row["required"] else " | None = None"))
             words.append(name)
-    flags = [(row["name"], "Value", row["help"]) for row in command["flags"]]
-    flags += [(row["name"], "bool", row["help"]) for row in command["switches"]]
+    flags = [(row["name"], "Value", row["help"]) for row in command["flags"] if row["name"] != "--budget"]
+    flags += [(row["name"], "bool", row["help"]) for row in command["switches"] if row["name"] != "--json"]  # it is always given
     if flags:
         if not any(p.startswith("*") for p in parameters):
             parameters.append("*")
@@ -81,8 +81,8 @@ def function(command):
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    commands = json.loads(native(folder).commands())
-    functions = [function(command) for command in commands]
+    _code, _kind, text = native(folder).run([b"shardwright", b"--help", b"--json"], b"", b"")
+    functions = [function(command) for command in json.loads(text)["commands"]]
     text = HEAD + "".join("\n\n" + one for one in functions)
     (folder / "commands.py").write_text(text, encoding="utf-8")
 

@@ -10,6 +10,7 @@
 #include "core/printable.h"
 #include "core/text.h"
 #include "schedule/happens_before.h"
+#include "schedule/plan_names.h"
 #include "schedule/repetition.h"
 
 namespace shardwright {
@@ -19,137 +20,28 @@ std::span<const MemoryPoint> PointsAt(const Body& body, std::size_t op) {
   return op < body.size() ? body.PointsBefore(OpId(op)) : body.PointsAtEnd();
 }
 
-std::string_view NameOf(DType dtype) {
-  switch (dtype) {
-    case DType::kFp32:
-      return "fp32";
-    case DType::kBf16:
-      return "bf16";
-    case DType::kFp16:
-      return "fp16";
-    case DType::kFp8:
-      return "fp8";
-    case DType::kFp64:
-      return "fp64";
-    case DType::kInt64:
-      return "int64";
-    case DType::kInt32:
-      return "int32";
-    case DType::kUint8:
-      return "uint8";
-    case DType::kBool:
-      return "bool";
-  }
-  return "?";
-}
-
-std::string_view NameOf(KernelClass kind) {
-  switch (kind) {
-    case KernelClass::kGemm:
-      return "gemm";
-    case KernelClass::kGroupedGemm:
-      return "grouped_gemm";
-    case KernelClass::kConv:
-      return "conv";
-    case KernelClass::kAttentionForward:
-      return "attention_forward";
-    case KernelClass::kAttentionBackward:
-      return "attention_backward";
-    case KernelClass::kElementwise:
-      return "elementwise";
-    case KernelClass::kNorm:
-      return "norm";
-    case KernelClass::kSoftmax:
-      return "softmax";
-    case KernelClass::kGatherScatter:
-      return "gather_scatter";
-    case KernelClass::kOptimizer:
-      return "optimizer";
-    case KernelClass::kCopy:
-      return "copy";
-    case KernelClass::kQr:
-      return "qr";
-  }
-  return "?";
-}
-
-std::string_view NameOf(Role role) {
-  switch (role) {
-    case Role::kInput:
-      return "input";
-    case Role::kOutput:
-      return "output";
-    case Role::kSaved:
-      return "saved";
-    case Role::kParameter:
-      return "parameter";
-    case Role::kOutputGrad:
-      return "output_grad";
-    case Role::kInputGrad:
-      return "input_grad";
-    case Role::kParamGrad:
-      return "param_grad";
-    case Role::kState:
-      return "state";
-    case Role::kWorkspace:
-      return "workspace";
-    case Role::kExchange:
-      return "exchange";
-    case Role::kLabels:
-      return "labels";
-    case Role::kLoss:
-      return "loss";
-  }
-  return "?";
-}
-
-std::string_view NameOf(AccessMode mode) {
-  switch (mode) {
-    case AccessMode::kRead:
-      return "read";
-    case AccessMode::kWrite:
-      return "write";
-    case AccessMode::kReadWrite:
-      return "update";
-  }
-  return "?";
-}
-
-std::string_view NameOf(Holds holds) {
-  switch (holds) {
-    case Holds::kOther:
-      return "other";
-    case Holds::kTensors:
-      return "tensors";
-    case Holds::kUnit:
-      return "whole";
-    case Holds::kShards:
-      return "shards";
-    case Holds::kShard:
-      return "shard";
-    case Holds::kSlice:
-      return "slice";
-    case Holds::kMixed:
-      return "mixed";
-    case Holds::kRows:
-      return "rows";
-    case Holds::kUses:
-      return "uses";
-  }
-  return "?";
-}
-
-std::string_view NameOf(PointKind kind) {
-  switch (kind) {
-    case PointKind::kAlloc:
-      return "alloc";
-    case PointKind::kFree:
-      return "free";
-    case PointKind::kAllocOnce:
-      return "alloc_once";
-  }
-  return "?";
-}
+// Each in the order of its enumerators.
+constexpr std::array<std::string_view, 9> kDTypeNames = {"fp32",  "bf16",  "fp16",  "fp8", "fp64",
+                                                         "int64", "int32", "uint8", "bool"};
+constexpr std::array<std::string_view, 12> kKernelClassNames = {"gemm",
+                                                                "grouped_gemm",
+                                                                "conv",
+                                                                "attention_forward",
+                                                                "attention_backward",
+                                                                "elementwise",
+                                                                "norm",
+                                                                "softmax",
+                                                                "gather_scatter",
+                                                                "optimizer",
+                                                                "copy",
+                                                                "qr"};
+constexpr std::array<std::string_view, 12> kRoleNames = {
+    "input",      "output", "saved",     "parameter", "output_grad", "input_grad",
+    "param_grad", "state",  "workspace", "exchange",  "labels",      "loss"};
+constexpr std::array<std::string_view, 3> kAccessNames = {"read", "write", "update"};
+constexpr std::array<std::string_view, 9> kHoldsNames = {
+    "other", "tensors", "whole", "shards", "shard", "slice", "mixed", "rows", "uses"};
+constexpr std::array<std::string_view, 3> kPointNames = {"alloc", "free", "alloc_once"};
 
 std::string InBytes(Bytes bytes) {
   return std::to_string(bytes.value) + " B";
@@ -203,9 +95,8 @@ class Printer {
     for (std::size_t i = 0; i < program_.buffers.size(); ++i) {
       const Buffer& buffer = program_.buffers[i];
       Line(0, "buffer " + buffer_names_[i] + ": " + InBytes(buffer.size) + ", owner " +
-                  std::string(shardwright::NameOf(buffer.owner)) +
-                  (buffer.on_host ? ", on host" : "") + (buffer.zero_filled ? ", zeros" : "") +
-                  Held(buffer) +
+                  std::string(NameOf(buffer.owner)) + (buffer.on_host ? ", on host" : "") +
+                  (buffer.zero_filled ? ", zeros" : "") + Held(buffer) +
                   (buffer.flat > 0 ? ", in flat tensor " + std::to_string(buffer.flat) : ""));
     }
   }
@@ -215,8 +106,8 @@ class Printer {
     if (buffer.holds == Holds::kOther) {
       return "";
     }
-    const std::string what =
-        ", " + std::string(NameOf(buffer.dtype)) + ' ' + std::string(NameOf(buffer.holds));
+    const std::string what = ", " + std::string(NameIn(kDTypeNames, buffer.dtype)) + ' ' +
+                             std::string(NameIn(kHoldsNames, buffer.holds));
     if (buffer.subject == kNoSubject) {
       return what;
     }
@@ -250,10 +141,11 @@ class Printer {
 
   void PrintPoints(std::span<const MemoryPoint> points) {
     for (const MemoryPoint& point : points) {
-      std::string line = std::string(NameOf(point.kind)) + ' ' + buffer_names_[point.buffer.value];
+      std::string line =
+          std::string(NameIn(kPointNames, point.kind)) + ' ' + buffer_names_[point.buffer.value];
       for (std::size_t s = 0; s < kStreamCount; ++s) {
         if (((point.recorded_streams >> s) & 1U) != 0) {
-          line += ", recorded " + std::string(shardwright::NameOf(static_cast<Stream>(s)));
+          line += ", recorded " + std::string(NameOf(static_cast<Stream>(s)));
         }
       }
       Line(2, line);
@@ -262,21 +154,22 @@ class Printer {
 
   void PrintOp(const Body& body, OpId op) {
     const OpShape& shape = program_.ShapeOf(body.ops[op.value]);
-    std::string line = NameOfOp(body, op) + " [" + std::string(shardwright::NameOf(shape.stream));
+    std::string line = NameOfOp(body, op) + " [" + std::string(NameOf(shape.stream));
     if (shape.group.valid()) {
       line += ", group " + program_.groups[shape.group.value].name;
     }
     if (shape.bytes.value != 0) {
       line += ", " + InBytes(shape.bytes);
     }
-    line += ", " + std::string(NameOf(shape.dtype));
+    line += ", " + std::string(NameIn(kDTypeNames, shape.dtype));
     Line(2, line + (shape.divisor != 1.0 ? ", / " + InDigits(shape.divisor) : "") + "]");
     for (const Edge edge : body.EdgesOf(op)) {
       Line(4, "after " + (edge.is_carried() ? "carry " + std::to_string(edge.slot())
                                             : NameOfOp(body, edge.op())));
     }
     for (const Access& access : body.AccessesOf(op)) {
-      Line(4, std::string(NameOf(access.mode)) + ' ' + std::string(NameOf(access.role)) + ' ' +
+      Line(4, std::string(NameIn(kAccessNames, access.mode)) + ' ' +
+                  std::string(NameIn(kRoleNames, access.role)) + ' ' +
                   std::to_string(access.index) + ": " + buffer_names_[access.buffer.value] + ", " +
                   InBytes(access.bytes));
     }
@@ -286,8 +179,8 @@ class Printer {
   }
 
   void PrintKernel(const Kernel& kernel) {
-    std::string line =
-        "kernel " + std::string(NameOf(kernel.kind)) + ' ' + std::string(NameOf(kernel.dtype));
+    std::string line = "kernel " + std::string(NameIn(kKernelClassNames, kernel.kind)) + ' ' +
+                       std::string(NameIn(kDTypeNames, kernel.dtype));
     if (kernel.m != 0 || kernel.n != 0 || kernel.k != 0) {
       line += ' ' + std::to_string(kernel.batch) + " x (" + std::to_string(kernel.m) + ", " +
               std::to_string(kernel.n) + ", " + std::to_string(kernel.k) + ')';
@@ -324,7 +217,7 @@ void SummarizeBody(const Program& program, const NamedBody& named, std::string& 
           " accesses, " + std::to_string(body.points.size()) + " memory points\n";
   for (std::size_t s = 0; s < kStreamCount; ++s) {
     if (per_stream[s] != 0) {
-      text += "  stream " + std::string(shardwright::NameOf(static_cast<Stream>(s))) + ": " +
+      text += "  stream " + std::string(NameOf(static_cast<Stream>(s))) + ": " +
               std::to_string(per_stream[s]) + " ops\n";
     }
   }
@@ -351,7 +244,7 @@ void NameBuffersAt(const Program& program, const NamedBody& named, std::size_t i
     }
     const Category category = program.buffers[point.buffer.value].category;
     const int further = seen[static_cast<std::size_t>(category)]++;
-    name = std::string(shardwright::NameOf(category)) + '@' +
+    name = std::string(NameOf(category)) + '@' +
            (named.body == &program.step ? "" : std::string(named.name) + '/') +
            (i < body.size() ? OpName(program, body.ops[i]) : "end") +
            (further == 0 ? "" : '#' + std::to_string(further));
@@ -398,7 +291,7 @@ std::string PrintSummary(const Program& program) {
   }
   for (std::size_t c = 0; c < kCategoryCount; ++c) {
     if (counts[c] != 0) {
-      text += "buffers " + std::string(shardwright::NameOf(static_cast<Category>(c))) + ": " +
+      text += "buffers " + std::string(NameOf(static_cast<Category>(c))) + ": " +
               std::to_string(counts[c]) + ", " + InBytes(sizes[c]) + " in all\n";
     }
   }

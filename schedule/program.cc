@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "core/error.h"
+#include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
@@ -46,6 +46,15 @@ constexpr bool TableFollowsEnum() {
 }
 static_assert(TableFollowsEnum());
 
+// Each in the order of its enumerators.
+constexpr std::array<std::string_view, kStreamCount> kStreamNames = {
+    "host", "compute", "copy_in", "gather", "reduce", "replicate", "h2d", "d2h"};
+constexpr std::array<std::string_view, 5> kPhaseNames = {"init", "fwd", "rec", "bwd", "opt"};
+constexpr std::array<std::string_view, kCategoryCount> kCategoryNames = {
+    "parameter_shard",     "unsharded_parameter", "all_gather",      "unsharded_gradient",
+    "reduce_scatter",      "sharded_gradient",    "optimizer_state", "activation",
+    "activation_gradient", "temporary",           "model_buffer",    "input"};
+
 // [begin of `op`, begin of the op after it) of one CSR array of the body.
 template <class T>
 std::span<const T> Slice(const Body& body, OpId op, const std::vector<T>& all,
@@ -63,71 +72,15 @@ const OpCodeInfo& InfoOf(OpCode code) {
 }
 
 std::string_view NameOf(Stream stream) {
-  switch (stream) {
-    case Stream::kHost:
-      return "host";
-    case Stream::kCompute:
-      return "compute";
-    case Stream::kCopyIn:
-      return "copy_in";
-    case Stream::kGather:
-      return "gather";
-    case Stream::kReduce:
-      return "reduce";
-    case Stream::kReplicate:
-      return "replicate";
-    case Stream::kH2d:
-      return "h2d";
-    case Stream::kD2h:
-      return "d2h";
-  }
-  return "?";
+  return NameIn(kStreamNames, stream);
 }
 
 std::string_view NameOf(Phase phase) {
-  switch (phase) {
-    case Phase::kInit:
-      return "init";
-    case Phase::kForward:
-      return "fwd";
-    case Phase::kRecompute:
-      return "rec";
-    case Phase::kBackward:
-      return "bwd";
-    case Phase::kOptimizer:
-      return "opt";
-  }
-  return "?";
+  return NameIn(kPhaseNames, phase);
 }
 
 std::string_view NameOf(Category category) {
-  switch (category) {
-    case Category::kParameterShard:
-      return "parameter_shard";
-    case Category::kUnshardedParameter:
-      return "unsharded_parameter";
-    case Category::kAllGather:
-      return "all_gather";
-    case Category::kUnshardedGradient:
-      return "unsharded_gradient";
-    case Category::kReduceScatter:
-      return "reduce_scatter";
-    case Category::kShardedGradient:
-      return "sharded_gradient";
-    case Category::kOptimizerState:
-      return "optimizer_state";
-    case Category::kActivation:
-      return "activation";
-    case Category::kActivationGradient:
-      return "activation_gradient";
-    case Category::kTemporary:
-      return "temporary";
-    case Category::kModelBuffer:
-      return "model_buffer";
-    case Category::kInput:
-      return "input";
-  }
-  return "?";
+  return NameIn(kCategoryNames, category);
 }
 
 std::span<const Edge> Body::EdgesOf(OpId op) const {

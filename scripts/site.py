@@ -107,11 +107,10 @@ def fill(page, mark, lines):
 
 def main(program, folder, *flags):
     sys.path.insert(0, str(pathlib.Path(folder).resolve()))
-    import shardwright._native
     program = str(pathlib.Path(program).resolve())
     pages()
     (SOURCE / "reference").mkdir()
-    names = [command["name"] for command in json.loads(shardwright._native.commands())]
+    names = [command["name"] for command in json.loads(run(program, "--help", "--json"))["commands"]]
     (SOURCE / "reference" / "commands.md").write_text(commands(program, names), encoding="utf-8")
     (SOURCE / "reference" / "python.md").write_text(package(), encoding="utf-8")
     gallery(program)

@@ -5,7 +5,7 @@
 // equal inputs give equal results.
 //
 // One loop over events in time order (internal/event_loop.h): what ops take depends on what runs
-// beside them. Where many ranks are simulated, each has a loop of its own (all_ranks.h).
+// beside them. Tests run a loop for each rank, side by side (tests/simulator/all_ranks.h).
 
 #include <array>
 #include <cstdint>

@@ -9,7 +9,6 @@
 #include <boost/math/special_functions/erf.hpp>
 
 #include "core/error.h"
-#include "simulator/all_ranks.h"
 #include "simulator/internal/engine_state.h"
 #include "topologies/mesh.h"
 

@@ -10,6 +10,7 @@
 // depend on what runs beside an op: they are those of the undisturbed steady step, contention
 // included.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -20,6 +21,8 @@
 #include "traces/trace.h"
 
 namespace shardwright {
+
+inline constexpr std::size_t kMostSimulatedRanks = 64;
 
 // A rank whose own device ops take `factor` times as long; collectives do not.
 struct SlowRank {
@@ -54,9 +57,10 @@ struct StepDistribution {
 
 // Samples successive steps (the first few are left out). Noise factors are normal with mean 1, cut
 // off at a tenth. `steady` are the spans of one steady step of one rank, in op order; without noise
-// and slow ranks every sample takes as long as that step, and with slow ranks alone as RunAllRanks
-// says. Equal seeds give equal results. Requires a program that Verify accepts. Throws InputError
-// for a slow rank outside of the job. O(samples * ops * followed ranks).
+// and slow ranks every sample takes as long as that step. Tests compare slow ranks alone with a
+// loop for each rank (tests/simulator/all_ranks.h). Equal seeds give equal results. Requires a
+// program that Verify accepts. Throws InputError for a slow rank outside of the job. O(samples *
+// ops * followed ranks).
 [[nodiscard]] StepDistribution SampleSteps(const Program& program, const PriceTable& prices,
                                            std::span<const Span> steady,
                                            const JitterOptions& options);

@@ -23,9 +23,9 @@ namespace {
 
 using internal::OrderedJson;
 
-// The fields of each part, named once for reading and writing. `visit(key, number)`.
-template <class Part, class Visit>
-void VisitCompute(Part& part, Visit visit) {
+// The fields of each part, named once for reading and writing: fields(part, visit) calls
+// visit(key, number).
+constexpr auto kComputeFields = [](auto& part, auto visit) {
   visit("gemm_ramp", part.gemm_ramp);
   visit("attention_forward", part.attention.forward);
   visit("attention_backward", part.attention.backward);
@@ -34,9 +34,8 @@ void VisitCompute(Part& part, Visit visit) {
   visit("optimizer", part.optimizer);
   visit("kernel_floor", part.kernel_floor);
   visit("kernel_gap", part.kernel_gap);
-}
-template <class Part, class Visit>
-void VisitHost(Part& part, Visit visit) {
+};
+constexpr auto kHostFields = [](auto& part, auto visit) {
   visit("kernel_launch", part.kernel_launch);
   visit("op_issue", part.op_issue);
   visit("collective_issue", part.collective_issue);
@@ -45,36 +44,31 @@ void VisitHost(Part& part, Visit visit) {
   visit("malloc", part.malloc);
   visit("free", part.free);
   visit("copy_issue", part.copy_issue);
-}
-template <class Part, class Visit>
-void VisitCopy(Part& part, Visit visit) {
+};
+constexpr auto kCopyFields = [](auto& part, auto visit) {
   visit("to_device", part.to_device);
   visit("to_host", part.to_host);
   visit("both_ways", part.both_ways);
   visit("latency", part.latency);
-}
-template <class Part, class Visit>
-void VisitOverlap(Part& part, Visit visit) {
+};
+constexpr auto kOverlapFields = [](auto& part, auto visit) {
   visit("gather_memory_traffic", part.gather_memory_traffic);
   visit("reduce_memory_traffic", part.reduce_memory_traffic);
   visit("collective_rate", part.collective_rate);
   visit("compute_sensitivity", part.compute_sensitivity);
-}
-template <class Part, class Visit>
-void VisitMemory(Part& part, Visit visit) {
+};
+constexpr auto kMemoryFields = [](auto& part, auto visit) {
   visit("context", part.context);
   visit("first_communicator", part.first_communicator);
   visit("next_communicator", part.next_communicator);
   visit("blas_workspace", part.blas_workspace);
-}
-template <class Part, class Visit>
-void VisitTransport(Part& part, Visit visit) {
+};
+constexpr auto kTransportFields = [](auto& part, auto visit) {
   visit("efficiency", part.efficiency);
   visit("channels", part.channels);
-}
+};
 // The parts that files may leave out.
-template <class Part, class Visit>
-void VisitComputeExtras(Part& part, Visit visit) {
+constexpr auto kComputeExtras = [](auto& part, auto visit) {
   visit("fp8_rowwise", part.fp8_rowwise);
   visit("own_grouped", part.own_grouped);
   visit("attention_softmax", part.attention.softmax);
@@ -103,33 +97,29 @@ void VisitComputeExtras(Part& part, Visit visit) {
   visit("load", part.load);
   visit("grouped_overlap", part.grouped_overlap);
   visit("grouped_call", part.grouped_call);
-}
+};
 // In keys, and what is above 1.
-template <class Part, class Visit>
-void VisitComputeCounts(Part& part, Visit visit) {
+constexpr auto kComputeCounts = [](auto& part, auto visit) {
   visit("attention_start", part.attention.start);
   visit("attention_group", part.attention.group);
   visit("attention_wide", part.attention.wide);
   visit("cudnn_attention_start", part.cudnn_attention.start);
   visit("flash3_attention_start", part.flash3_attention.start);
   visit("ck_attention_start", part.ck_attention.start);
-}
-template <class Part, class Visit>
-void VisitHostExtras(Part& part, Visit visit) {
+};
+constexpr auto kHostExtras = [](auto& part, auto visit) {
   visit("library_call", part.library_call);
   visit("library_peer", part.library_peer);
   visit("step", part.step);
-}
-template <class Part, class Visit>
-void VisitOverlapExtras(Part& part, Visit visit) {
+};
+constexpr auto kOverlapExtras = [](auto& part, auto visit) {
   visit("busy_cores", part.busy_cores);
   visit("core_turns", part.core_turns);
   visit("shared_work", part.shared_work);
   visit("loop_start", part.loop_start);
   visit("gloo", part.gloo);
-}
-template <class Part, class Visit>
-void VisitTransportExtras(Part& part, Visit visit) {
+};
+constexpr auto kTransportExtras = [](auto& part, auto visit) {
   visit("overlap", part.overlap);
   visit("split_above", part.split_above);
   visit("split_latency", part.split_latency);
@@ -139,26 +129,23 @@ void VisitTransportExtras(Part& part, Visit visit) {
   visit("p2p_gain", part.p2p_gain);
   visit("p2p_latency", part.p2p_latency);
   visit("p2p_drift", part.p2p_drift);
-}
-template <class Part, class Visit>
-void VisitProtocolExtras(Part& part, Visit visit) {
+};
+constexpr auto kProtocolExtras = [](auto& part, auto visit) {
   visit("reduce_bandwidth", part.reduce_bandwidth);
   visit("chunk_overhead", part.chunk_overhead);
   visit("tree_latency", part.tree_latency);
   visit("turn_latency", part.turn_latency);
-}
+};
 // Above 1, or not there.
-template <class Part, class Visit>
-void VisitProtocolFactors(Part& part, Visit visit) {
+constexpr auto kProtocolFactors = [](auto& part, auto visit) {
   visit("fill", part.fill);
   visit("turn_overlap", part.turn_overlap);
-}
-template <class Part, class Visit>
-void VisitProtocol(Part& part, Visit visit) {
+};
+constexpr auto kProtocolFields = [](auto& part, auto visit) {
   visit("base_latency", part.base_latency);
   visit("hop_latency", part.hop_latency);
   visit("bandwidth", part.bandwidth);
-}
+};
 
 // Reads numbers of one section over what a base profile already gives.
 struct SectionReader {
@@ -203,13 +190,13 @@ void ReadCompute(const JsonValue& section, bool has_base, ComputeProfile& out) {
   std::vector<std::string> keys = OriginKeys();
   keys.emplace_back("gemm");
   const SectionReader reader{section, has_base, internal::ReadOrigin(section, std::nullopt), &keys};
-  VisitCompute(out, reader);
+  kComputeFields(out, reader);
   SectionReader extras = reader;
   extras.has_base = true;
   extras.factor_may_be_zero = true;
-  VisitComputeExtras(out, extras);
+  kComputeExtras(out, extras);
   extras.largest_factor = kMostKeys;
-  VisitComputeCounts(out, extras);
+  kComputeCounts(out, extras);
   for (const auto& [name, library] : {std::pair("cudnn_attention", &out.cudnn_attention),
                                       std::pair("flash3_attention", &out.flash3_attention),
                                       std::pair("triton_attention", &out.triton_attention),
@@ -237,18 +224,22 @@ void ReadCompute(const JsonValue& section, bool has_base, ComputeProfile& out) {
   }
 }
 
-// One of the plain sections; absent ones keep the base.
-template <class Part, class VisitAll>
-void ReadSection(const JsonValue& root, const char* name, bool has_base, Part& out,
-                 VisitAll visit_all, double largest_factor = 1) {
+constexpr auto kNoFields = [](auto& /*part*/, auto /*visit*/) {};
+
+// One of the plain sections; absent ones keep the base. Files may leave out the extras.
+template <class Part, class Fields, class Extras>
+void ReadSection(const JsonValue& root, const char* name, bool has_base, Part& out, Fields fields,
+                 Extras extras, double largest_factor = 1) {
   if (has_base && !root.Find(name)) {
     return;
   }
   const JsonValue section = root.At(name);
   std::vector<std::string> keys = OriginKeys();
-  const SectionReader reader{section, has_base,       internal::ReadOrigin(section, std::nullopt),
-                             &keys,   largest_factor, largest_factor > 1};
-  visit_all(out, reader);
+  SectionReader reader{section, has_base,       internal::ReadOrigin(section, std::nullopt),
+                       &keys,   largest_factor, largest_factor > 1};
+  fields(out, reader);
+  reader.has_base = true;
+  extras(out, reader);
   section.AllowOnly(keys);
 }
 
@@ -288,8 +279,8 @@ void ReadTransport(const JsonValue& value, bool has_base, TransportProfile& out)
   std::vector<std::string> keys = OriginKeys();
   keys.emplace_back("protocols");
   const std::optional<Origin> origin = internal::ReadOrigin(value, std::nullopt);
-  VisitTransport(out, SectionReader{value, has_base, origin, &keys});
-  VisitTransportExtras(out, SectionReader{value, true, origin, &keys, kLargestOverlapFactor});
+  kTransportFields(out, SectionReader{value, has_base, origin, &keys});
+  kTransportExtras(out, SectionReader{value, true, origin, &keys, kLargestOverlapFactor});
   if (out.overlap.value < 1) {
     throw value.At("overlap").Error("from 1 to 10");
   }
@@ -305,11 +296,11 @@ void ReadTransport(const JsonValue& value, bool has_base, TransportProfile& out)
     const JsonValue row = protocols.At(name);
     std::vector<std::string> row_keys = OriginKeys();
     SectionReader reader{row, !is_new, internal::ReadOrigin(row, origin), &row_keys};
-    VisitProtocol(protocol, reader);
+    kProtocolFields(protocol, reader);
     reader.has_base = true;
-    VisitProtocolExtras(protocol, reader);
+    kProtocolExtras(protocol, reader);
     reader.largest_factor = kLargestOverlapFactor;
-    VisitProtocolFactors(protocol, reader);
+    kProtocolFactors(protocol, reader);
     row.AllowOnly(row_keys);
   }
   if (out.protocols.empty()) {
@@ -347,20 +338,19 @@ std::string ReadText(const JsonValue& root, const char* key, const std::string& 
   return value ? value->AsString() : otherwise;
 }
 
-template <class Part, class VisitAll>
-OrderedJson SectionJson(const Part& part, VisitAll visit_all) {
+template <class Part, class Fields>
+OrderedJson FieldsJson(const Part& part, Fields fields) {
   OrderedJson object = OrderedJson::object();
-  visit_all(part, [&](const char* key, const auto& number) {
-    object[key] = internal::NumberJson(number);
-  });
+  fields(part,
+         [&](const char* key, const auto& number) { object[key] = internal::NumberJson(number); });
   return object;
 }
 
 // The numbers that differ from what a file without them means.
-template <class Part, class VisitAll>
-void AddExtras(const Part& part, VisitAll visit_all, OrderedJson& object) {
-  const OrderedJson otherwise = SectionJson(Part(), visit_all);
-  const OrderedJson all = SectionJson(part, visit_all);
+template <class Part, class Fields>
+void AddExtras(const Part& part, Fields fields, OrderedJson& object) {
+  const OrderedJson otherwise = FieldsJson(Part(), fields);
+  const OrderedJson all = FieldsJson(part, fields);
   for (const auto& [key, number] : all.items()) {
     if (number != otherwise[key]) {
       object[key] = number;
@@ -368,11 +358,17 @@ void AddExtras(const Part& part, VisitAll visit_all, OrderedJson& object) {
   }
 }
 
+template <class Part, class Fields, class Extras>
+OrderedJson SectionJson(const Part& part, Fields fields, Extras extras) {
+  OrderedJson object = FieldsJson(part, fields);
+  AddExtras(part, extras, object);
+  return object;
+}
+
 OrderedJson TransportsJson(const std::vector<TransportProfile>& rows) {
   OrderedJson transports = OrderedJson::object();
   for (const TransportProfile& transport : rows) {
-    OrderedJson row = SectionJson(
-        transport, [](const auto& part, const auto& visit) { VisitTransport(part, visit); });
+    OrderedJson row = FieldsJson(transport, kTransportFields);
     row["choice"] = CollectiveChoiceName(transport.choice);
     if (transport.all_reduce_choice) {
       row["all_reduce_choice"] = CollectiveChoiceName(*transport.all_reduce_choice);
@@ -380,20 +376,11 @@ OrderedJson TransportsJson(const std::vector<TransportProfile>& rows) {
     if (!transport.all_reduce_protocols.empty()) {
       row["all_reduce_protocols"] = transport.all_reduce_protocols;
     }
-    AddExtras(
-        transport, [](const auto& part, const auto& visit) { VisitTransportExtras(part, visit); },
-        row);
+    AddExtras(transport, kTransportExtras, row);
     for (const ProtocolProfile& protocol : transport.protocols) {
       OrderedJson& numbers = row["protocols"][protocol.name];
-      numbers = SectionJson(
-          protocol, [](const auto& part, const auto& visit) { VisitProtocol(part, visit); });
-      AddExtras(
-          protocol,
-          [](const auto& part, const auto& visit) {
-            VisitProtocolExtras(part, visit);
-            VisitProtocolFactors(part, visit);
-          },
-          numbers);
+      numbers = SectionJson(protocol, kProtocolFields, kProtocolExtras);
+      AddExtras(protocol, kProtocolFactors, numbers);
     }
     transports[transport.name] = row;
   }
@@ -424,24 +411,12 @@ Profile ParseProfile(std::string_view text, const std::string& file) {
   if (!has_base || root.Find("compute")) {
     ReadCompute(root.At("compute"), has_base, profile.compute);
   }
-  ReadSection(root, "host", has_base, profile.host, [](auto& part, SectionReader reader) {
-    VisitHost(part, reader);
-    reader.has_base = true;
-    VisitHostExtras(part, reader);
-  });
-  ReadSection(root, "copy", has_base, profile.copy,
-              [](auto& part, const auto& reader) { VisitCopy(part, reader); });
+  ReadSection(root, "host", has_base, profile.host, kHostFields, kHostExtras);
+  ReadSection(root, "copy", has_base, profile.copy, kCopyFields, kNoFields);
   ReadTransports(root, has_base, profile.transports);
-  ReadSection(
-      root, "overlap", has_base, profile.overlap,
-      [](auto& part, SectionReader reader) {
-        VisitOverlap(part, reader);
-        reader.has_base = true;
-        VisitOverlapExtras(part, reader);
-      },
-      kLargestOverlapFactor);
-  ReadSection(root, "memory", has_base, profile.memory,
-              [](auto& part, const auto& reader) { VisitMemory(part, reader); });
+  ReadSection(root, "overlap", has_base, profile.overlap, kOverlapFields, kOverlapExtras,
+              kLargestOverlapFactor);
+  ReadSection(root, "memory", has_base, profile.memory, kMemoryFields, kNoFields);
   return profile;
 }
 
@@ -459,32 +434,14 @@ std::string ProfileJson(const Profile& profile) {
       gemm[MathTypeName(static_cast<MathType>(i))] = internal::NumberJson(*profile.compute.gemm[i]);
     }
   }
-  OrderedJson compute = SectionJson(
-      profile.compute, [](const auto& part, const auto& visit) { VisitCompute(part, visit); });
-  AddExtras(
-      profile.compute,
-      [](const auto& part, const auto& visit) {
-        VisitComputeExtras(part, visit);
-        VisitComputeCounts(part, visit);
-      },
-      compute);
-  compute["gemm"] = gemm;
-  root["compute"] = compute;
-  root["host"] = SectionJson(profile.host,
-                             [](const auto& part, const auto& visit) { VisitHost(part, visit); });
-  AddExtras(
-      profile.host, [](const auto& part, const auto& visit) { VisitHostExtras(part, visit); },
-      root["host"]);
-  root["copy"] = SectionJson(profile.copy,
-                             [](const auto& part, const auto& visit) { VisitCopy(part, visit); });
+  root["compute"] = SectionJson(profile.compute, kComputeFields, kComputeExtras);
+  AddExtras(profile.compute, kComputeCounts, root["compute"]);
+  root["compute"]["gemm"] = gemm;
+  root["host"] = SectionJson(profile.host, kHostFields, kHostExtras);
+  root["copy"] = FieldsJson(profile.copy, kCopyFields);
   root["transports"] = TransportsJson(profile.transports);
-  root["overlap"] = SectionJson(
-      profile.overlap, [](const auto& part, const auto& visit) { VisitOverlap(part, visit); });
-  AddExtras(
-      profile.overlap, [](const auto& part, const auto& visit) { VisitOverlapExtras(part, visit); },
-      root["overlap"]);
-  root["memory"] = SectionJson(
-      profile.memory, [](const auto& part, const auto& visit) { VisitMemory(part, visit); });
+  root["overlap"] = SectionJson(profile.overlap, kOverlapFields, kOverlapExtras);
+  root["memory"] = FieldsJson(profile.memory, kMemoryFields);
   return internal::PrettyJson(root);
 }
 

@@ -20,10 +20,10 @@ namespace {
 
 using internal::ChromeEvent;
 using internal::EventNumber;
+using internal::kBodyNames;
 
 // Below this many microseconds (50 days) a double holds each nanosecond.
 constexpr double kMostMicroseconds = 4398046511104.0;
-constexpr std::array<std::string_view, 3> kBodyNames = {"init", "warmup", "step"};
 
 class Reader {
  public:

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "schedule/plan_names.h"
 #include "topologies/mesh.h"
 #include "traces/gzip.h"
 #include "traces/internal/chrome_layout.h"
@@ -17,6 +18,7 @@ namespace shardwright {
 namespace {
 
 using internal::EventText;
+using internal::kBodyNames;
 using internal::Layout;
 using internal::PlacedSpan;
 using internal::Quote;
@@ -51,41 +53,9 @@ CollectiveNames NamesOf(OpCode code) {
   }
 }
 
-std::string_view TorchName(DType dtype) {
-  switch (dtype) {
-    case DType::kFp32:
-      return "Float";
-    case DType::kBf16:
-      return "BFloat16";
-    case DType::kFp16:
-      return "Half";
-    case DType::kFp8:
-      return "Float8_e4m3fn";
-    case DType::kFp64:
-      return "Double";
-    case DType::kInt64:
-      return "Long";
-    case DType::kInt32:
-      return "Int";
-    case DType::kUint8:
-      return "Byte";
-    case DType::kBool:
-      return "Bool";
-  }
-  return "?";
-}
-
-std::string_view NameOfBody(BodyKind kind) {
-  switch (kind) {
-    case BodyKind::kInit:
-      return "init";
-    case BodyKind::kWarmup:
-      return "warmup";
-    case BodyKind::kStep:
-      return "step";
-  }
-  return "?";
-}
+// Each in the order of its enumerators.
+constexpr std::array<std::string_view, 9> kTorchDTypes = {
+    "Float", "BFloat16", "Half", "Float8_e4m3fn", "Double", "Long", "Int", "Byte", "Bool"};
 
 // How a slice looks to tools that know PyTorch's traces.
 struct SliceStyle {
@@ -358,7 +328,7 @@ void Writer::CollectiveArgs(const OpShape& shape) {
   out_.NumberField("In msg nelems", shape.code == OpCode::kAllGather ? part : whole);
   out_.NumberField("Out msg nelems", shape.code == OpCode::kReduceScatter ? part : whole);
   out_.NumberField("Group size", group.size);
-  out_.WordField("dtype", TorchName(shape.dtype));
+  out_.WordField("dtype", NameIn(kTorchDTypes, shape.dtype));
   out_.QuotedField("Process Group Name", Quote(group.name));
 }
 
@@ -368,7 +338,7 @@ void Writer::OwnArgs(const Span& span, const PlacedSpan& placed) {
     out_.TimeField(key, internal::RoundTicks(value, layout_.unit));
   };
   out_.NumberField("step", span.step);
-  out_.WordField("body", NameOfBody(span.body));
+  out_.WordField("body", NameIn(kBodyNames, span.body));
   time("issue_begin_us", span.issue_begin);
   time("issued_us", span.issued);
   time("issue_end_us", span.issue_end);

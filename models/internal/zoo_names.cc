@@ -1,53 +1,41 @@
 #include "models/internal/zoo_names.h"
 
 #include <algorithm>
-#include <array>
-#include <utility>
 
+#include "core/embedded.h"
+#include "core/json.h"
 #include "core/text.h"
+#include "models/zoo_aliases.h"
 
 namespace shardwright::internal {
 namespace {
 
-// Parts of a name that say how weights were trained or stored, not how large they are.
-constexpr std::array<std::string_view, 12> kTrainedAs = {"instruct", "chat",     "base", "it",
-                                                         "hf",       "pt",       "meta", "coder",
-                                                         "math",     "thinking", "2507", "deduped"};
+// zoo_aliases.json. "trained_as": parts of a name that say how weights were trained or stored, not
+// how large they are. "same_sizes": models of another name with the same sizes.
+const JsonValue& Aliases() {
+  static const JsonValue aliases = [] {
+    const EmbeddedFile& file = EmbeddedZooAliases().front();
+    return JsonValue::Parse(file.text, std::string(file.path));
+  }();
+  return aliases;
+}
 
-// Models of another name with the same sizes.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 23> kSameSizes = {{
-    {"deepseek-r1", "deepseek-v3"},
-    {"deepseek-r1-0528", "deepseek-v3"},
-    {"deepseek-r1-distill-llama-70b", "llama-3.1-70b"},
-    {"deepseek-r1-distill-llama-8b", "llama-3.1-8b"},
-    {"deepseek-r1-distill-qwen-14b", "qwen2.5-14b"},
-    {"deepseek-r1-distill-qwen-32b", "qwen2.5-32b"},
-    {"deepseek-r1-distill-qwen-7b", "qwen2.5-7b"},
-    {"deepseek-v3-0324", "deepseek-v3"},
-    {"deepseek-v3.1", "deepseek-v3"},
-    {"hermes-3-llama-3.1-8b", "llama-3.1-8b"},
-    {"llama-3.1-nemotron-70b", "llama-3.1-70b"},
-    {"llama-3.3-70b", "llama-3.1-70b"},
-    {"mistral-7b-v0.1", "mistral-7b"},
-    {"mistral-nemo-2407", "mistral-nemo-12b"},
-    {"mistral-small-24b-2501", "mistral-small-24b"},
-    {"mixtral-8x22b-v0.1", "mixtral-8x22b"},
-    {"mixtral-8x7b-v0.1", "mixtral-8x7b"},
-    {"olmo-2-1124-7b", "olmo-2-7b"},
-    {"qwq-32b", "qwen2.5-32b"},
-    {"smollm3", "smollm3-3b"},
-    {"tinyllama-1.1b-v1.0", "tinyllama-1.1b"},
-    {"vicuna-13b-v1.5", "llama-2-13b"},
-    {"vicuna-7b-v1.5", "llama-2-7b"},
-}};
+bool IsOfTraining(std::string_view part) {
+  const JsonValue words = Aliases().At("trained_as");
+  bool is_found = false;
+  for (std::size_t i = 0; i < words.size() && !is_found; ++i) {
+    is_found = words[i].AsString() == part;
+  }
+  return is_found;
+}
 
-// Without the parts of kTrainedAs.
+// Without the parts that say how weights were trained.
 std::string SizePart(const std::string& name) {
   std::string kept;
   for (std::size_t begin = 0; begin <= name.size();) {
     const std::size_t end = std::min(name.find('-', begin), name.size());
     const std::string part = name.substr(begin, end - begin);
-    if (std::find(kTrainedAs.begin(), kTrainedAs.end(), part) == kTrainedAs.end()) {
+    if (!IsOfTraining(part)) {
       kept += (kept.empty() ? "" : "-") + part;
     }
     begin = end + 1;
@@ -82,9 +70,8 @@ std::string ZooNameOf(std::string_view spelled, std::span<const std::string> nam
       return other;
     }
   }
-  const auto* const found = std::find_if(kSameSizes.begin(), kSameSizes.end(),
-                                         [&](const auto& row) { return row.first == part; });
-  return found == kSameSizes.end() ? "" : std::string(found->second);
+  const auto same = Aliases().At("same_sizes").Find(part);
+  return same ? same->AsString() : "";
 }
 
 }  // namespace shardwright::internal

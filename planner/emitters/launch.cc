@@ -1,7 +1,8 @@
-// Files that start a run: torchrun and Slurm scripts. They carry the mesh; the plan itself is the
-// script's to apply.
+// Files that start a run: torchrun and Slurm scripts (templates/). They carry the mesh; the plan
+// itself is the script's to apply.
 
 #include "planner/emitters/emitters.h"
+#include "planner/emitters/plan_data.h"
 
 namespace shardwright {
 namespace {
@@ -24,62 +25,31 @@ std::string AllocatorExport(const PlanFile& file) {
                                planned + '\n';
 }
 
-std::string Heading(const PlanFile& file, const char* what) {
-  return "#!/bin/bash\n# " + std::string(what) + " of " + std::to_string(file.cluster.node_count) +
-         " x " + std::to_string(file.cluster.gpus_per_node) +
-         " ranks. Written by shardwright emit.\n";
+Emission EmitScript(const PlanFile& file, const EmitOptions& options, const char* name,
+                    const char* file_template) {
+  Emission emission;
+  emission.as_emitted = file;
+  emission.by_hand.push_back("apply the plan in " + options.script +
+                             ", as --to fsdp2 or another target writes it");
+  emission.files.push_back(
+      {name, FilledTemplate(file_template, {{"NODES", std::to_string(file.cluster.node_count)},
+                                            {"GPUS", std::to_string(file.cluster.gpus_per_node)},
+                                            {"ALLOCATOR", AllocatorExport(file)},
+                                            {"SCRIPT", Quoted(options.script)}})});
+  emission.has_allocator = emission.has_sequence = true;
+  return emission;
 }
 
 }  // namespace
 
 Emission EmitTorchrun(const PlanFile& file, const EmitOptions& options) {
-  Emission emission;
-  emission.as_emitted = file;
-  const std::string gpus = std::to_string(file.cluster.gpus_per_node);
-  const std::string nodes = std::to_string(file.cluster.node_count);
-  std::string text =
-      Heading(file, "Starts one process per GPU") + "set -euo pipefail\n" + AllocatorExport(file);
-  if (file.cluster.node_count == 1) {
-    text += "exec torchrun --standalone --nproc-per-node=" + gpus + " " + Quoted(options.script) +
-            " \"$@\"\n";
-  } else {
-    text +=
-        "# On every node, with HEAD set to the name of one of them.\n"
-        ": \"${HEAD:?the node where ranks meet}\"\n"
-        "exec torchrun --nnodes=" +
-        nodes + " --nproc-per-node=" + gpus +
-        " --rdzv-backend=c10d \\\n  --rdzv-id=\"${RUN_ID:-shardwright}\" "
-        "--rdzv-endpoint=\"$HEAD:29500\" " +
-        Quoted(options.script) + " \"$@\"\n";
-  }
-  emission.by_hand.push_back("apply the plan in " + options.script +
-                             ", as --to fsdp2 or another target writes it");
-  emission.files.push_back({"torchrun.sh", text});
-  emission.has_allocator = emission.has_sequence = true;
-  return emission;
+  return EmitScript(file, options, "torchrun.sh",
+                    file.cluster.node_count == 1 ? "torchrun.sh" : "torchrun_nodes.sh");
 }
 
 Emission EmitSlurm(const PlanFile& file, const EmitOptions& options) {
-  Emission emission;
-  emission.as_emitted = file;
-  const std::string gpus = std::to_string(file.cluster.gpus_per_node);
-  std::string text = "#!/bin/bash\n#SBATCH --job-name=shardwright\n#SBATCH --nodes=" +
-                     std::to_string(file.cluster.node_count) +
-                     "\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=" + gpus +
-                     "\n#SBATCH --exclusive\n#SBATCH --output=%x-%j.out\n"
-                     "# Written by shardwright emit. One torchrun per node starts " +
-                     gpus + " processes.\nset -euo pipefail\n" + AllocatorExport(file);
-  text +=
-      "HEAD=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\n"
-      "srun torchrun --nnodes=\"$SLURM_NNODES\" --nproc-per-node=" +
-      gpus +
-      " --rdzv-backend=c10d \\\n  --rdzv-id=\"$SLURM_JOB_ID\" --rdzv-endpoint=\"$HEAD:29500\" " +
-      Quoted(options.script) + " \"$@\"\n";
-  emission.by_hand.push_back("apply the plan in " + options.script +
-                             ", as --to fsdp2 or another target writes it");
+  Emission emission = EmitScript(file, options, "job.sh", "slurm.sh");
   emission.by_hand.emplace_back("set a time limit, account and partition");
-  emission.files.push_back({"job.sh", text});
-  emission.has_allocator = emission.has_sequence = true;
   return emission;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <span>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -11,6 +12,7 @@
 #include "core/error.h"
 #include "core/printable.h"
 #include "planner/emit_python.h"
+#include "planner/emit_templates.h"
 #include "planner/emitters/fqn.h"
 #include "schedule/plan_names.h"
 #include "schedule/wrap.h"
@@ -261,6 +263,27 @@ EmittedFile PythonFile(std::string_view name) {
   }
   SW_CHECK(false, "no Python file " + std::string(name));
   return {};
+}
+
+std::string FilledTemplate(std::string_view name,
+                           const std::map<std::string, std::string>& values) {
+  const std::span<const EmbeddedFile> files = EmbeddedEmitTemplates();
+  const auto file = std::find_if(files.begin(), files.end(),
+                                 [&](const EmbeddedFile& one) { return one.name == name; });
+  SW_CHECK(file != files.end(), "no template " + std::string(name));
+  std::string text;
+  for (std::string_view rest = file->text; !rest.empty();) {
+    const std::size_t begin = std::min(rest.find('@'), rest.size() - 1);
+    const std::size_t end = rest.find('@', begin + 1);
+    const auto value = end == rest.npos
+                           ? values.end()
+                           : values.find(std::string(rest.substr(begin + 1, end - begin - 1)));
+    const bool is_mark = value != values.end();
+    text += rest.substr(0, is_mark ? begin : begin + 1);
+    text += is_mark ? value->second : "";
+    rest.remove_prefix(is_mark ? end + 1 : begin + 1);
+  }
+  return text;
 }
 
 }  // namespace shardwright

@@ -2,6 +2,7 @@
 
 // Plans as data for the Python appliers (docs/emit.md describes the format).
 
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -25,5 +26,10 @@ namespace shardwright {
 
 // A Python file that ships with Shardwright: "shardwright_plan.py".
 [[nodiscard]] EmittedFile PythonFile(std::string_view name);
+
+// The file templates/NAME.in with a value in place of each mark: @GPUS@ becomes 8 with {"GPUS",
+// "8"}.
+[[nodiscard]] std::string FilledTemplate(std::string_view name,
+                                         const std::map<std::string, std::string>& values);
 
 }  // namespace shardwright

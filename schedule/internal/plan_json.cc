@@ -1,327 +1,359 @@
 #include "schedule/internal/plan_json.h"
 
-#include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 
+#include <nlohmann/json.hpp>
+
+#include "core/text.h"
 #include "schedule/plan_names.h"
 
 namespace shardwright::internal {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 constexpr std::int64_t kMaxRanks = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxAccumulation = 65535;
 
-template <class E>
-E ReadChoice(const JsonValue& json, NameList names) {
-  return static_cast<E>(json.AsChoice(names));
+// What may stand in a field. A file may leave out what is not needed: the default holds then.
+struct Rule {
+  NameList names = {};                       // of an enumerator
+  std::int64_t least = 0;                    // of an integer
+  std::int64_t most = JsonValue::kMaxCount;  // likewise
+  bool (*holds)(double number) = nullptr;    // of a number with a fraction
+  const char* expected = "";                 // what an error says where that is false
+  bool is_needed = false;
+  bool is_written = true;
+};
+
+bool IsFraction(double number) {
+  return number >= 0.0 && number < 1.0;
 }
+constexpr Rule kRanks = {.least = 1, .most = kMaxRanks, .is_needed = true};
+constexpr Rule kFraction = {.holds = IsFraction, .expected = "a fraction in [0, 1)"};
 
-template <class E>
-void SetChoice(const JsonValue& json, std::string_view key, NameList names, E& value) {
-  if (const std::optional<JsonValue> found = json.Find(key)) {
-    value = ReadChoice<E>(*found, names);
+// The fields of each part of a file, in its order, named once for reading and writing:
+// fields(part, visit) calls visit(key, member, rule), or visit(key, part, its fields).
+constexpr auto kPrecisionFields = [](auto& precision, auto& visit) {
+  visit("master", precision.master, {.names = kTrainingDTypeNames});
+  visit("param", precision.param, {.names = kTrainingDTypeNames});
+  visit("reduce", precision.reduce, {.names = kTrainingDTypeNames});
+};
+constexpr auto kOptimizerFields = [](auto& optimizer, auto& visit) {
+  visit("kind", optimizer.kind, {.names = kOptimizerNames});
+  visit("impl", optimizer.impl, {.names = kOptimizerImplNames});
+  visit("weight_decay", optimizer.weight_decay);
+  visit("matrices", optimizer.matrices,
+        {.names = kMatrixRuleNames, .is_written = optimizer.matrices != MatrixRule::kNone});
+  visit("states", optimizer.states,
+        {.names = kStateFormatNames, .is_written = optimizer.states != StateFormat::kMaster});
+};
+constexpr auto kAllocatorFields = [](auto& allocator, auto& visit) {
+  visit("expandable_segments", allocator.expandable_segments);
+  visit("max_split_size", allocator.max_split_size);
+  visit("garbage_collection_threshold", allocator.garbage_collection_threshold);
+  visit("pinned_max_round_mib", allocator.pinned_max_round_mib,
+        {.most = 1 << 20, .is_written = allocator.pinned_max_round_mib > 0});
+};
+constexpr auto kJobFields = [](auto& job, auto& visit) {
+  visit("mode", job.mode, {.names = kJobModeNames});
+  visit("sequence_length", job.sequence_length,
+        {.least = 1, .most = std::int64_t{1} << 30, .is_needed = true});
+  visit("global_batch", job.global_batch, {.most = std::int64_t{1} << 40});
+  visit("precision", job.precision, kPrecisionFields);
+  visit("optimizer", job.optimizer, kOptimizerFields);
+  visit("clip_gradients", job.clip_gradients);
+  visit("frozen", job.frozen);
+  visit("lora_rank", job.lora_rank, {.most = 1 << 20});
+  visit("lora_alpha", job.lora_alpha,
+        {.holds = [](double alpha) { return alpha > 0.0 && alpha <= kMaxLoraAlpha; },
+         .expected = "a number above 0, at most 1e6",
+         .is_written = job.lora_alpha != 0.0});
+  visit("lora_targets", job.lora_targets);
+  visit(
+      "lora_dropout", job.lora_dropout,
+      {.holds = IsFraction, .expected = kFraction.expected, .is_written = job.lora_dropout > 0.0});
+  visit("lora_saved", job.lora_saved, {.is_written = !job.lora_saved.empty()});
+  visit("lora_magnitudes", job.lora_magnitudes, {.is_written = job.lora_magnitudes});
+  visit("frozen_format", job.frozen_format,
+        {.names = kFrozenFormatNames, .is_written = job.frozen_format != FrozenFormat::kMaster});
+  visit("quantized_experts", job.quantized_experts, {.is_written = job.quantized_experts});
+  visit("memory_margin", job.memory_margin, kFraction);
+  visit("allocator", job.allocator, kAllocatorFields, job.allocator != AllocatorSettings());
+};
+constexpr auto kOffloadFields = [](auto& offload, auto& visit) {
+  visit("parameters", offload.parameters);
+  visit("optimizer", offload.optimizer);
+  visit("activations", offload.activations);
+  visit("moments", offload.moments);
+};
+constexpr auto kZeroFields = [](auto& zero, auto& visit) {
+  visit("reduce_bucket", zero.reduce_bucket, {.least = 1});
+  visit("contiguous_gradients", zero.contiguous_gradients);
+  visit("overlap_comm", zero.overlap_comm, {.names = kOverlapNames});
+  visit("gradient_reduction", zero.gradient_reduction, {.names = kGradientReductionNames});
+  visit("allgather_bucket", zero.allgather_bucket);
+  visit("before_deepspeed_0_6", zero.before_deepspeed_0_6);
+  visit("prefetch_bucket", zero.prefetch_bucket);
+  visit("max_live_parameters", zero.max_live_parameters);
+  visit("max_reuse_distance", zero.max_reuse_distance);
+  visit("persistence_threshold", zero.persistence_threshold);
+  visit("sub_group", zero.sub_group, {.least = 1});
+};
+constexpr auto kRegionFields = [](auto& region, auto& visit) {
+  visit("module", region.module, {.is_needed = true});
+  visit("kind", region.kind, {.names = kRecomputeNames});
+  visit("keep_every", region.keep_every, {.least = 1});
+};
+constexpr auto kUnitFields = [](auto& unit, auto& visit) {
+  visit("name", unit.name);
+  visit("modules", unit.modules, {.is_needed = true});
+  visit("reshard", unit.reshard, {.names = kReshardNames});
+  visit("gap", unit.gap, {.names = kGapNames});
+  visit("full_precision", unit.full_precision, {.is_written = unit.full_precision});
+  visit("forward_prefetch", unit.forward_prefetch);
+  visit("backward_prefetch", unit.backward_prefetch);
+};
+constexpr auto kPlanFields = [](auto& plan, auto& visit) {
+  visit("dialect", plan.dialect, {.names = kDialectNames, .is_needed = true});
+  visit("shard_size", plan.shard_size, kRanks);
+  visit("replicate_size", plan.replicate_size, kRanks);
+  visit("expert_size", plan.expert_size,
+        {.least = 1, .most = kMaxRanks, .is_written = plan.expert_size > 1});
+  visit("micro_batch", plan.micro_batch, {.least = 1, .most = 1 << 24, .is_needed = true});
+  visit("accumulation", plan.accumulation,
+        {.least = 1, .most = kMaxAccumulation, .is_needed = true});
+  visit("sync", plan.sync, {.names = kSyncNames});
+  visit("offload", plan.offload, kOffloadFields);
+  visit("torch", plan.torch, {.names = kTorchNames, .is_written = IsTorch(plan.dialect)});
+  visit("backward_prefetch", plan.backward_prefetch, {.names = kBackwardPrefetchNames});
+  visit("forward_prefetch", plan.forward_prefetch);
+  visit("limit_all_gathers", plan.limit_all_gathers);
+  visit("use_orig_params", plan.use_orig_params);
+  visit("bounded_memory", plan.bounded_memory);
+  visit("in_flight", plan.in_flight, {.least = 1, .most = kMaxAccumulation});
+  visit("transfers", plan.transfers, {.names = kTransfersNames});
+  visit("moments_piece", plan.moments_piece);
+  visit("first_bucket", plan.first_bucket);
+  visit("bucket", plan.bucket);
+  visit("find_unused_parameters", plan.find_unused_parameters);
+  visit("static_graph", plan.static_graph);
+  visit("zero", plan.zero, kZeroFields);
+  visit("reduce_scatter_bucket", plan.reduce_scatter_bucket);
+  visit("recompute", plan.recompute);
+  visit("units", plan.units, {.is_needed = true});
+};
+constexpr auto kKernelSetFields = [](auto& kernels, auto& visit) {
+  visit("name", kernels.name, {.is_needed = true});
+  visit("attention", kernels.attention, {.names = kAttentionNames});
+  visit("moe_dispatch", kernels.moe_dispatch, {.names = kMoeDispatchNames});
+  visit("fused_elementwise", kernels.fused_elementwise);
+  visit("fused_rope", kernels.fused_rope);
+  visit("fused_norm", kernels.fused_norm);
+  visit("fp32_logits", kernels.fp32_logits);
+  visit("loss_chunks", kernels.loss_chunks, {.least = 1, .most = 1 << 20});
+  visit("autocast_weights", kernels.autocast_weights);
+  visit("fp8", kernels.fp8, {.names = kFp8Names, .is_written = kernels.fp8 != Fp8Products::kNone});
+};
+
+struct KeyList {
+  std::vector<std::string> keys;
+
+  template <class T>
+  void operator()(const char* key, const T& /*value*/, const Rule& /*rule*/ = {}) {
+    keys.emplace_back(key);
   }
-}
-
-void SetBool(const JsonValue& json, std::string_view key, bool& value) {
-  if (const std::optional<JsonValue> found = json.Find(key)) {
-    value = found->AsBool();
+  template <class Part, class Fields>
+  void operator()(const char* key, const Part& /*part*/, Fields /*fields*/, bool = true) {
+    keys.emplace_back(key);
   }
-}
+};
 
-void SetInt(const JsonValue& json, std::string_view key, std::int64_t min, std::int64_t max,
-            std::int64_t& value) {
-  if (const std::optional<JsonValue> found = json.Find(key)) {
-    value = found->AsInt(min, max);
-  }
-}
+template <class Part, class Fields>
+void ReadPart(const JsonValue& json, Fields fields, Part& part);
 
-std::vector<std::string> ReadStrings(const JsonValue& json) {
+// The elements of a list, each read by `read`.
+template <class T, class ReadOne>
+std::vector<T> ReadList(const JsonValue& json, const char* expected, ReadOne read) {
   if (!json.IsArray()) {
-    throw json.Error("a list of strings");
+    throw json.Error(expected);
   }
-  std::vector<std::string> strings;
+  std::vector<T> list;
   for (std::size_t i = 0; i < json.size(); ++i) {
-    strings.push_back(json[i].AsString());
+    list.push_back(read(json[i]));
   }
-  return strings;
+  return list;
 }
 
-void SetStrings(const JsonValue& json, std::string_view key, std::vector<std::string>& value) {
-  if (const std::optional<JsonValue> found = json.Find(key)) {
-    value = ReadStrings(*found);
+double ReadNumber(const JsonValue& json, const Rule& rule) {
+  const double number = json.AsDouble();
+  if (rule.holds != nullptr && !rule.holds(number)) {
+    throw json.Error(rule.expected);
   }
+  return number;
 }
 
-Reshard ReadReshard(const JsonValue& json) {
-  Reshard reshard;
+Reshard ReadReshard(const JsonValue& json, const Rule& rule) {
   if (json.IsNumber()) {
-    reshard.kind = Reshard::Kind::kToGroup;
-    reshard.group = json.AsInt(1, kMaxRanks);
-    return reshard;
+    return {Reshard::Kind::kToGroup, json.AsInt(1, kMaxRanks)};
   }
   if (!json.IsString()) {
     throw json.Error("\"always\", \"never\" or a number of ranks");
   }
-  reshard.kind = ReadChoice<Reshard::Kind>(json, kReshardNames);
-  return reshard;
+  return {static_cast<Reshard::Kind>(json.AsChoice(rule.names)), 0};
+}
+
+template <class T>
+T ReadValue(const JsonValue& json, const Rule& rule) {
+  if constexpr (std::is_enum_v<T>) {
+    return static_cast<T>(json.AsChoice(rule.names));
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return json.AsBool();
+  } else if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(json.AsInt(rule.least, rule.most));
+  } else if constexpr (std::is_same_v<T, double>) {
+    return ReadNumber(json, rule);
+  } else if constexpr (std::is_same_v<T, Bytes>) {
+    return json.AsBytes();
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return json.AsString();
+  } else if constexpr (std::is_same_v<T, Reshard>) {
+    return ReadReshard(json, rule);
+  } else if constexpr (std::is_same_v<T, std::vector<UnitPlan>>) {
+    return ReadUnits(json);
+  } else if constexpr (std::is_same_v<T, std::vector<RecomputeRegion>>) {
+    return ReadList<RecomputeRegion>(json, "a list of recompute regions", [](const JsonValue& one) {
+      RecomputeRegion region;
+      ReadPart(one, kRegionFields, region);
+      return region;
+    });
+  } else {
+    return ReadList<std::string>(json, "a list of strings",
+                                 [](const JsonValue& one) { return one.AsString(); });
+  }
+}
+
+struct Reader {
+  const JsonValue& json;
+
+  template <class T>
+  void operator()(const char* key, T& value, const Rule& rule = {}) {
+    if (const auto found = rule.is_needed ? json.At(key) : json.Find(key)) {
+      value = ReadValue<T>(*found, rule);
+    }
+  }
+  template <class Part, class Fields>
+  void operator()(const char* key, Part& part, Fields fields, bool /*is_written*/ = true) {
+    if (const auto found = json.Find(key)) {
+      ReadPart(*found, fields, part);
+    }
+  }
+};
+
+// No other keys may stand there.
+template <class Part, class Fields>
+void ReadPart(const JsonValue& json, Fields fields, Part& part) {
+  KeyList known;
+  fields(part, known);
+  json.AllowOnly(known.keys);
+  Reader reader{json};
+  fields(part, reader);
+}
+
+template <class Part, class Fields>
+Json PartJson(const Part& part, Fields fields);
+
+struct Writer {
+  Json json;
+
+  template <class T>
+  void operator()(const char* key, const T& value, const Rule& rule = {}) {
+    if (!rule.is_written) {
+      return;
+    }
+    if constexpr (std::is_enum_v<T>) {
+      json[key] = NameIn(rule.names, value);
+    } else if constexpr (std::is_same_v<T, Bytes>) {
+      json[key] = FormatExact(value);
+    } else if constexpr (std::is_same_v<T, Reshard>) {
+      json[key] = value.kind == Reshard::Kind::kToGroup ? Json(value.group)
+                                                        : Json(NameIn(rule.names, value.kind));
+    } else if constexpr (std::is_same_v<T, std::vector<UnitPlan>>) {
+      AddList(key, value, kUnitFields);
+    } else if constexpr (std::is_same_v<T, std::vector<RecomputeRegion>>) {
+      AddList(key, value, kRegionFields);
+    } else {
+      json[key] = value;
+    }
+  }
+  template <class Part, class Fields>
+  void operator()(const char* key, const Part& part, Fields fields, bool is_written = true) {
+    if (is_written) {
+      json[key] = PartJson(part, fields);
+    }
+  }
+  template <class Part, class Fields>
+  void AddList(const char* key, const std::vector<Part>& parts, Fields fields) {
+    json[key] = Json::array();
+    for (const Part& part : parts) {
+      json[key].push_back(PartJson(part, fields));
+    }
+  }
+};
+
+template <class Part, class Fields>
+Json PartJson(const Part& part, Fields fields) {
+  Writer writer;
+  fields(part, writer);
+  return std::move(writer.json);
 }
 
 std::string DefaultUnitName(const std::vector<std::string>& modules) {
-  if (modules == std::vector<std::string>{""}) {
-    return "root";
-  }
-  std::string name;
-  for (const std::string& fqn : modules) {
-    name += (name.empty() ? "" : "+") + fqn;
-  }
-  return name;
-}
-
-UnitPlan ReadUnit(const JsonValue& json) {
-  json.AllowOnly({"name", "modules", "reshard", "gap", "full_precision", "forward_prefetch",
-                  "backward_prefetch"});
-  UnitPlan unit;
-  unit.modules = ReadStrings(json.At("modules"));
-  const std::optional<JsonValue> name = json.Find("name");
-  unit.name = name ? name->AsString() : DefaultUnitName(unit.modules);
-  if (const std::optional<JsonValue> reshard = json.Find("reshard")) {
-    unit.reshard = ReadReshard(*reshard);
-  }
-  SetChoice(json, "gap", kGapNames, unit.gap);
-  SetBool(json, "full_precision", unit.full_precision);
-  SetStrings(json, "forward_prefetch", unit.forward_prefetch);
-  SetStrings(json, "backward_prefetch", unit.backward_prefetch);
-  return unit;
-}
-
-std::vector<RecomputeRegion> ReadRecompute(const JsonValue& json) {
-  if (!json.IsArray()) {
-    throw json.Error("a list of recompute regions");
-  }
-  std::vector<RecomputeRegion> regions;
-  for (std::size_t i = 0; i < json.size(); ++i) {
-    const JsonValue entry = json[i];
-    entry.AllowOnly({"module", "kind", "keep_every"});
-    RecomputeRegion region;
-    region.module = entry.At("module").AsString();
-    SetChoice(entry, "kind", kRecomputeNames, region.kind);
-    SetInt(entry, "keep_every", 1, JsonValue::kMaxCount, region.keep_every);
-    regions.push_back(region);
-  }
-  return regions;
-}
-
-Precision ReadPrecision(const JsonValue& json) {
-  json.AllowOnly({"master", "param", "reduce"});
-  Precision precision;
-  SetChoice(json, "master", kTrainingDTypeNames, precision.master);
-  SetChoice(json, "param", kTrainingDTypeNames, precision.param);
-  SetChoice(json, "reduce", kTrainingDTypeNames, precision.reduce);
-  return precision;
-}
-
-OptimizerSpec ReadOptimizer(const JsonValue& json) {
-  json.AllowOnly({"kind", "impl", "weight_decay", "matrices", "states"});
-  OptimizerSpec optimizer;
-  SetChoice(json, "kind", kOptimizerNames, optimizer.kind);
-  SetChoice(json, "impl", kOptimizerImplNames, optimizer.impl);
-  SetBool(json, "weight_decay", optimizer.weight_decay);
-  SetChoice(json, "matrices", kMatrixRuleNames, optimizer.matrices);
-  SetChoice(json, "states", kStateFormatNames, optimizer.states);
-  return optimizer;
-}
-
-Offload ReadOffload(const JsonValue& json) {
-  json.AllowOnly({"parameters", "optimizer", "activations", "moments"});
-  Offload offload;
-  SetBool(json, "parameters", offload.parameters);
-  SetBool(json, "optimizer", offload.optimizer);
-  SetBool(json, "activations", offload.activations);
-  SetBool(json, "moments", offload.moments);
-  return offload;
-}
-
-ZeroOptions ReadZero(const JsonValue& json) {
-  json.AllowOnly({"reduce_bucket", "contiguous_gradients", "overlap_comm", "gradient_reduction",
-                  "allgather_bucket", "before_deepspeed_0_6", "prefetch_bucket",
-                  "max_live_parameters", "max_reuse_distance", "persistence_threshold",
-                  "sub_group"});
-  ZeroOptions zero;
-  SetInt(json, "reduce_bucket", 1, JsonValue::kMaxCount, zero.reduce_bucket);
-  SetBool(json, "contiguous_gradients", zero.contiguous_gradients);
-  SetChoice(json, "overlap_comm", kOverlapNames, zero.overlap_comm);
-  SetChoice(json, "gradient_reduction", kGradientReductionNames, zero.gradient_reduction);
-  SetInt(json, "allgather_bucket", 0, JsonValue::kMaxCount, zero.allgather_bucket);
-  SetBool(json, "before_deepspeed_0_6", zero.before_deepspeed_0_6);
-  SetInt(json, "prefetch_bucket", 0, JsonValue::kMaxCount, zero.prefetch_bucket);
-  SetInt(json, "max_live_parameters", 0, JsonValue::kMaxCount, zero.max_live_parameters);
-  SetInt(json, "max_reuse_distance", 0, JsonValue::kMaxCount, zero.max_reuse_distance);
-  SetInt(json, "persistence_threshold", 0, JsonValue::kMaxCount, zero.persistence_threshold);
-  SetInt(json, "sub_group", 1, JsonValue::kMaxCount, zero.sub_group);
-  return zero;
+  return modules == std::vector<std::string>{""} ? "root" : Listed(modules, {}, "+");
 }
 
 }  // namespace
 
 std::vector<UnitPlan> ReadUnits(const JsonValue& json) {
-  if (!json.IsArray()) {
-    throw json.Error("a list of units");
-  }
-  std::vector<UnitPlan> units;
-  for (std::size_t i = 0; i < json.size(); ++i) {
-    units.push_back(ReadUnit(json[i]));
-  }
-  return units;
-}
-
-AllocatorSettings ReadAllocator(const JsonValue& json) {
-  json.AllowOnly({"expandable_segments", "max_split_size", "garbage_collection_threshold",
-                  "pinned_max_round_mib"});
-  AllocatorSettings settings;
-  SetBool(json, "expandable_segments", settings.expandable_segments);
-  if (const std::optional<JsonValue> split = json.Find("max_split_size")) {
-    settings.max_split_size = split->AsBytes();
-  }
-  if (const std::optional<JsonValue> most = json.Find("pinned_max_round_mib")) {
-    settings.pinned_max_round_mib = static_cast<std::int32_t>(most->AsInt(0, 1 << 20));
-  }
-  if (const std::optional<JsonValue> threshold = json.Find("garbage_collection_threshold")) {
-    settings.garbage_collection_threshold = threshold->AsDouble();
-  }
-  return settings;
+  return ReadList<UnitPlan>(json, "a list of units", [](const JsonValue& one) {
+    UnitPlan unit;
+    ReadPart(one, kUnitFields, unit);
+    unit.name = one.Find("name") ? unit.name : DefaultUnitName(unit.modules);
+    return unit;
+  });
 }
 
 Job ReadJob(const JsonValue& json) {
-  json.AllowOnly({"mode", "sequence_length", "global_batch", "precision", "optimizer",
-                  "clip_gradients", "frozen", "lora_rank", "lora_alpha", "lora_targets",
-                  "lora_dropout", "lora_saved", "lora_magnitudes", "frozen_format",
-                  "quantized_experts", "memory_margin", "allocator"});
   Job job;
-  SetChoice(json, "mode", kJobModeNames, job.mode);
-  job.sequence_length = json.At("sequence_length").AsInt(1, std::int64_t{1} << 30);
-  SetInt(json, "global_batch", 0, std::int64_t{1} << 40, job.global_batch);
-  if (const std::optional<JsonValue> precision = json.Find("precision")) {
-    job.precision = ReadPrecision(*precision);
-  }
-  if (const std::optional<JsonValue> optimizer = json.Find("optimizer")) {
-    job.optimizer = ReadOptimizer(*optimizer);
-  }
-  SetBool(json, "clip_gradients", job.clip_gradients);
-  SetStrings(json, "frozen", job.frozen);
-  SetInt(json, "lora_rank", 0, std::int64_t{1} << 20, job.lora_rank);
-  if (const std::optional<JsonValue> alpha = json.Find("lora_alpha")) {
-    job.lora_alpha = alpha->AsDouble();
-    if (!(job.lora_alpha > 0.0 && job.lora_alpha <= kMaxLoraAlpha)) {
-      throw alpha->Error("a number above 0, at most 1e6");
-    }
-  }
-  SetStrings(json, "lora_targets", job.lora_targets);
-  if (const std::optional<JsonValue> dropout = json.Find("lora_dropout")) {
-    job.lora_dropout = dropout->AsDouble();
-    if (!(job.lora_dropout >= 0.0 && job.lora_dropout < 1.0)) {
-      throw dropout->Error("a fraction in [0, 1)");
-    }
-  }
-  SetStrings(json, "lora_saved", job.lora_saved);
-  SetBool(json, "lora_magnitudes", job.lora_magnitudes);
-  SetChoice(json, "frozen_format", kFrozenFormatNames, job.frozen_format);
-  SetBool(json, "quantized_experts", job.quantized_experts);
-  if (const std::optional<JsonValue> margin = json.Find("memory_margin")) {
-    job.memory_margin = margin->AsDouble();
-    if (!(job.memory_margin >= 0.0 && job.memory_margin < 1.0)) {
-      throw margin->Error("a fraction in [0, 1)");
-    }
-  }
-  if (const std::optional<JsonValue> allocator = json.Find("allocator")) {
-    job.allocator = ReadAllocator(*allocator);
-  }
+  ReadPart(json, kJobFields, job);
   return job;
 }
 
 Plan ReadPlan(const JsonValue& json) {
-  json.AllowOnly({"dialect",
-                  "shard_size",
-                  "replicate_size",
-                  "expert_size",
-                  "micro_batch",
-                  "accumulation",
-                  "sync",
-                  "offload",
-                  "torch",
-                  "backward_prefetch",
-                  "forward_prefetch",
-                  "limit_all_gathers",
-                  "use_orig_params",
-                  "bounded_memory",
-                  "in_flight",
-                  "transfers",
-                  "moments_piece",
-                  "first_bucket",
-                  "bucket",
-                  "find_unused_parameters",
-                  "static_graph",
-                  "zero",
-                  "reduce_scatter_bucket",
-                  "recompute",
-                  "units"});
   Plan plan;
-  plan.dialect = ReadChoice<Dialect>(json.At("dialect"), kDialectNames);
-  plan.shard_size = json.At("shard_size").AsInt(1, kMaxRanks);
-  plan.replicate_size = json.At("replicate_size").AsInt(1, kMaxRanks);
-  SetInt(json, "expert_size", 1, kMaxRanks, plan.expert_size);
-  plan.micro_batch = json.At("micro_batch").AsInt(1, std::int64_t{1} << 24);
-  plan.accumulation = json.At("accumulation").AsInt(1, 65535);
-  SetChoice(json, "sync", kSyncNames, plan.sync);
-  if (const std::optional<JsonValue> offload = json.Find("offload")) {
-    plan.offload = ReadOffload(*offload);
-  }
-  SetChoice(json, "torch", kTorchNames, plan.torch);
-  SetChoice(json, "backward_prefetch", kBackwardPrefetchNames, plan.backward_prefetch);
-  SetBool(json, "forward_prefetch", plan.forward_prefetch);
-  SetBool(json, "limit_all_gathers", plan.limit_all_gathers);
-  SetBool(json, "use_orig_params", plan.use_orig_params);
-  SetBool(json, "bounded_memory", plan.bounded_memory);
-  SetInt(json, "in_flight", 1, 65535, plan.in_flight);
-  SetChoice(json, "transfers", kTransfersNames, plan.transfers);
-  if (const std::optional<JsonValue> piece = json.Find("moments_piece")) {
-    plan.moments_piece = piece->AsBytes();
-  }
-  if (const std::optional<JsonValue> bucket = json.Find("first_bucket")) {
-    plan.first_bucket = bucket->AsBytes();
-  }
-  if (const std::optional<JsonValue> bucket = json.Find("bucket")) {
-    plan.bucket = bucket->AsBytes();
-  }
-  SetBool(json, "find_unused_parameters", plan.find_unused_parameters);
-  SetBool(json, "static_graph", plan.static_graph);
-  if (const std::optional<JsonValue> zero = json.Find("zero")) {
-    plan.zero = ReadZero(*zero);
-  }
-  if (const std::optional<JsonValue> bucket = json.Find("reduce_scatter_bucket")) {
-    plan.reduce_scatter_bucket = bucket->AsBytes();
-  }
-  if (const std::optional<JsonValue> recompute = json.Find("recompute")) {
-    plan.recompute = ReadRecompute(*recompute);
-  }
-  plan.units = ReadUnits(json.At("units"));
+  ReadPart(json, kPlanFields, plan);
   return plan;
 }
 
 KernelSetOptions ReadKernelSet(const JsonValue& json) {
-  json.AllowOnly({"name", "attention", "moe_dispatch", "fused_elementwise", "fused_rope",
-                  "fused_norm", "fp32_logits", "loss_chunks", "autocast_weights", "fp8"});
   const JsonValue name = json.At("name");
   KernelSetOptions options = FindKernelSet(name.AsString(), name.path().str());
-  SetChoice(json, "attention", kAttentionNames, options.attention);
-  SetChoice(json, "moe_dispatch", kMoeDispatchNames, options.moe_dispatch);
-  SetBool(json, "fused_elementwise", options.fused_elementwise);
-  SetBool(json, "fused_rope", options.fused_rope);
-  SetBool(json, "fused_norm", options.fused_norm);
-  SetBool(json, "fp32_logits", options.fp32_logits);
-  SetInt(json, "loss_chunks", 1, std::int64_t{1} << 20, options.loss_chunks);
-  SetBool(json, "autocast_weights", options.autocast_weights);
-  SetChoice(json, "fp8", kFp8Names, options.fp8);
+  ReadPart(json, kKernelSetFields, options);
   return options;
+}
+
+Json JobJson(const Job& job) {
+  return PartJson(job, kJobFields);
+}
+
+Json PlanJson(const Plan& plan) {
+  return PartJson(plan, kPlanFields);
+}
+
+Json KernelSetJson(const KernelSetOptions& kernels) {
+  return PartJson(kernels, kKernelSetFields);
 }
 
 }  // namespace shardwright::internal

@@ -1,8 +1,11 @@
 #pragma once
 
-// Strict reading of the parts of a plan file. Absent fields keep their defaults.
+// The parts of a plan file: strict reading, in which absent fields keep their defaults, and
+// writing. A field of a job, plan or kernel set is one row of a table in plan_json.cc.
 
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include "core/json.h"
 #include "models/kernel_set.h"
@@ -19,5 +22,9 @@ namespace shardwright::internal {
 
 // A built-in kernel set by "name", with the options that differ from it.
 [[nodiscard]] KernelSetOptions ReadKernelSet(const JsonValue& json);
+
+[[nodiscard]] nlohmann::ordered_json JobJson(const Job& job);
+[[nodiscard]] nlohmann::ordered_json PlanJson(const Plan& plan);
+[[nodiscard]] nlohmann::ordered_json KernelSetJson(const KernelSetOptions& kernels);
 
 }  // namespace shardwright::internal

@@ -11,11 +11,11 @@ namespace shardwright::testing {
 
 TEST_CASE("Configuration: the current folder's file sets no flag that names an output") {
   std::set<std::string> outputs;
-  for (const Command* command : AllCommands()) {
-    for (const FlagRow& row : command->flags) {
+  for (const Command& command : AllCommands()) {
+    for (const FlagRow& row : command.flags) {
       if (row.file == FileRole::kWrite || row.file == FileRole::kWriteWhen) {
         outputs.insert(LongName(row));
-        CHECK_MESSAGE(!IsChoice(LongName(row)), command->name << " " << row.name);
+        CHECK_MESSAGE(!IsChoice(LongName(row)), command.name << " " << row.name);
       }
     }
   }

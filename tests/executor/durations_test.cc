@@ -15,9 +15,9 @@
 
 #include <doctest/doctest.h>
 
-#include "simulator/all_ranks.h"
 #include "tests/executor/harness.h"
 #include "tests/executor/random_tiny.h"
+#include "tests/simulator/all_ranks.h"
 
 namespace shardwright::testing {
 namespace {

@@ -17,11 +17,11 @@
 #include "executor/host/fault.h"
 #include "schedule/place.h"
 #include "schedule/verify.h"
-#include "simulator/all_ranks.h"
 #include "tests/executor/harness.h"
 #include "tests/executor/tiny_training.h"
 #include "tests/sanitizers.h"
 #include "tests/schedule/mutate.h"
+#include "tests/simulator/all_ranks.h"
 
 namespace shardwright::testing {
 namespace {

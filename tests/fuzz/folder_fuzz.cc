@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "cli/configuration.h"
 #include "core/json.h"
@@ -13,18 +14,16 @@
 namespace shardwright {
 
 // What the program's table would bring is the program.
-std::span<const Command* const> AllCommands() {
-  static constexpr std::array<FlagRow, 3> kFlags = {
-      {{"--cluster", "NAME", ""}, {"--seq", "N", ""}, {"--output,-o", "FILE", ""}}};
-  static const Command plan = {"plan", "", {}, kFlags, {}, nullptr};
-  static const Command simulate = {"simulate", "", {}, kFlags, {}, nullptr};
-  static const std::array<const Command*, 2> commands = {&plan, &simulate};
+std::span<const Command> AllCommands() {
+  static const std::vector<FlagRow> flags = {
+      {"--cluster", "NAME", ""}, {"--seq", "N", ""}, {"--output,-o", "FILE", ""}};
+  static const std::array<Command, 2> commands = {
+      {{"plan", "", {}, flags, {}}, {"simulate", "", {}, flags, {}}}};
   return commands;
 }
 
 std::string LongName(const FlagRow& row) {
-  const std::string name(row.name);
-  return name.substr(0, name.find(','));
+  return row.name.substr(0, row.name.find(','));
 }
 
 Flag Arguments::Get(const std::string& name) const {

@@ -2,7 +2,7 @@
 // spans), against the slow one of reference_ranks.h, and against times worked out by hand
 // (stragglers).
 
-#include "simulator/all_ranks.h"
+#include "tests/simulator/all_ranks.h"
 
 #include <algorithm>
 #include <cstdint>

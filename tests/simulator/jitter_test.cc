@@ -12,8 +12,8 @@
 
 #include "core/error.h"
 #include "schedule/builder.h"
-#include "simulator/all_ranks.h"
 #include "simulator/engine.h"
+#include "tests/simulator/all_ranks.h"
 #include "tests/simulator/random_program.h"
 
 namespace shardwright {

@@ -5,7 +5,7 @@
 
 #include <span>
 
-#include "simulator/all_ranks.h"
+#include "tests/simulator/all_ranks.h"
 
 namespace shardwright {
 

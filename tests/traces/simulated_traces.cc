@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "simulator/all_ranks.h"
 #include "simulator/costs/price.h"
 #include "simulator/engine.h"
 #include "simulator/memory.h"
 #include "tests/schedule/random_plan.h"
+#include "tests/simulator/all_ranks.h"
 
 namespace shardwright::testing {
 namespace {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "schedule/program.h"
@@ -15,6 +16,9 @@
 namespace shardwright::internal {
 
 inline constexpr std::int64_t kPicosecondsPerNanosecond = 1000;
+
+// In the order of BodyKind.
+inline constexpr std::array<std::string_view, 3> kBodyNames = {"init", "warmup", "step"};
 
 // To the nearest multiple of `unit` picoseconds, halves up: monotone, so order survives.
 [[nodiscard]] constexpr std::int64_t RoundTicks(SimTime time, std::int64_t unit) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// Every rank of a small job simulated: ranks may have different programs and prices (stragglers),
-// and a collective starts when its last member arrives. The loop of simulator/engine.h for each
-// rank, side by side.
+// Every rank of a small job simulated, for tests: ranks may have different programs and prices
+// (stragglers), and a collective starts when its last member arrives. The loop of
+// simulator/engine.h for each rank, side by side.
 
 #include <span>
 #include <vector>
@@ -10,11 +10,10 @@
 #include "core/units.h"
 #include "schedule/program.h"
 #include "simulator/costs/price.h"
+#include "simulator/jitter.h"
 #include "traces/trace.h"
 
 namespace shardwright {
-
-inline constexpr std::size_t kMostSimulatedRanks = 64;
 
 struct RankProgram {
   const Program* program = nullptr;

@@ -1,4 +1,4 @@
-#include "simulator/all_ranks.h"
+#include "tests/simulator/all_ranks.h"
 
 #include <algorithm>
 #include <cmath>
