@@ -45,7 +45,8 @@ constexpr std::array<FlagRow, 6> kEvalFlags = {{
     kDeviceFlag,
     kLoopbackFlag,
     kRendezvousKeyFlag,
-    {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")",
+    {"--timeout", "TIME",
+     "how long a rank waits for the others (default \"60 s\", before the first step 10 min)",
      FileRole::kNone, Ranks::kAny},
 }};
 
@@ -65,7 +66,7 @@ int RunEval(const Arguments& arguments) {
   arguments.Require("--data");
   DeviceFlags device = ReadDeviceFlags(arguments);
   HostOptions host;
-  arguments.Set("--timeout", host.timeout, ReadTimeout);
+  SetTimeouts(arguments, host);
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   const Model& model = file.model.model;
   const TrainingOptions training = DefaultTrainingOptions(file.job);
@@ -78,7 +79,7 @@ int RunEval(const Arguments& arguments) {
   }
   const std::unique_ptr<Dataset> data =
       OpenDataset(arguments.Get("--data").text, model, training.seed);
-  const RunProcesses group(launch, file.cluster.RankCount(), host.timeout, [&] {
+  const RunProcesses group(launch, file.cluster, host.set_up_timeout, [&] {
     return FactsOf(arguments, {{"PLAN", FieldsOf(PlanFileJson(file))}, {"--data", FactsOf(*data)}});
   });
   host.processes = group.get();
@@ -102,6 +103,7 @@ int RunEval(const Arguments& arguments) {
                              forward.job.global_batch);
   EndProcessOnFault(evaluator.session(), group.get());
   Resume(*checkpoint, model, forward.job, evaluator.runtime(), false);
+  EndSetUp(group.get(), host.timeout);
   const Evaluation result = evaluator.Run();
   FinishTogether(group.get());
   if (group.is_first()) {
