@@ -8,6 +8,7 @@
 
 #include "analysis/piecewise_fit.h"
 #include "core/error.h"
+#include "models/kernels/cuda.h"
 #include "simulator/costs/kernels.h"
 #include "simulator/simulate.h"
 #include "topologies/routing.h"
@@ -232,12 +233,14 @@ class KernelTerms {
       case KernelClass::kAttentionForward:
       case KernelClass::kAttentionBackward: {
         const bool is_forward = kernel.kind == KernelClass::kAttentionForward;
+        const AttentionImpl attention_on_gpu =
+            AttentionOn(kernel, HasWideCudnnGradients(gpu_.architecture));
         const bool is_own =
-            kernel.attention == AttentionImpl::kOwn && compute_.own_attention.forward.value > 0;
+            attention_on_gpu == AttentionImpl::kOwn && compute_.own_attention.forward.value > 0;
         const std::size_t column =
             is_own ? (is_forward ? kOwnAttentionForwardColumn : kOwnAttentionBackwardColumn)
                    : (is_forward ? kAttentionForwardColumn : kAttentionBackwardColumn);
-        const AttentionProfile& attention = AttentionOf(compute_, kernel.attention);
+        const AttentionProfile& attention = AttentionOf(compute_, attention_on_gpu);
         const double overhead =
             AttentionOverhead(kernel, attention.softmax.value, attention.start.value, sm_count,
                               attention.group.value);

@@ -242,15 +242,15 @@ CudaRuns RunOnCuda(const Arguments& arguments) {
   if (!arguments.Get("--cluster").is_given()) {
     throw UsageError("--device cuda needs --cluster, the GPUs of this machine and what joins them");
   }
-  const std::string cluster = arguments.Get("--cluster").text;
+  const std::string name = arguments.Get("--cluster").text;
   const std::int64_t nodes = NodesOf(arguments);
-  const std::int64_t ranks = LoadCluster(cluster, nodes, 0).RankCount();
+  const Cluster cluster = LoadCluster(name, nodes, 0);
   const Launch launch = LaunchOf(arguments);
-  if (launch.size == 1 && ranks > 1) {
-    return {{}, RunLocalProcesses(ranks)};
+  if (launch.size == 1 && cluster.RankCount() > 1) {
+    return {{}, RunLocalProcesses(cluster.RankCount())};
   }
-  CalibrationDevice device = CudaCalibration(cluster, nodes, launch.local_rank);
-  const RunProcesses group(launch, ranks, HostOptions().timeout,
+  CalibrationDevice device = CudaCalibration(name, nodes, LocalGpu(launch));
+  const RunProcesses group(launch, cluster, HostOptions().set_up_timeout,
                            [&] { return FactsOf(arguments, {}); });
   device.processes = group.get();
   return {RunCalibrationPlans(device)};

@@ -1,9 +1,12 @@
 #include "cli/device_flags.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdlib>
 #include <string_view>
 
+#include "cli/flag_values.h"
 #include "cli/run_processes.h"
 #include "core/error.h"
 #include "executor/cuda/session.h"
@@ -42,6 +45,23 @@ Launch LaunchOf(const Arguments& arguments) {
   return launch;
 }
 
+void SetTimeouts(const Arguments& arguments, HostOptions& host) {
+  arguments.Set("--timeout", host.timeout, ReadTimeout);
+  arguments.Set("--timeout", host.set_up_timeout, ReadTimeout);
+}
+
+int LocalGpu(const Launch& launch) {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  const std::string text = visible == nullptr ? "" : visible;
+  const bool sees_one = !text.empty() && text.find(',') == std::string::npos;
+  if (launch.local_rank < 0 && !sees_one) {
+    throw InputError("environment: LOCAL_RANK", "nothing",
+                     "the number of this process's GPU on its machine, from 0",
+                     "or CUDA_VISIBLE_DEVICES with one GPU per process");
+  }
+  return std::max(launch.local_rank, 0);
+}
+
 DeviceFlags ReadDeviceFlags(const Arguments& arguments) {
   static constexpr std::array<std::string_view, 2> kDevices = {"host", "cuda"};
   constexpr std::int64_t kMostRanks = std::int64_t{1} << 32;
@@ -66,6 +86,7 @@ void CheckLoopback(DeviceFlags& flags, std::int64_t ranks, const Launch& launch)
     throw UsageError("--loopback runs all ranks in one process, but " + launch.launcher +
                      " started " + std::to_string(launch.size));
   }
+  (void)flags.GpuOf(launch);  // before any rank waits for this one
 }
 
 bool NeedsProcesses(const Launch& launch, const DeviceFlags& flags) {

@@ -16,6 +16,13 @@ namespace shardwright {
 // meet over a network with nothing to prove.
 [[nodiscard]] Launch LaunchOf(const Arguments& arguments);
 
+// --timeout, for steps and what is before them.
+void SetTimeouts(const Arguments& arguments, HostOptions& host);
+
+// The number of the GPU that this process takes. Throws InputError where its launcher does not say
+// and it sees several.
+[[nodiscard]] int LocalGpu(const Launch& launch);
+
 struct DeviceFlags {
   bool on_gpu = false;
   std::int64_t loopback = 0;  // what --loopback says; 0: not given
@@ -23,14 +30,14 @@ struct DeviceFlags {
 
   // The number of this process's GPU; none: the host device.
   [[nodiscard]] std::optional<int> GpuOf(const Launch& launch) const {
-    return on_gpu ? std::optional(launch.local_rank) : std::nullopt;
+    return on_gpu ? std::optional(LocalGpu(launch)) : std::nullopt;
   }
 };
 
 // Throws UsageError for what is wrong whatever the plan is.
 [[nodiscard]] DeviceFlags ReadDeviceFlags(const Arguments& arguments);
-// Throws InputError when --loopback is not the number of ranks of the plan, UsageError when a
-// launcher has started processes for it.
+// Throws InputError when --loopback is not the number of ranks of the plan, or as LocalGpu does;
+// UsageError when a launcher has started processes for it.
 void CheckLoopback(DeviceFlags& flags, std::int64_t ranks, const Launch& launch);
 
 // Several GPUs of this machine, and nobody who has started their processes.

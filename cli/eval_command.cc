@@ -37,7 +37,7 @@ int EvalCommand(const Arguments& arguments) {
   arguments.Require("--data");
   DeviceFlags device = ReadDeviceFlags(arguments);
   HostOptions host;
-  arguments.Set("--timeout", host.timeout, ReadTimeout);
+  SetTimeouts(arguments, host);
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   const Model& model = file.model.model;
   const TrainingOptions training = DefaultTrainingOptions(file.job);
@@ -50,7 +50,7 @@ int EvalCommand(const Arguments& arguments) {
   }
   const std::unique_ptr<Dataset> data =
       OpenDataset(arguments.Get("--data").text, model, training.seed);
-  const RunProcesses group(launch, file.cluster.RankCount(), host.timeout, [&] {
+  const RunProcesses group(launch, file.cluster, host.set_up_timeout, [&] {
     return FactsOf(arguments, {{"PLAN", FieldsOf(PlanFileJson(file))}, {"--data", FactsOf(*data)}});
   });
   host.processes = group.get();
@@ -74,6 +74,7 @@ int EvalCommand(const Arguments& arguments) {
                              forward.job.global_batch);
   EndProcessOnFault(evaluator.session(), group.get());
   Resume(*checkpoint, model, forward.job, evaluator.runtime(), false);
+  EndSetUp(group.get(), host.timeout);
   const Evaluation result = evaluator.Run();
   FinishTogether(group.get());
   if (group.is_first()) {

@@ -66,6 +66,8 @@ std::unique_ptr<RunFolder> TakeFolder(const RunFlags& flags, const RunProcesses&
   });
   if (!flags.checkpoint.empty()) {
     CheckAlike(group.get(), {{"lock in --checkpoint", RunFolder::LockIn(flags.checkpoint)}});
+    AllOrNone(group.get(), MessagePassing::kAll, {"folder of checkpoints"},
+              [&] { MakeCheckpointFolder(flags.checkpoint); });
   }
   return folder;
 }
@@ -250,7 +252,7 @@ void RefuseAdafactor(OptimizerKind kind) {
 int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   const PlanFile& file = parts.file;
   RunOptions run = OptionsOf(arguments, flags, parts);
-  const RunProcesses group(parts.launch, file.cluster.RankCount(), flags.host.timeout,
+  const RunProcesses group(parts.launch, file.cluster, flags.host.set_up_timeout,
                            [&] { return FactsOf(arguments, ContentsOf(flags, parts)); });
   MessagePassing* const processes = flags.host.processes = group.get();
   if (flags.host.threads == 0) {
@@ -276,7 +278,9 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   }
   if (!ResumeIfAsked(file, flags, parts.sampler, group, identity, session.runtime()) &&
       parts.weights != nullptr) {
-    StartFrom(*parts.weights, file.model.model, file.job, session.runtime());
+    AllOrNone(processes, MessagePassing::kAll,
+              WaitForFiles(file.model.model, file.job, "reading of the first weights"),
+              [&] { StartFrom(*parts.weights, file.model.model, file.job, session.runtime()); });
     if (is_first) {
       Say("first weights from " + flags.init);
     }
@@ -295,6 +299,7 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
                                                    parts.program, parts.sampler, processes);
   }
   AllOrNone(processes, MessagePassing::kAll, {"trace"}, [&] { CheckTrace(flags, is_first); });
+  EndSetUp(processes, flags.host.timeout);
   const LoopReport loop =
       RunLoop(flags.loop, {file.model.model, parts.sampler, session.runtime(),
                            session.runtime().rank_count() * file.plan.accumulation,

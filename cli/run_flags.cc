@@ -83,7 +83,7 @@ RunFlags ReadRunFlags(const Arguments& arguments) {
   arguments.SetText("--data", flags.data);
   arguments.SetText("--trace", flags.trace);
   arguments.SetCount("--seed", std::int64_t{1} << 60, flags.seed);
-  arguments.Set("--timeout", flags.host.timeout, ReadTimeout);
+  SetTimeouts(arguments, flags.host);
   arguments.Set("--memory-limit", flags.host.memory_limit, ReadBytes);
   constexpr std::int64_t kMostThreads = 1024;
   flags.host.threads = 0;  // as many as there are cores for

@@ -1,8 +1,10 @@
 #include "cli/run_processes.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -10,12 +12,14 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "cli/command.h"
 #include "cli/exit_codes.h"
+#include "cli/guard.h"
 #include "cli/stop_signals.h"
 #include "core/cores.h"
 #include "core/error.h"
@@ -28,7 +32,25 @@
 
 namespace shardwright {
 
-RunProcesses::RunProcesses(const Launch& launch, std::int64_t ranks,
+namespace {
+
+// Every rank's machine by its name, as NCCL tells machines apart.
+void CheckPlacement(MessagePassing& processes, std::int64_t per_machine) {
+  std::array<std::byte, 64> name{};
+  (void)::gethostname(reinterpret_cast<char*>(name.data()), name.size() - 1);
+  std::vector<std::string> hosts;
+  for (const auto& its : CollectBytes(processes, MessagePassing::kAll, {"names of machines"},
+                                      {name.begin(), name.end()})) {
+    hosts.emplace_back(reinterpret_cast<const char*>(its.data()));
+  }
+  if (const std::string problem = DescribePlacement(hosts, per_machine); !problem.empty()) {
+    Warn(problem);
+  }
+}
+
+}  // namespace
+
+RunProcesses::RunProcesses(const Launch& launch, const Cluster& cluster,
                            std::chrono::milliseconds timeout,
                            const std::function<RankFacts()>& facts) {
   if (launch.size <= 1) {
@@ -45,13 +67,21 @@ RunProcesses::RunProcesses(const Launch& launch, std::int64_t ranks,
     processes_ = owned_.get();
   }
   CheckAlike(processes_, facts());
-  if (launch.size != ranks) {
-    throw UsageError("the plan has " + std::to_string(ranks) + " ranks, but " + launch.launcher +
-                     " started " + std::to_string(launch.size) + " processes");
+  if (launch.size != cluster.RankCount()) {
+    throw UsageError("the plan has " + std::to_string(cluster.RankCount()) + " ranks, but " +
+                     launch.launcher + " started " + std::to_string(launch.size) + " processes");
   }
+  CheckPlacement(*processes_, cluster.gpus_per_node);
 }
 
 RunProcesses::~RunProcesses() = default;
+
+void EndSetUp(MessagePassing* processes, std::chrono::milliseconds timeout) {
+  if (processes != nullptr) {
+    (void)ShareBytes(*processes, MessagePassing::kAll, {"end of the set-up"}, {});
+    processes->set_timeout(timeout);
+  }
+}
 
 constexpr std::chrono::seconds kGrace{5};  // for threads to end after a failure
 
@@ -67,7 +97,7 @@ void EndProcessOnFault(RunSession& session, MessagePassing* processes) {
     try {
       StartThread([cause, code = session.faults().is_environment() ? kExitEnvironment : kExitRun] {
         std::this_thread::sleep_for(kGrace);
-        Say("error: " + cause);
+        SayOnce("error: " + cause);
         std::_Exit(code);
       }).detach();
     } catch (const EnvironmentError&) {
@@ -94,12 +124,13 @@ std::vector<std::string> OwnCommandLine() {
 
 // The environment of rank `rank`; names of ours replace those that are there.
 std::vector<std::string> EnvironmentOf(std::int64_t rank, std::int64_t ranks,
-                                       const tcp::Socket& listener, const std::string& key) {
+                                       const tcp::Socket& listener, const std::string& key,
+                                       const tcp::Socket& said) {
   std::vector<std::string> ours = {
       "RANK=" + std::to_string(rank), "LOCAL_RANK=" + std::to_string(rank),
       "WORLD_SIZE=" + std::to_string(ranks), "LOCAL_WORLD_SIZE=" + std::to_string(ranks),
       "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + std::to_string(tcp::PortOf(listener)),
-      "SHARDWRIGHT_KEY=" + key,
+      "SHARDWRIGHT_KEY=" + key, std::string(kSaidVariable) + '=' + std::to_string(said.fd()),
       // Of rank 0; that the others have none tells whose they are.
       "SHARDWRIGHT_LISTENER=" + std::to_string(rank == 0 ? listener.fd() : -1)};
   if (std::getenv("NCCL_SOCKET_IFNAME") == nullptr) {
@@ -151,12 +182,13 @@ int RunLocalProcesses(std::int64_t ranks) {
   tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
   const std::string key = tcp::NewKey();
   (void)::fcntl(listener.fd(), F_SETFD, 0);  // children inherit it
+  const tcp::Socket said(::memfd_create("errors", 0));
   std::vector<std::string> words = OwnCommandLine();
   std::vector<pid_t> children;
   children.reserve(static_cast<std::size_t>(ranks));
   for (std::int64_t r = 0; r < ranks; ++r) {
     // Everything that allocates comes before the fork.
-    std::vector<std::string> environment = EnvironmentOf(r, ranks, listener, key);
+    std::vector<std::string> environment = EnvironmentOf(r, ranks, listener, key, said);
     const std::vector<char*> arguments = Pointers(words);
     const std::vector<char*> variables = Pointers(environment);
     const pid_t child = ::fork();

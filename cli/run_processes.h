@@ -12,6 +12,7 @@
 #include "executor/host/launch.h"
 #include "executor/host/message_passing.h"
 #include "executor/host/together.h"
+#include "topologies/cluster.h"
 
 namespace shardwright {
 
@@ -20,8 +21,9 @@ class RunProcesses {
  public:
   // `facts`: what this process was given, asked for where there are others. Throws EnvironmentError
   // when they do not meet within `timeout`, InputError when they were not given the same,
-  // UsageError when the launcher started another number of processes than the plan has ranks.
-  RunProcesses(const Launch& launch, std::int64_t ranks, std::chrono::milliseconds timeout,
+  // UsageError when the launcher started another number of processes than the plan has ranks. Warns
+  // where machines do not have the ranks that the plan's have.
+  RunProcesses(const Launch& launch, const Cluster& cluster, std::chrono::milliseconds timeout,
                const std::function<RankFacts()>& facts);
   ~RunProcesses();
   RunProcesses(const RunProcesses&) = delete;
@@ -34,6 +36,9 @@ class RunProcesses {
   std::unique_ptr<MessagePassing> owned_;
   MessagePassing* processes_ = nullptr;
 };
+
+// All come to it behind the set-up; from then on they wait for each other for `timeout`.
+void EndSetUp(MessagePassing* processes, std::chrono::milliseconds timeout);
 
 // Threads that share the compute of each of this machine's ranks on the host: its cores by turns.
 [[nodiscard]] std::int64_t HostThreads(const Launch& launch, std::int64_t ranks);

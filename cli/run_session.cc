@@ -1,6 +1,9 @@
 #include "cli/run_session.h"
 
+#include <array>
 #include <utility>
+
+#include <unistd.h>
 
 #include "core/error.h"
 #include "core/printable.h"
@@ -62,6 +65,13 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
                             .memory_limit = host.memory_limit,
                             .graphs = place.graphs};
   cuda_ = std::make_unique<CudaSession>(input, options, *gpu_, std::move(run));
+  if (host.processes != nullptr) {
+    std::array<char, 64> machine{};
+    (void)::gethostname(machine.data(), machine.size() - 1);
+    where_ = "rank " + std::to_string(host.processes->rank()) + ": GPU " +
+             std::to_string(*place.gpu) + " of " + machine.data() + ", " + info.name +
+             "; `dmesg | grep Xid` there shows what its driver reports\n";
+  }
   if (is_first && place.beside == nullptr && !cuda_->paths().empty()) {
     Say("NCCL: " + cuda_->paths());
   }

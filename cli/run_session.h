@@ -51,7 +51,7 @@ class RunSession {
   [[nodiscard]] bool is_on_gpu() const { return gpu_ != nullptr; }
   // What every rank of this process is in, on GPUs; any thread.
   [[nodiscard]] std::string DescribeRanks() const {
-    return cuda_ ? cuda_->DescribeRanks() : std::string();
+    return cuda_ ? where_ + cuda_->DescribeRanks() : std::string();
   }
   // What became of graphs; empty: none were asked for.
   [[nodiscard]] std::string graphs() const { return cuda_ ? cuda_->graphs() : std::string(); }
@@ -65,6 +65,7 @@ class RunSession {
   std::unique_ptr<ActivityLog> activities_;
   std::shared_ptr<Gpu> gpu_;  // outlives the ranks on it
   std::unique_ptr<CudaSession> cuda_;
+  std::string where_;  // a line, of a rank in a process of its own
   GpuMemory memory_;
 };
 

@@ -22,17 +22,23 @@ void* OpenLibrary(const std::string& name, std::string* problem, int scope) {
 }
 
 void* LoadLibrary(const char* variable, std::vector<std::string> names, std::string_view built,
-                  std::string* problem) {
+                  std::string* problem, const std::function<std::string(void*)>& wrong_with) {
   if (const char* const path = std::getenv(variable); path != nullptr) {
     names = {path};
   } else if (!built.empty()) {
     names.emplace_back(built);
   }
+  std::string first_wrong;
   for (const std::string& name : names) {
     if (void* const library = OpenLibrary(name, problem); library != nullptr) {
-      return library;
+      const std::string wrong = wrong_with ? wrong_with(library) : std::string();
+      if (wrong.empty()) {
+        return library;
+      }
+      first_wrong = first_wrong.empty() ? wrong : first_wrong;
     }
   }
+  *problem = first_wrong.empty() ? *problem : first_wrong;
   return nullptr;
 }
 

@@ -3,6 +3,7 @@
 // Libraries that are loaded when they are needed. Nothing else in the program calls dlopen, so that
 // none comes from a folder that the user only happens to be in (docs/security.md).
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,10 +20,12 @@ namespace shardwright {
 
 // The library at the path in the environment variable `variable`; where that is not set the first
 // of `names` that the loader finds, then the one at `built`, a path from when this was built
-// (empty: there was none). Null when there is none; then `problem` is the loader's text about the
-// first.
+// (empty: there was none). `wrong_with` tells what is wrong with one that was opened; then the next
+// one is tried. Null when there is none; then `problem` is what was wrong with the first that was
+// opened, else the loader's text about the first.
 [[nodiscard]] void* LoadLibrary(const char* variable, std::vector<std::string> names,
-                                std::string_view built, std::string* problem);
+                                std::string_view built, std::string* problem,
+                                const std::function<std::string(void*)>& wrong_with = {});
 
 // The folder of this program, with a slash at its end; empty where the system does not tell it.
 [[nodiscard]] std::string ProgramFolder();

@@ -57,7 +57,7 @@ struct Kernel {
   DType dtype = DType::kBf16;  // of the multiplied operands for kGemm/kConv/kAttention*
   AttentionImpl attention = AttentionImpl::kFlash;  // kAttention*: whose kernel
   bool scaled_by_row = false;                       // kGemm in fp8
-  bool is_own = false;                              // kGroupedGemm: the executor's own CUDA kernels
+  bool is_own = false;                              // kGroupedGemm: ours; attention: where no cuDNN
   std::int64_t batch = 1, m = 0, n = 0, k = 0;      // m = seq_q, n = seq_k, k = head_dim
   Flops flops{0};  // as executed (causal attention: only the tiles that run)
   Bytes read{0};

@@ -30,16 +30,8 @@ std::uint64_t Nanoseconds(std::chrono::steady_clock::time_point time) {
       std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
 }
 
-}  // namespace
-
-std::string LoadCupti(CuptiTable* table) {
-  std::string problem;
-  void* const library =
-      LoadLibrary("SHARDWRIGHT_CUPTI", {"libcupti.so.13", "libcupti.so.12", "libcupti.so"},
-                  SHARDWRIGHT_CUPTI_LIBRARY, &problem);
-  if (library == nullptr) {
-    return problem;
-  }
+// What is wrong with a library, or an empty text; then the table is filled.
+std::string Fill(void* library, CuptiTable* table) {
   const bool is_whole =
       FindFunction(library, "cuptiActivityRegisterTimestampCallback", &table->register_timestamp) &&
       FindFunction(library, "cuptiActivityRegisterCallbacks", &table->register_callbacks) &&
@@ -51,6 +43,16 @@ std::string LoadCupti(CuptiTable* table) {
       FindFunction(library, "cuptiActivityPushExternalCorrelationId", &table->push) &&
       FindFunction(library, "cuptiActivityPopExternalCorrelationId", &table->pop);
   return is_whole ? std::string() : "libcupti lacks functions that CUDA 12 and 13 have";
+}
+
+}  // namespace
+
+std::string LoadCupti(CuptiTable* table) {
+  std::string problem;
+  void* const library = LoadLibrary(
+      "SHARDWRIGHT_CUPTI", {"libcupti.so.13", "libcupti.so.12", "libcupti.so"},
+      SHARDWRIGHT_CUPTI_LIBRARY, &problem, [&](void* opened) { return Fill(opened, table); });
+  return library == nullptr ? problem : std::string();
 }
 
 std::unique_ptr<ActivityLog> ActivityLog::Start(const CuptiTable& table, std::string* problem) {
@@ -80,12 +82,12 @@ ActivityLog::~ActivityLog() {
   current = nullptr;
 }
 
-void ActivityLog::Begin(Span& span, bool is_gather) {
+void ActivityLog::Begin(Span& span) {
   std::uint64_t id = 0;
   {
     const std::lock_guard lock(mutex_);
     id = works_.size();
-    works_.push_back({&span, is_gather});
+    works_.push_back(&span);
   }
   if (const int status = table_.push(CuptiNumbers::kCustom, id); status != CuptiNumbers::kSuccess) {
     throw RunError("cuptiActivityPushExternalCorrelationId: CUPTI error " + std::to_string(status));
@@ -121,8 +123,7 @@ void ActivityLog::Completed(void* context, std::uint32_t stream, std::uint8_t* b
 void ActivityLog::Add(const CuptiRecord& record) {
   const auto add = [&](const auto& activity) {
     if (activity.end > 0) {
-      activities_.push_back({activity.correlation, activity.start, activity.end,
-                             record.kind == CuptiNumbers::kKernel});
+      activities_.push_back({activity.correlation, activity.start, activity.end});
     }
   };
   switch (record.kind) {
@@ -157,7 +158,6 @@ std::size_t ActivityLog::Write(const RunClock& clock) {
     Activity& all = work[external->second];
     all.start = all.end == 0 ? activity.start : std::min(all.start, activity.start);
     all.end = std::max(all.end, activity.end);
-    all.has_kernel = all.has_kernel || activity.has_kernel;
   }
   const auto time_of = [&](std::uint64_t ns) {
     return clock.TimeOf(std::chrono::steady_clock::time_point(std::chrono::nanoseconds(ns)));
@@ -166,11 +166,8 @@ std::size_t ActivityLog::Write(const RunClock& clock) {
     if (work[i].end == 0) {
       continue;
     }
-    works_[i].span->start = time_of(work[i].start);
-    works_[i].span->end = time_of(work[i].end);
-    if (works_[i].is_gather) {
-      ++(work[i].has_kernel ? gathers_.by_kernels : gathers_.by_copies);
-    }
+    works_[i]->start = time_of(work[i].start);
+    works_[i]->end = time_of(work[i].end);
   }
   works_.clear();
   externals_.clear();

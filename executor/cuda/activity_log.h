@@ -85,18 +85,13 @@ class ActivityLog {
   ActivityLog(const ActivityLog&) = delete;
   ActivityLog& operator=(const ActivityLog&) = delete;
 
-  // What the calling thread gives to the GPU from now on, until End, is the span's work.
-  // `is_gather`: an all-gather, of which it is counted what did it.
-  void Begin(Span& span, bool is_gather = false);
+  // What the calling thread gives to the GPU from now on, until End, is the span's work. CUPTI does
+  // not know whose work it is that another thread gives for it.
+  void Begin(Span& span);
   void End();
   // Writes start and end of all spans since the last call, as times of the clock; spans without
   // work stay as they are. No work is under way. Returns how many records CUPTI has dropped.
   [[nodiscard]] std::size_t Write(const RunClock& clock);
-  // All-gathers so far, by what did them: copies alone, or a kernel as well.
-  struct Gathers {
-    std::int64_t by_copies = 0, by_kernels = 0;
-  };
-  [[nodiscard]] Gathers gathers() const { return gathers_; }
 
  private:
   explicit ActivityLog(const CuptiTable& table) : table_(table) {}
@@ -109,21 +104,15 @@ class ActivityLog {
   struct Activity {
     std::uint32_t correlation = 0;
     std::uint64_t start = 0, end = 0;  // ns
-    bool has_kernel = false;
-  };
-  struct Work {
-    Span* span = nullptr;
-    bool is_gather = false;
   };
 
   const CuptiTable table_;
   std::mutex mutex_;
   // Guarded by mutex_.
-  std::vector<Work> works_;                                     // number i has external id i
+  std::vector<Span*> works_;                                    // number i has external id i
   std::unordered_map<std::uint32_t, std::uint64_t> externals_;  // by correlation
   std::vector<Activity> activities_;
   std::size_t dropped_ = 0;
-  Gathers gathers_;  // of the thread that calls Write
 };
 
 }  // namespace shardwright

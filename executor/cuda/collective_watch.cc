@@ -17,8 +17,9 @@ std::string RanksText(const std::set<std::int64_t>& ranks) {
 
 }  // namespace
 
-CollectiveWatch::CollectiveWatch(std::int64_t rank, std::chrono::milliseconds timeout, Hooks hooks)
-    : rank_(rank), timeout_(timeout), hooks_(std::move(hooks)) {}
+CollectiveWatch::CollectiveWatch(std::int64_t rank, std::chrono::milliseconds timeout,
+                                 std::chrono::milliseconds first, Hooks hooks)
+    : rank_(rank), timeout_(timeout), first_(first), hooks_(std::move(hooks)) {}
 
 CollectiveWatch::~CollectiveWatch() {
   {
@@ -105,8 +106,9 @@ std::string CollectiveWatch::Place(const Communicator& communicator) const {
 std::string CollectiveWatch::DescribeStuck(std::size_t index,
                                            const Communicator& communicator) const {
   const std::set<std::int64_t> missing = Missing(index, communicator);
-  std::string text = Place(communicator) + ": waited " + std::to_string(timeout_.count()) +
-                     " ms for " + RanksText(missing) + " (collective " +
+  std::string text = Place(communicator) + ": waited " +
+                     std::to_string(LimitOf(communicator).count()) + " ms for " +
+                     RanksText(missing) + " (collective " +
                      std::to_string(communicator.progress.over + 1) + " of " + communicator.name;
   for (const std::int64_t rank : missing) {
     const std::vector<CollectiveProgress> told = hooks_.told_by(rank);
@@ -118,17 +120,27 @@ std::string CollectiveWatch::DescribeStuck(std::size_t index,
   return text + ')';
 }
 
-std::string CollectiveWatch::Look(Clock::time_point now) {
-  const std::lock_guard lock(mutex_);
+void CollectiveWatch::Tell(Clock::time_point now) {
+  constexpr int kPerTimeout = 8;
   std::vector<CollectiveProgress> mine;
-  for (Communicator& communicator : communicators_) {
-    Update(communicator, now);
-    mine.push_back(communicator.progress);
+  {
+    const std::lock_guard lock(mutex_);
+    for (Communicator& communicator : communicators_) {
+      Update(communicator, now);
+      mine.push_back(communicator.progress);
+    }
   }
-  if (mine != told_) {
+  // Not under the lock, for which launches wait: the connection may be slow.
+  if (mine != told_ && (!told_at_.has_value() || now - *told_at_ >= timeout_ / kPerTimeout)) {
+    told_at_ = now;
     told_ = mine;
     hooks_.tell(mine);
   }
+}
+
+std::string CollectiveWatch::Look(Clock::time_point now) {
+  Tell(now);
+  const std::lock_guard lock(mutex_);
   for (std::size_t c = 0; c < communicators_.size(); ++c) {
     const Communicator& communicator = communicators_[c];
     const std::string problem = hooks_.problem_of(c);
@@ -136,7 +148,7 @@ std::string CollectiveWatch::Look(Clock::time_point now) {
       return Place(communicator) + ": " + problem + " (" + communicator.name + ')';
     }
     if (!communicator.under_way.empty() && communicator.under_way.front().begun.has_value() &&
-        now - *communicator.under_way.front().begun > timeout_) {
+        now - *communicator.under_way.front().begun > LimitOf(communicator)) {
       return DescribeStuck(c, communicator);
     }
   }

@@ -47,8 +47,10 @@ class CollectiveWatch {
     std::function<void(const std::string& cause)> fail;
   };
 
-  // `timeout`: how long a collective may take from when its stream came to it.
-  CollectiveWatch(std::int64_t rank, std::chrono::milliseconds timeout, Hooks hooks);
+  // `timeout`: how long a collective may take from when its stream came to it; `first`: the first
+  // one of a communicator, in which the ranks connect.
+  CollectiveWatch(std::int64_t rank, std::chrono::milliseconds timeout,
+                  std::chrono::milliseconds first, Hooks hooks);
   // Stops watching.
   ~CollectiveWatch();
   CollectiveWatch(const CollectiveWatch&) = delete;
@@ -83,6 +85,12 @@ class CollectiveWatch {
   };
 
   void Update(Communicator& communicator, Clock::time_point now);
+  // Tells the others what is new. A collective is told of long before one that waits for it may end
+  // the run, so a few times per time-out are enough: with 512 ranks each report costs 511 messages.
+  void Tell(Clock::time_point now);
+  [[nodiscard]] std::chrono::milliseconds LimitOf(const Communicator& communicator) const {
+    return communicator.progress.over == 0 ? first_ : timeout_;
+  }
   [[nodiscard]] std::string DescribeStuck(std::size_t index,
                                           const Communicator& communicator) const;
   [[nodiscard]] std::string Place(const Communicator& communicator) const;
@@ -92,15 +100,17 @@ class CollectiveWatch {
                                                const Communicator& communicator) const;
 
   const std::int64_t rank_;
-  const std::chrono::milliseconds timeout_;
+  const std::chrono::milliseconds timeout_, first_;
   const Hooks hooks_;
   std::mutex mutex_;
   // Guarded by mutex_.
   std::deque<Communicator> communicators_;
   std::vector<GpuEvent> free_events_;
-  std::vector<CollectiveProgress> told_;
   bool stopping_ = false;
   std::condition_variable stopped_;
+  // Of the watching thread.
+  std::vector<CollectiveProgress> told_;
+  std::optional<Clock::time_point> told_at_;
   std::thread thread_;
 };
 

@@ -115,16 +115,8 @@ std::string DescribeRefusal(const gpu::GemmArgs& p, int status) {
          " (status " + std::to_string(status) + "): by our own kernel";
 }
 
-}  // namespace
-
-std::string LoadCublasLt(CublasLtTable* table) {
-  std::string problem;
-  void* const library = LoadLibrary("SHARDWRIGHT_CUBLASLT",
-                                    {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"},
-                                    SHARDWRIGHT_CUBLASLT_LIBRARY, &problem);
-  if (library == nullptr) {
-    return problem;
-  }
+// What is wrong with a library, or an empty text; then the table is filled.
+std::string Fill(void* library, CublasLtTable* table) {
   const bool is_whole =
       FindFunction(library, "cublasLtGetVersion", &table->version) &&
       FindFunction(library, "cublasLtCreate", &table->create) &&
@@ -140,6 +132,39 @@ std::string LoadCublasLt(CublasLtTable* table) {
       FindFunction(library, "cublasLtMatmulAlgoGetHeuristic", &table->heuristic) &&
       FindFunction(library, "cublasLtMatmul", &table->matmul);
   return is_whole ? std::string() : "libcublasLt lacks functions that CUDA 12 and 13 have";
+}
+
+// A version that is newer than the driver is complete and refuses every handle.
+std::string TryHandle(const CublasLtTable& table) {
+  void* handle = nullptr;
+  const int status = table.create(&handle);
+  if (status != LtNumbers::kSuccess) {
+    return "cublasLtCreate of version " + std::to_string(table.version()) + ": cuBLAS status " +
+           std::to_string(status);
+  }
+  (void)table.destroy(handle);
+  return {};
+}
+
+std::string Load(CublasLtTable* table, bool tries_handle) {
+  std::string problem;
+  void* const library = LoadLibrary(
+      "SHARDWRIGHT_CUBLASLT", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"},
+      SHARDWRIGHT_CUBLASLT_LIBRARY, &problem, [&](void* opened) {
+        std::string wrong = Fill(opened, table);
+        return wrong.empty() && tries_handle ? TryHandle(*table) : wrong;
+      });
+  return library == nullptr ? problem : std::string();
+}
+
+}  // namespace
+
+std::string LoadCublasLt(CublasLtTable* table) {
+  return Load(table, false);
+}
+
+std::string LoadCublasLtForGpu(CublasLtTable* table) {
+  return Load(table, true);
 }
 
 CublasLt::CublasLt(const CublasLtTable& table, std::function<void(const std::string&)> say,

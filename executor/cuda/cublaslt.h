@@ -77,6 +77,9 @@ struct CublasLtTable {
 // Fills the table from SHARDWRIGHT_CUBLASLT (a path), libcublasLt.so where the loader looks, or
 // where it was when this program was built. Returns what is missing, or an empty text.
 [[nodiscard]] std::string LoadCublasLt(CublasLtTable* table);
+// The same of a library that makes a handle, which needs a GPU: where the driver is too old for
+// version 13, version 12 is taken.
+[[nodiscard]] std::string LoadCublasLtForGpu(CublasLtTable* table);
 
 // What a GPU lends to choose algorithms by time.
 class ProductTimer {

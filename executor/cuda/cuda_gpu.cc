@@ -196,8 +196,11 @@ class CudaGpu : public Gpu {
   [[nodiscard]] bool Attend(const gpu::AttentionArgs& args, bool is_backward, void* workspace,
                             std::int64_t workspace_bytes, GpuStream stream) override {
     Use();
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    Check(cudaStreamIsCapturing(StreamOf(stream), &capture), "cudaStreamIsCapturing");
     return cudnn_ != nullptr &&
-           cudnn_->Attend(args, is_backward, workspace, workspace_bytes, StreamOf(stream));
+           cudnn_->Attend(args, is_backward, workspace, workspace_bytes, StreamOf(stream),
+                          capture != cudaStreamCaptureStatusNone);
   }
   [[nodiscard]] bool Convolve(const gpu::ConvArgs& args, ConvPass pass, void* workspace,
                               std::int64_t workspace_bytes, GpuStream stream) override {
@@ -246,7 +249,7 @@ class CudaGpu : public Gpu {
   // What is missing is said; our own kernels do its work.
   void OpenLibraries() {
     CublasLtTable products{};
-    std::string missing = LoadCublasLt(&products);
+    std::string missing = LoadCublasLtForGpu(&products);
     if (!missing.empty()) {
       info_.library = "own kernels";
       Say("warning: no cuBLASLt (" + missing +
@@ -329,20 +332,17 @@ std::unique_ptr<Gpu> Open(int device, std::string* problem) {
 }  // namespace
 }  // namespace shardwright
 
-extern "C" [[gnu::visibility("default")]] shardwright::Gpu* ShardwrightOpenGpu(
-    int version, int device, std::string* problem) {
-  using shardwright::kPluginVersion;
-  using shardwright::Open;
-  if (version != kPluginVersion) {
-    *problem = "libshardwright_cuda.so is of another build: its interface is number " +
-               std::to_string(kPluginVersion) + ", the program's is number " +
-               std::to_string(version);
-    return nullptr;
-  }
+extern "C" [[gnu::visibility("default")]] shardwright::Gpu* ShardwrightMakeGpu(int version,
+                                                                               int device,
+                                                                               char* problem,
+                                                                               std::size_t size) {
+  std::string text = shardwright::DescribeOtherPlugin(version);
+  shardwright::Gpu* gpu = nullptr;
   try {
-    return Open(device, problem).release();
+    gpu = text.empty() ? shardwright::Open(device, &text).release() : nullptr;
   } catch (const std::exception& error) {
-    *problem = error.what();
-    return nullptr;
+    text = error.what();
   }
+  shardwright::WriteProblem(text, problem, size);
+  return gpu;
 }

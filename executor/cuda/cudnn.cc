@@ -8,13 +8,11 @@
 
 namespace shardwright {
 
-std::string LoadCudnn(CudnnTable* table) {
+namespace {
+
+// What is wrong with a library, or an empty text; then the table is filled.
+std::string Fill(void* library, CudnnTable* table) {
   std::string problem;
-  void* const library =
-      LoadLibrary("SHARDWRIGHT_CUDNN", {"libcudnn.so.9"}, SHARDWRIGHT_CUDNN_LIBRARY, &problem);
-  if (library == nullptr) {
-    return problem;
-  }
   std::size_t (*get_cuda_version)() = nullptr;
   const bool is_whole =
       FindFunction(library, "cudnnGetCudartVersion", &get_cuda_version) &&
@@ -41,8 +39,18 @@ std::string LoadCudnn(CudnnTable* table) {
   return DescribeCudnnVersion(table->get_version());
 }
 
+}  // namespace
+
+std::string LoadCudnn(CudnnTable* table) {
+  std::string problem;
+  void* const library =
+      LoadLibrary("SHARDWRIGHT_CUDNN", {"libcudnn.so.9"}, SHARDWRIGHT_CUDNN_LIBRARY, &problem,
+                  [&](void* opened) { return Fill(opened, table); });
+  return library == nullptr ? problem : std::string();
+}
+
 std::string DescribeCudnnVersion(std::size_t version) {
-  constexpr std::size_t kOldest = 91100;  // deterministic gradients of attention on Hopper
+  constexpr std::size_t kOldest = 91002;  // PyTorch's from 2.8 to 2.10; plans as 9.11's
   if (version >= kOldest) {
     return {};
   }
@@ -51,7 +59,7 @@ std::string DescribeCudnnVersion(std::size_t version) {
   const std::size_t major = version < kNine ? version / 1000 : version / 10000;
   const std::size_t minor = version / 100 % (version < kNine ? 10 : 100);
   return "libcudnn is version " + std::to_string(major) + '.' + std::to_string(minor) + '.' +
-         std::to_string(version % 100) + ", expected at least 9.11";
+         std::to_string(version % 100) + ", expected at least 9.10.2";
 }
 
 int CudnnTypeOf(DType dtype) {

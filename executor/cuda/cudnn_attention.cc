@@ -14,6 +14,8 @@ using N = CudnnNumbers;
 using Uid = CudnnGraph::Uid;
 using Kind = CudnnTensor::Kind;
 
+constexpr std::int64_t kBytes = 2;  // of a 16-bit number
+
 // Tensors that have an address.
 enum : Uid {
   kQ = 1,
@@ -42,7 +44,10 @@ class AttentionGraph {
     } else {
       Forward();
     }
-    return graph_.Plan(device, workspace_limit);
+    // Gradients of queries are sums over keys in a fixed order where those of all scores lie in
+    // memory.
+    const std::int64_t scores = kBytes * p_.batch * p_.heads * p_.seq_q * p_.seq_k;
+    return graph_.Plan(device, workspace_limit, p_.is_backward ? scores : 0);
   }
 
  private:
@@ -196,7 +201,6 @@ class AttentionGraph {
   const int type_;
 };
 
-constexpr std::int64_t kBytes = 2;       // of a 16-bit number
 constexpr std::int64_t kAlignment = 16;  // of what the library's kernels load at once
 
 void* AddressOf(const gpu::HeadArray& heads) {

@@ -243,7 +243,8 @@ CudnnPlan CudnnGraph::TryConfig(const CudnnDescriptor& config, const CudnnDescri
   return plan;
 }
 
-CudnnPlan CudnnGraph::Plan(const CudnnDescriptor& device, std::int64_t workspace_limit) {
+CudnnPlan CudnnGraph::Plan(const CudnnDescriptor& device, std::int64_t workspace_limit,
+                           std::int64_t exact_workspace) {
   CudnnDescriptor graph(table_, N::kGraph);
   Check(graph.Set(N::kGraphOps, N::kTypeDescriptor, std::span<void* const>(operations_)),
         "the graph");
@@ -261,6 +262,10 @@ CudnnPlan CudnnGraph::Plan(const CudnnDescriptor& device, std::int64_t workspace
         continue;
       }
       CudnnPlan plan = TryConfig(config, device);
+      if (plan.plan.get() != nullptr && plan.workspace_bytes < exact_workspace) {
+        none.problem = "plans that do not repeat bit by bit";
+        continue;
+      }
       if (plan.plan.get() != nullptr && plan.workspace_bytes <= workspace_limit) {
         plan.parts = std::move(kept_);
         plan.parts.push_back(std::move(graph));

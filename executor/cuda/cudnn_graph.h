@@ -98,8 +98,10 @@ class CudnnGraph {
   void Convolve(const ConvolutionOp& op);
 
   // The first plan of the library's list, best guess first, that computes in fp32, repeats bit by
-  // bit and needs no more workspace. The graph is used up.
-  [[nodiscard]] CudnnPlan Plan(const CudnnDescriptor& device, std::int64_t workspace_limit);
+  // bit and needs no more workspace. `exact_workspace`: with less a plan sums by atomics, which the
+  // library's notes do not tell of attention. The graph is used up.
+  [[nodiscard]] CudnnPlan Plan(const CudnnDescriptor& device, std::int64_t workspace_limit,
+                               std::int64_t exact_workspace = 0);
 
  private:
   bool Check(int status, const char* what);

@@ -55,8 +55,13 @@ bool CudnnPlans::Run(Cache<Problem>& cache, const Problem& problem, const std::s
 }
 
 bool CudnnPlans::Attend(const gpu::AttentionArgs& args, bool is_backward, void* workspace,
-                        std::int64_t workspace_bytes, void* stream) {
-  return IsForCudnn(args, is_backward) &&
+                        std::int64_t workspace_bytes, void* stream, bool is_captured) {
+  // Up to this version graphs of attention over keys that fill no tile end the process.
+  constexpr std::size_t kLastWithFaultyGraphs = 91500;
+  constexpr std::int64_t kTile = 128;
+  const bool crashes =
+      is_captured && args.seq_k % kTile != 0 && table_.get_version() <= kLastWithFaultyGraphs;
+  return IsForCudnn(args, is_backward) && !crashes &&
          Run(attention_, CudnnProblemOf(args, is_backward),
              is_backward ? "attention's gradients" : "attention",
              {CudnnPointersOf(args, is_backward), workspace, workspace_bytes}, stream);

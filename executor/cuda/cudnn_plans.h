@@ -26,8 +26,9 @@ class CudnnPlans {
   CudnnPlans& operator=(const CudnnPlans&) = delete;
 
   // False: the library does not take this call, nothing was done. Throws RunError when it fails.
+  // `is_captured`: the stream makes a graph.
   [[nodiscard]] bool Attend(const gpu::AttentionArgs& args, bool is_backward, void* workspace,
-                            std::int64_t workspace_bytes, void* stream);
+                            std::int64_t workspace_bytes, void* stream, bool is_captured = false);
   [[nodiscard]] bool Convolve(const gpu::ConvArgs& args, ConvPass pass, void* workspace,
                               std::int64_t workspace_bytes, void* stream);
   [[nodiscard]] std::size_t cached_count() const { return attention_.size() + convolution_.size(); }

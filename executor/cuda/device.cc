@@ -15,6 +15,8 @@ CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_o
     : context(run_context),
       options(run_options),
       gpu(run_gpu),
+      patience(options.timeout + (options.processes == nullptr ? std::chrono::milliseconds(0)
+                                                               : options.processes->timeout())),
       clock(options.processes == nullptr ? RunClock()
                                          : RunClock(AgreeOnStart(*options.processes))) {
   anchor = gpu.NewEvent(true);
@@ -267,7 +269,7 @@ void CudaDevice::CheckFault() {
 void CudaDevice::Await(GpuEvent event, const std::string& what) {
   constexpr int kSpins = 1 << 14;  // before the thread sleeps between two looks
   // The watch over NCCL's collectives knows better who is missing, so it speaks first.
-  const auto patience = world_.options.timeout * (world_.options.processes == nullptr ? 1 : 2);
+  const auto patience = world_.patience;
   const auto limit = std::chrono::steady_clock::now() + patience;
   for (int spin = 0; !gpu_.IsOver(event); ++spin) {
     world_.faults.ThrowIfFailed();
@@ -356,7 +358,10 @@ Ticket CudaDevice::Submit(const Work& work) {
     Follow(queue, last);
     last = {work.stream, pending.sequence};
   }
-  ActivityLog* const activities = work.span == nullptr ? nullptr : world_.options.activities;
+  // NCCL launches from a thread of its own, whose work CUPTI gives to no span: events time that.
+  const bool is_launched_here = collective == nullptr || world_.options.processes == nullptr;
+  ActivityLog* const activities =
+      work.span == nullptr || !is_launched_here ? nullptr : world_.options.activities;
   pending.end_to = work.end;
   if (work.end != nullptr || (work.span != nullptr && activities == nullptr)) {
     pending.end = TakeEvent(true);
@@ -365,7 +370,7 @@ Ticket CudaDevice::Submit(const Work& work) {
     work.span->issued = Now();
   }
   if (activities != nullptr) {
-    activities->Begin(*work.span, collective != nullptr && collective->code == OpCode::kAllGather);
+    activities->Begin(*work.span);
   } else if (work.span != nullptr) {
     pending.span = work.span;
     pending.start = TakeEvent(true);

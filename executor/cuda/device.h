@@ -33,7 +33,9 @@
 namespace shardwright {
 
 struct CudaOptions {
-  // How long a rank waits for work of its own or for the others before it gives the run up.
+  // How long a rank waits for work of its own or for the others before it gives the run up. Ranks
+  // in processes have MessagePassing::timeout() of when the session begins for what comes before
+  // the first step, and for the first collective of each group.
   std::chrono::milliseconds timeout{60000};
   // The processes that the ranks are in, one each with a GPU of its own, and the NCCL between them;
   // null: the ranks are threads of this process on one GPU (loopback).
@@ -81,6 +83,8 @@ class CudaWorld {
   const ExecuteContext& context;
   const CudaOptions options;
   Gpu& gpu;
+  // How long a rank waits for work of its own: with processes longer than any collective may take.
+  const std::chrono::milliseconds patience;
   const RunClock clock;
   FaultBoard faults;
   // A timed event and when it was over, by which times on the GPU become times of the clock: first

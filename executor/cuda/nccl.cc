@@ -20,19 +20,16 @@ std::string VersionText(int version) {
   return std::to_string(major) + '.' + std::to_string(minor) + '.' + std::to_string(version % 100);
 }
 
-}  // namespace
+constexpr const char* kOrderVariable = "NCCL_LAUNCH_ORDER_IMPLICIT";
 
-std::string LoadNccl(NcclTable* table) {
-  // Two communicators of one device need a common order of their kernels (NCCL 2.26 and later keep
-  // the order of launches then, see DescribeNoLaunchOrder); read when the library is loaded.
-  (void)::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
-  std::string problem;
-  void* const library = LoadLibrary("SHARDWRIGHT_NCCL", {"libnccl.so.2", "libnccl.so"},
-                                    SHARDWRIGHT_NCCL_LIBRARY, &problem);
-  if (library == nullptr) {
-    return problem +
-           "; several GPUs need NCCL: install libnccl2 or set SHARDWRIGHT_NCCL to its path";
-  }
+// As NCCL reads its switches: a number other than 0.
+bool IsOn(const char* variable) {
+  const char* const text = std::getenv(variable);
+  return text != nullptr && std::strtoll(text, nullptr, 0) != 0;
+}
+
+// What is wrong with a library, or an empty text; then the table is filled.
+std::string Fill(void* library, NcclTable* table) {
   const bool is_whole = FindFunction(library, "ncclGetVersion", &table->get_version) &&
                         FindFunction(library, "ncclGetUniqueId", &table->get_unique_id) &&
                         FindFunction(library, "ncclCommInitRankConfig", &table->comm_init) &&
@@ -63,6 +60,27 @@ std::string LoadNccl(NcclTable* table) {
   return is_whole ? std::string() : "libnccl lacks functions that NCCL 2.18 and later have";
 }
 
+}  // namespace
+
+std::string LoadNccl(NcclTable* table) {
+  // Two communicators of one device need a common order of their kernels (NCCL 2.26 and later keep
+  // the order of launches then, see DescribeNoLaunchOrder); read when the library is loaded. To
+  // NCCL an empty value is none.
+  const char* const order = std::getenv(kOrderVariable);
+  (void)::setenv(kOrderVariable, "1", order != nullptr && *order == '\0' ? 1 : 0);
+  std::string problem, wrong;
+  void* const library =
+      LoadLibrary("SHARDWRIGHT_NCCL", {"libnccl.so.2", "libnccl.so"}, SHARDWRIGHT_NCCL_LIBRARY,
+                  &problem, [&](void* opened) { return wrong = Fill(opened, table); });
+  if (library != nullptr) {
+    return {};
+  }
+  return wrong.empty() ? problem +
+                             "; several GPUs need NCCL: install libnccl2 or set SHARDWRIGHT_NCCL "
+                             "to its path"
+                       : problem;
+}
+
 std::string DescribeNcclVersion(int version) {
   constexpr int kOldest = 21800;  // the first with ncclCommSplit
   if (version >= kOldest) {
@@ -72,13 +90,16 @@ std::string DescribeNcclVersion(int version) {
 }
 
 std::string DescribeNoLaunchOrder(int version) {
-  constexpr int kFirst = 22600;  // the first that reads NCCL_LAUNCH_ORDER_IMPLICIT
-  if (version >= kFirst) {
+  constexpr int kFirst = 22600;  // the first that reads kOrderVariable
+  if (version >= kFirst && IsOn(kOrderVariable)) {
     return {};
   }
-  return "NCCL " + VersionText(version) +
-         " keeps no order of launches across communicators, 2.26 is the first: all collectives of "
-         "a rank run one at a time, which simulate does not know";
+  return (version < kFirst
+              ? "NCCL " + VersionText(version) + " keeps no order of launches across " +
+                    "communicators, 2.26 is the first"
+              : std::string(kOrderVariable) +
+                    " is off, so NCCL keeps no order of launches across communicators") +
+         ": all collectives of a rank run one at a time, which simulate does not know";
 }
 
 NcclConfig NcclConfigFor(int version) {
@@ -99,6 +120,10 @@ std::string DescribeNoWindows(const NcclTable& table) {
   if (table.get_version(&version) != NcclNumbers::kSuccess ||
       version < NcclNumbers::kWindowVersion || table.window_deregister == nullptr) {
     return "NCCL " + VersionText(version) + " has none, 2.27 is the first";
+  }
+  constexpr int kFirstWrong = 22803, kFirstRight = 22807;
+  if (version >= kFirstWrong && version < kFirstRight) {
+    return "NCCL " + VersionText(version) + " may corrupt what lies in them, 2.28.7 does not";
   }
   const char* const enabled = std::getenv("NCCL_WIN_ENABLE");
   return enabled != nullptr && std::string_view(enabled) == "0" ? "NCCL_WIN_ENABLE=0"

@@ -23,16 +23,21 @@ int Begun(int result) {
   return result == NcclNumbers::kSuccess ? NcclNumbers::kInProgress : result;
 }
 
-void Divide(const CollectivePlace& place, std::byte* data, DType dtype, std::int64_t count,
-            double divisor) {
+// to[i] = from[i] / divisor; both have one type, and may be one array.
+void Divide(const CollectivePlace& place, const gpu::Array& from, const gpu::Array& to,
+            std::int64_t count, double divisor) {
   if (divisor == 1.0) {
+    if (from.data != to.data) {
+      place.gpu.Copy(to.data, from.data, count * SizeOf(to.dtype), place.stream);
+    }
     return;
   }
   gpu::MapArgs args;
   args.op = gpu::MapOp::kDivide;
   args.factor = static_cast<float>(divisor);
   args.n = count;
-  args.a = args.z = {data, dtype};
+  args.a = from;
+  args.z = to;
   ops::Map({place.gpu, place.stream, nullptr}, args);
 }
 
@@ -62,9 +67,11 @@ class NcclWorld::NcclGroup : public GpuGroup {
 
  private:
   [[nodiscard]] std::int64_t Size() const { return world_.communicators_[index_].ranks.size; }
-  // NCCL divides by the number of ranks itself.
+  // NCCL divides by the number of ranks itself: numbers of fp16, whose sums may be too large for
+  // it. Averages of bf16 would be sums times a rounded 1 / ranks, and up to version 2.30 neither
+  // NVLink SHARP nor symmetric memory makes them.
   [[nodiscard]] bool Averages(const CollectiveCall& call) const {
-    return call.divisor == static_cast<double>(Size()) && Size() > 1;
+    return call.dtype == DType::kFp16 && call.divisor == static_cast<double>(Size()) && Size() > 1;
   }
   // Where this member's part of a sum goes: several targets take it from its place in `send`, which
   // nobody reads afterwards.
@@ -130,12 +137,14 @@ class NcclWorld::NcclGroup : public GpuGroup {
     const bool scatters = call.code == OpCode::kReduceScatter;
     const std::int64_t count = scatters ? call.elements / Size() : call.elements;
     std::byte* const sum = scatters ? Target(member, call, count) : call.receive;
-    Divide(place, sum, call.dtype, count, Averages(call) ? 1.0 : call.divisor);
-    const std::byte* from = sum;
+    const double divisor = Averages(call) ? 1.0 : call.divisor;
+    if (call.parts.empty()) {
+      Divide(place, {sum, call.dtype}, {sum, call.dtype}, count, divisor);
+    }
+    std::byte* from = sum;
     for (const ElementRange& part : call.parts) {
-      const std::int64_t bytes = part.count * SizeOf(call.dtype);
-      place.gpu.Copy(part.data, from, bytes, place.stream);
-      from += bytes;
+      Divide(place, {from, call.dtype}, {part.data, call.dtype}, part.count, divisor);
+      from += part.count * SizeOf(call.dtype);
     }
   }
 
@@ -145,7 +154,11 @@ class NcclWorld::NcclGroup : public GpuGroup {
 
 NcclWorld::NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu,
                      std::chrono::milliseconds timeout, FaultBoard& faults)
-    : table_(table), processes_(processes), gpu_(gpu), timeout_(timeout), faults_(faults) {
+    : table_(table),
+      processes_(processes),
+      gpu_(gpu),
+      set_up_(processes.timeout()),
+      faults_(faults) {
   CollectiveWatch::Hooks hooks;
   hooks.new_event = [this] { return gpu_.NewEvent(false); };
   hooks.is_over = [this](GpuEvent event) { return gpu_.IsOver(event); };
@@ -180,7 +193,7 @@ NcclWorld::NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu
     faults_.Report(cause);
     AbortAll();
   };
-  watch_ = std::make_unique<CollectiveWatch>(processes_.rank(), timeout_, std::move(hooks));
+  watch_ = std::make_unique<CollectiveWatch>(processes_.rank(), timeout, set_up_, std::move(hooks));
   NcclUniqueId id{};
   if (processes_.rank() == 0) {
     const int result = table_.get_unique_id(&id);
@@ -247,6 +260,10 @@ std::string NcclWorld::ProblemOf(int result, void* communicator, const char* cal
   if (last != nullptr && *last != '\0') {
     text += std::string(": ") + last;
   }
+  if (last != nullptr && std::strstr(last, "Duplicate GPU") != nullptr) {
+    text += "; ranks in processes need a GPU each: --loopback " +
+            std::to_string(processes_.size()) + " runs all of them on one";
+  }
   return text;
 }
 
@@ -261,8 +278,8 @@ void NcclWorld::Settle(int result, void* communicator, const char* call,
       std::this_thread::sleep_for(pause);
     }
     lock.lock();
-    if (waited > timeout_) {
-      throw RunError(std::string(call) + ": waited " + std::to_string(timeout_.count()) +
+    if (waited > set_up_) {
+      throw RunError(std::string(call) + ": waited " + std::to_string(set_up_.count()) +
                      " ms for the other ranks");
     }
     faults_.ThrowIfFailed();
@@ -321,7 +338,14 @@ std::byte* NcclWorld::Allocate(Bytes size) {
 
 std::string NcclWorld::paths() const {
   const std::string order = DescribeNoLaunchOrder(version_);
-  return paths_ + (order.empty() ? "" : "; warning: ") + order;
+  constexpr int kLaunchEvents = 12030;  // by which NCCL lets kernels overlap that have an order
+  const int driver = gpu_.Info().driver_version;
+  return paths_ + (order.empty() ? "" : "; warning: ") + order +
+         (order.empty() && communicators_.size() > 1 && driver > 0 && driver < kLaunchEvents
+              ? "; warning: the driver is older than CUDA 12.3, so NCCL runs collectives of "
+                "several "
+                "groups one at a time, which simulate does not know"
+              : "");
 }
 
 std::byte* NcclWorld::AllocateForWindows(Bytes size) {

@@ -21,7 +21,8 @@ namespace shardwright {
 class NcclWorld {
  public:
   // All processes construct it at once. Throws RunError when they do not come in time or NCCL
-  // refuses. Keeps references.
+  // refuses. Keeps references. `timeout`: of collectives, but of those in which ranks connect and
+  // the set-up, which have MessagePassing::timeout() of now.
   NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu,
             std::chrono::milliseconds timeout, FaultBoard& faults);
   // Destroys the communicators; aborts them where the run has failed, so that no kernel of theirs
@@ -71,7 +72,7 @@ class NcclWorld {
   const NcclTable table_;
   MessagePassing& processes_;
   Gpu& gpu_;
-  const std::chrono::milliseconds timeout_;
+  const std::chrono::milliseconds set_up_;
   FaultBoard& faults_;
   std::mutex mutex_;  // held while a communicator is used
   void* all_ = nullptr;

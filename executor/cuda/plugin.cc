@@ -1,5 +1,6 @@
 #include "executor/cuda/plugin.h"
 
+#include <array>
 #include <vector>
 
 #include "core/error.h"
@@ -34,14 +35,15 @@ std::unique_ptr<Gpu> OpenGpu(int device, const std::string& path) {
                            "-DSHARDWRIGHT_CUDA=ON");
   }
   OpenGpuFunction open = nullptr;
-  if (!FindFunction(module, "ShardwrightOpenGpu", &open)) {
+  if (!FindFunction(module, "ShardwrightMakeGpu", &open)) {
     throw EnvironmentError("device cuda: " + std::string(kModule) +
-                           " is of another program: it has no ShardwrightOpenGpu");
+                           " is of another program: it has no ShardwrightMakeGpu");
   }
   // The module stays loaded: its code runs until the process ends.
-  std::unique_ptr<Gpu> gpu(open(kPluginVersion, device, &problem));
+  std::array<char, 2048> why{};
+  std::unique_ptr<Gpu> gpu(open(kPluginVersion, device, why.data(), why.size()));
   if (gpu == nullptr) {
-    throw EnvironmentError("device cuda: " + problem);
+    throw EnvironmentError(std::string("device cuda: ") + why.data());
   }
   return gpu;
 }

@@ -2,6 +2,7 @@
 
 // How the program finds a GPU: libshardwright_cuda.so beside it, loaded when a run asks for it.
 
+#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -9,11 +10,33 @@
 
 namespace shardwright {
 
-// What the shared object exports, as `ShardwrightOpenGpu`. Returns null and writes why when there
-// is no GPU.
-using OpenGpuFunction = Gpu* (*)(int version, int device, std::string* problem);
-// Raised whenever Gpu, KernelLaunch or a kernel's arguments change.
-inline constexpr int kPluginVersion = 7;
+// What the shared object exports, as `ShardwrightMakeGpu`. Returns null and writes why, as a text
+// that ends with a zero, when there is no GPU. Program and shared object know of each other only
+// what C has until both have the same number. (Up to number 7 it was another function.)
+using OpenGpuFunction = Gpu* (*)(int version, int device, char* problem, std::size_t size);
+// Raised whenever Gpu, KernelLaunch or a kernel's arguments change. Its last digit is the standard
+// library, whose texts and exceptions pass between the two: 0 libstdc++ with texts of before
+// C++11, 1 libstdc++, 2 libc++.
+#if defined(_LIBCPP_VERSION)
+inline constexpr int kStandardLibrary = 2;
+#else
+inline constexpr int kStandardLibrary = _GLIBCXX_USE_CXX11_ABI;
+#endif
+inline constexpr int kPluginVersion = 8 * 10 + kStandardLibrary;
+
+// For the shared object: what to tell where `version` is not its own; else an empty text.
+[[nodiscard]] inline std::string DescribeOtherPlugin(int version) {
+  if (version == kPluginVersion) {
+    return {};
+  }
+  return "libshardwright_cuda.so is of another build: its interface is number " +
+         std::to_string(kPluginVersion) + ", the program's is number " + std::to_string(version) +
+         (version / 10 == kPluginVersion / 10 ? " (built with another C++ standard library)" : "");
+}
+// Writes as much of `text` as there is room for.
+inline void WriteProblem(const std::string& text, char* problem, std::size_t size) {
+  problem[text.copy(problem, size - 1)] = '\0';
+}
 
 // GPU number `device` of this machine. `path` empty: the shared object in the program's folder,
 // then where the loader looks. Throws EnvironmentError naming exactly what is missing: the module,

@@ -70,11 +70,6 @@ Trace CudaSession::TakeTrace() {
   Trace trace = runtime_->TakeTrace();
   if (world_->options.processes == nullptr) {
     EndTogether(input_.program, trace);  // loopback
-  } else if (world_->options.processes->rank() == 0) {
-    // NCCL falls back without a word.
-    const ActivityLog::Gathers gathers = activities_->gathers();
-    Say("all-gathers in the trace: " + std::to_string(gathers.by_copies) + " by copy engines, " +
-        std::to_string(gathers.by_kernels) + " by kernels");
   }
   return trace;
 }

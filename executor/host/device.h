@@ -29,6 +29,9 @@ struct HostOptions {
   // How long a rank waits for the others in a collective before it gives the run up; for an op of
   // its own, twice as long.
   std::chrono::milliseconds timeout{60000};
+  // The same until the first step: for ranks to meet, to connect, and to read their weights.
+  // PyTorch's default for NCCL is as long.
+  std::chrono::milliseconds set_up_timeout{600000};
   // That share a rank's compute, its own included.
   std::int64_t threads = 1;
   // Bytes of device memory of one rank; 0: no limit.

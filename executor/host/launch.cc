@@ -1,5 +1,7 @@
 #include "executor/host/launch.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -43,6 +45,34 @@ class Environment {
   const EnvironmentLookup& lookup_;
 };
 
+// What a launcher calls a process's rank and their number, in all and on its machine.
+struct LauncherNames {
+  const char *launcher, *rank, *size, *local_rank, *local_size;
+};
+constexpr LauncherNames kTorchrun = {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+                                     "LOCAL_WORLD_SIZE"};
+constexpr LauncherNames kOpenMpi = {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr LauncherNames kSlurm = {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+                                  "SLURM_NTASKS_PER_NODE"};
+// Of MPIs that the MPI module is not built for: their ranks meet as those of torchrun.
+constexpr std::array<LauncherNames, 3> kOthers = {{
+    {"MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+     "MV2_COMM_WORLD_LOCAL_SIZE"},
+    {"mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", ""},
+}};
+
+Launch NumbersOf(const Environment& env, const LauncherNames& names) {
+  Launch launch;
+  launch.launcher = names.launcher;
+  launch.size = env.Number(names.size, 1, kMostRanks);
+  launch.rank = env.Number(names.rank, 0, launch.size - 1);
+  launch.local_rank = env.Number(names.local_rank, 0, launch.size - 1, launch.size > 1 ? -1 : 0);
+  launch.local_size = env.Number(names.local_size, 1, kMostRanks, launch.size);
+  return launch;
+}
+
 // torchrun's own store listens at MASTER_PORT, unless it says that rank 0 shall.
 int PortOf(const Environment& env) {
   const int port = env.Number("MASTER_PORT", 1, kMostPorts - 1);
@@ -59,16 +89,16 @@ std::string KeyOf(const Environment& env) {
   return key;
 }
 
-Launch OfTorchrun(const Environment& env) {
-  Launch launch;
-  launch.launcher = "torchrun";
-  launch.size = env.Number("WORLD_SIZE", 1, kMostRanks);
-  launch.rank = env.Number("RANK", 0, launch.size - 1);
-  launch.local_rank = env.Number("LOCAL_RANK", 0, launch.size - 1, 0);
-  launch.local_size = env.Number("LOCAL_WORLD_SIZE", 0, kMostRanks, launch.size);
+// Ranks that meet where MASTER_ADDR and MASTER_PORT say.
+Launch OfTorchrun(const Environment& env, const LauncherNames& names) {
+  Launch launch = NumbersOf(env, names);
   if (launch.size > 1) {
     if (!env.Has("MASTER_ADDR")) {
-      throw InputError("environment: MASTER_ADDR", "nothing", "the machine that rank 0 runs on");
+      throw InputError(
+          "environment: MASTER_ADDR", "nothing", "the machine that rank 0 runs on",
+          launch.launcher == kTorchrun.launcher
+              ? ""
+              : "the ranks of " + launch.launcher + " meet there, at a free MASTER_PORT");
     }
     // Where one agent has started all, the network has nothing to do with it.
     const bool is_one_machine = env.Number("LOCAL_WORLD_SIZE", 0, kMostRanks, 0) == launch.size;
@@ -82,23 +112,8 @@ Launch OfTorchrun(const Environment& env) {
   return launch;
 }
 
-Launch OfMpirun(const Environment& env) {
-  Launch launch;
-  launch.launcher = "mpirun";
-  launch.size = env.Number("OMPI_COMM_WORLD_SIZE", 1, kMostRanks);
-  launch.rank = env.Number("OMPI_COMM_WORLD_RANK", 0, launch.size - 1, 0);
-  launch.local_rank = env.Number("OMPI_COMM_WORLD_LOCAL_RANK", 0, launch.size - 1, 0);
-  launch.local_size = env.Number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks, launch.size);
-  return launch;
-}
-
 Launch OfSlurm(const Environment& env) {
-  Launch launch;
-  launch.launcher = "srun";
-  launch.size = env.Number("SLURM_NTASKS", 1, kMostRanks);
-  launch.rank = env.Number("SLURM_PROCID", 0, launch.size - 1);
-  launch.local_rank = env.Number("SLURM_LOCALID", 0, launch.size - 1, 0);
-  launch.local_size = env.Number("SLURM_NTASKS_PER_NODE", 1, kMostRanks, launch.size);
+  Launch launch = NumbersOf(env, kSlurm);
   if (launch.size == 1) {
     return launch;
   }
@@ -124,6 +139,21 @@ Launch OfSlurm(const Environment& env) {
 }
 
 }  // namespace
+
+std::string DescribePlacement(const std::vector<std::string>& hosts, std::int64_t per_machine) {
+  for (std::size_t r = 0; r < hosts.size(); ++r) {
+    const std::size_t first = r - r % static_cast<std::size_t>(per_machine);
+    if (hosts[r] != hosts[first]) {
+      const std::size_t last =
+          std::min(first + static_cast<std::size_t>(per_machine), hosts.size());
+      return "the plan has ranks " + std::to_string(first) + " to " + std::to_string(last - 1) +
+             " on one machine, but rank " + std::to_string(first) + " runs on " + hosts[first] +
+             " and rank " + std::to_string(r) + " on " + hosts[r] +
+             ": their collectives go over the network; start neighbouring ranks on one machine";
+    }
+  }
+  return {};
+}
 
 bool IsLoopback(const std::string& address) {
   constexpr std::uint32_t kLoopbackNet = 127;
@@ -153,10 +183,18 @@ std::string FirstHost(const std::string& node_list) {
 Launch ReadLaunch(const EnvironmentLookup& lookup) {
   const Environment env(lookup);
   if (env.Has("RANK") && env.Has("WORLD_SIZE")) {
-    return OfTorchrun(env);
+    return OfTorchrun(env, kTorchrun);
   }
   if (env.Has("OMPI_COMM_WORLD_SIZE")) {
-    return OfMpirun(env);
+    return NumbersOf(env, kOpenMpi);
+  }
+  for (const LauncherNames& names : kOthers) {
+    // srun sets PMI_RANK as well. Where its own numbers differ, it has started another launcher.
+    const bool is_srun = env.Text(names.rank) == env.Text(kSlurm.rank) &&
+                         env.Text(names.size) == env.Text(kSlurm.size);
+    if (env.Has(names.rank) && env.Has(names.size) && !is_srun) {
+      return OfTorchrun(env, names);
+    }
   }
   // sbatch sets these for its script as well, which is one process: its step's number, if it has
   // one, is a huge one.
@@ -165,6 +203,14 @@ Launch ReadLaunch(const EnvironmentLookup& lookup) {
   if (env.Has("SLURM_PROCID") && env.Has("SLURM_NTASKS") && !step.empty() &&
       step.size() <= kDigits) {
     return OfSlurm(env);
+  }
+  // A rank of several that runs the whole plan would train it as often as there are ranks.
+  for (const char* const name : {"RANK", "WORLD_SIZE", "PMIX_RANK", "PALS_RANKID"}) {
+    if (env.Has(name)) {
+      throw InputError("environment: " + std::string(name), env.Text(name) + " alone",
+                       "RANK and WORLD_SIZE, or neither",
+                       "for a run without other ranks: unset " + std::string(name));
+    }
   }
   return {};
 }

@@ -5,6 +5,7 @@
 // runs ranks as threads, where none is installed.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -54,11 +55,16 @@ class MessagePassing {
   using Channel = int;
   static constexpr Channel kAll = 0;  // all processes
 
+  explicit MessagePassing(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+  MessagePassing(const MessagePassing&) = delete;
+  MessagePassing& operator=(const MessagePassing&) = delete;
   virtual ~MessagePassing() = default;
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
-  // How long one process waits for the others, whatever for; then it ends the run.
-  [[nodiscard]] virtual std::chrono::milliseconds timeout() const = 0;
+  // How long one process waits for the others, whatever for; then it ends the run. All begin with
+  // the limit of the set-up and set that of steps when they have met behind it.
+  [[nodiscard]] std::chrono::milliseconds timeout() const { return timeout_; }
+  virtual void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   // Called by all processes in the same order: those that give the same colour form a group, with
   // members in the order of their ranks.
   [[nodiscard]] virtual Channel Split(int color) = 0;
@@ -99,6 +105,9 @@ class MessagePassing {
   virtual void Post(std::span<const std::byte> /*notice*/) {}
   // The last notice of a process; empty: none has come.
   [[nodiscard]] virtual std::vector<std::byte> PostOf(int /*rank*/) { return {}; }
+
+ private:
+  std::atomic<std::chrono::milliseconds> timeout_;
 };
 
 // Joins the processes that mpirun started; `timeout` is theirs. Throws EnvironmentError when this

@@ -31,7 +31,7 @@ using tcp::Kind;
 class TcpProcesses : public MessagePassing {
  public:
   TcpProcesses(const Launch& launch, std::chrono::milliseconds timeout)
-      : rank_(launch.rank), size_(launch.size), timeout_(timeout), mailbox_(rank_, size_) {
+      : MessagePassing(timeout), rank_(launch.rank), size_(launch.size), mailbox_(rank_, size_) {
     if (rank_ == 0) {
       relay_ = std::make_unique<tcp::Relay>(launch, timeout);
       socket_ = relay_->TakeOwn();
@@ -50,7 +50,10 @@ class TcpProcesses : public MessagePassing {
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
-  [[nodiscard]] std::chrono::milliseconds timeout() const override { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout) override {
+    MessagePassing::set_timeout(timeout);
+    socket_.LimitWrites(timeout);
+  }
 
   [[nodiscard]] Channel Split(int color) override {
     const auto* const mine = reinterpret_cast<const std::byte*>(&color);
@@ -97,7 +100,7 @@ class TcpProcesses : public MessagePassing {
   void Finish() override {
     Write({.kind = Kind::kBye, .from = rank_, .to = tcp::kEverybody}, nullptr);
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, timeout_,
+    if (!changed_.wait_for(lock, timeout(),
                            [&] { return mailbox_.finished() || !cause_.empty(); })) {
       std::set<std::int64_t> others;
       for (int r = 0; r < size_; ++r) {
@@ -106,7 +109,7 @@ class TcpProcesses : public MessagePassing {
       others.erase(rank_);
       lock.unlock();
       const std::set<std::int64_t> named = AtFault(others);
-      throw RunError(WaitedText(rank_, "end of the run", timeout_, named,
+      throw RunError(WaitedText(rank_, "end of the run", timeout(), named,
                                 named.size() > 1 && named == others));
     }
   }
@@ -309,7 +312,7 @@ class TcpProcesses : public MessagePassing {
       return;
     }
     // A part of a message may have gone out, so nothing can follow it.
-    Hear(errno == EAGAIN ? WaitedText(rank_, "a message on its way", timeout_, {0}) : Lost());
+    Hear(errno == EAGAIN ? WaitedText(rank_, "a message on its way", timeout(), {0}) : Lost());
     socket_.Shutdown();
     const std::lock_guard state(mutex_);
     throw RunError(cause_.empty() ? Lost() : cause_);
@@ -367,8 +370,7 @@ class TcpProcesses : public MessagePassing {
   }
 
   const int rank_, size_;
-  std::string first_;  // process 0, for messages
-  const std::chrono::milliseconds timeout_;
+  std::string first_;                  // process 0, for messages
   std::unique_ptr<tcp::Relay> relay_;  // of rank 0
   tcp::Socket socket_;
   std::mutex write_mutex_;    // one frame after the other; taken before mutex_

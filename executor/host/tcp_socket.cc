@@ -221,8 +221,13 @@ void Socket::Shutdown() const {
 
 void Configure(const Socket& socket) {
   const int on = 1;
-  (void)::setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   (void)::setsockopt(socket.fd(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  constexpr int kIdle = 20, kBetween = 10, kTries = 4;  // seconds, and questions
+  constexpr std::array<std::pair<int, int>, 4> kOptions = {
+      {{TCP_NODELAY, 1}, {TCP_KEEPIDLE, kIdle}, {TCP_KEEPINTVL, kBetween}, {TCP_KEEPCNT, kTries}}};
+  for (const auto& [option, value] : kOptions) {  // refused by sockets that are not TCP's
+    (void)::setsockopt(socket.fd(), IPPROTO_TCP, option, &value, sizeof value);
+  }
 }
 
 Socket Listen(const std::string& address, int port) {

@@ -44,7 +44,8 @@ class Socket {
   int fd_ = -1;
 };
 
-// Small messages go out at once, and a machine that is gone is noticed.
+// Small messages go out at once, and a machine that is gone is noticed within a minute, also where
+// nothing is sent.
 void Configure(const Socket& socket);
 
 // Listens at one port: of 127.0.0.1 (or the loopback address that `address` is) where `address` is

@@ -37,7 +37,10 @@ class Correspondence {
 
   // Returns when all have arrived.
   void Finish() {
-    const auto deadline = std::chrono::steady_clock::now() + Limit();
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point begin = Clock::now(), deadline = begin + Limit();
+    Clock::time_point next_question = begin + processes_.timeout();
+    int times_silent = 0;
     // Clocks are compared over such messages: sleep only after long.
     constexpr int kBusyRounds = 10000;
     for (int round = 0;; ++round) {
@@ -45,8 +48,17 @@ class Correspondence {
       if (open_.empty()) {
         return;
       }
-      if (std::chrono::steady_clock::now() > deadline) {
-        GiveUp();
+      const Clock::time_point now = Clock::now();
+      if (now > deadline) {
+        GiveUp(Limit());
+      }
+      // Only ranks that answer have the longer time. A busy machine may miss one question.
+      if (now > next_question) {
+        times_silent = processes_.Silent().empty() ? 0 : times_silent + 1;
+        if (times_silent > 1) {
+          GiveUp(std::chrono::duration_cast<std::chrono::milliseconds>(now - begin));
+        }
+        next_question = now + processes_.timeout();
       }
       if (round < kBusyRounds) {
         std::this_thread::yield();
@@ -64,7 +76,7 @@ class Correspondence {
   [[nodiscard]] std::chrono::milliseconds Limit() const {
     return processes_.timeout() + wait_.more;
   }
-  [[noreturn]] void GiveUp() {
+  [[noreturn]] void GiveUp(std::chrono::milliseconds waited) {
     std::set<std::int64_t> missing;
     for (const Open& open : open_) {
       missing.insert(open.other);
@@ -73,7 +85,7 @@ class Correspondence {
     for (const Open& open : open_) {
       (void)open.pending->IsOver();  // throws what another one has found meanwhile
     }
-    const std::string cause = WaitedText(processes_.rank(), wait_.what, Limit(), missing);
+    const std::string cause = WaitedText(processes_.rank(), wait_.what, waited, missing);
     processes_.Fail(cause);
     throw RunError(cause);
   }

@@ -18,7 +18,7 @@
 namespace shardwright {
 
 // What the others are waited for, as the message says it, and how much longer than usual they may
-// take for it.
+// take for it. They must answer meanwhile: who is silent twice, a time-out apart, ends the run.
 struct Wait {
   std::string what = {};
   std::chrono::milliseconds more{0};

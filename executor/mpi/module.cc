@@ -100,7 +100,7 @@ void Fill(std::span<const MessagePart> parts, std::int64_t unit, std::vector<int
 
 class Mpi : public MessagePassing {
  public:
-  explicit Mpi(std::chrono::milliseconds timeout) : timeout_(timeout) {
+  explicit Mpi(std::chrono::milliseconds timeout) : MessagePassing(timeout) {
     int provided = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
     if (provided < MPI_THREAD_MULTIPLE) {
@@ -116,7 +116,6 @@ class Mpi : public MessagePassing {
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
-  [[nodiscard]] std::chrono::milliseconds timeout() const override { return timeout_; }
 
   [[nodiscard]] Channel Split(int color) override {
     const Alarm alarm(*this, "groups of ranks");
@@ -228,7 +227,6 @@ class Mpi : public MessagePassing {
     return channels_[static_cast<std::size_t>(channel)];
   }
 
-  const std::chrono::milliseconds timeout_;
   int rank_ = 0, size_ = 1;
   mutable std::mutex mutex_;
   std::vector<MPI_Comm> channels_;  // guarded by mutex_

@@ -79,17 +79,14 @@ void SetCudaAttention(const LowerContext& context, OpKernels* op) {
     op->forward_workspace = Bytes(CudaPieces({kCudnnDescriptors}));
     op->backward_workspace += Bytes(CudaPieces({scores}));
   }
-  const auto run_by_own = [](std::vector<Kernel>& kernels) {
+  const auto run_by = [](bool cudnn, std::vector<Kernel>& kernels) {
     for (Kernel& kernel : kernels) {
-      kernel.attention = IsAttention(kernel.kind) ? AttentionImpl::kOwn : kernel.attention;
+      kernel.is_own = IsAttention(kernel.kind);
+      kernel.attention = kernel.is_own && !cudnn ? AttentionImpl::kOwn : kernel.attention;
     }
   };
-  if (!may) {
-    run_by_own(op->forward);
-  }
-  if (scores == 0) {
-    run_by_own(op->backward_data);
-  }
+  run_by(may, op->forward);
+  run_by(scores > 0, op->backward_data);
 }
 
 void SetConvolution(const LowerContext& context, OpKernels* op) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <string_view>
 
 #include "core/units.h"
 #include "models/kernels/host.h"
@@ -46,6 +47,12 @@ inline constexpr std::int64_t kCudnnDescriptors = 4096;
   return SizeOf(compute) == 2 && !spec.has_bias && spec.window == 0 && spec.soft_cap == 0.0 &&
          spec.dropout_p == 0.0 && spec.alibi_max == 0.0 && spec.head_dim % 8 == 0 &&
          spec.value_dim % 8 == 0 && spec.head_dim <= 256 && spec.value_dim <= 256;
+}
+// Gradients of wider heads have plans for compute capability 9.0 alone, whatever the sequence
+// (cudnn_library_test.cc asks for them on each architecture).
+inline constexpr std::int64_t kWidestCudnnGradient = 128;
+[[nodiscard]] constexpr bool HasWideCudnnGradients(std::string_view architecture) {
+  return architecture == "hopper";
 }
 [[nodiscard]] constexpr std::int64_t CudnnAttentionGradWorkspace(const OpSpec& spec,
                                                                  std::int64_t batch) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "models/kernels/cuda.h"
 
 namespace shardwright {
 namespace {
@@ -189,7 +190,14 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
   rates.grouped_call = profile.grouped_call.value;
   rates.cache = gpu.l2.value;
   rates.sm_count = std::max<std::int64_t>(gpu.sm_count.value, 1);
+  rates.has_wide_cudnn_gradients = HasWideCudnnGradients(gpu.architecture);
   return rates;
+}
+
+AttentionImpl AttentionOn(const Kernel& kernel, bool has_wide_cudnn_gradients) {
+  const bool has_no_plan = kernel.is_own && kernel.kind == KernelClass::kAttentionBackward &&
+                           kernel.k > kWidestCudnnGradient && !has_wide_cudnn_gradients;
+  return has_no_plan ? AttentionImpl::kOwn : kernel.attention;
 }
 
 namespace {
@@ -207,6 +215,12 @@ Seconds GroupedTime(const Kernel& kernel, const KernelRates& rates) {
 }  // namespace
 
 Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
+  const AttentionImpl attention_on_gpu = AttentionOn(kernel, rates.has_wide_cudnn_gradients);
+  if (attention_on_gpu != kernel.attention) {
+    Kernel other = kernel;
+    other.attention = attention_on_gpu;
+    return KernelTime(other, rates);
+  }
   const Bytes bytes = kernel.read + kernel.written;
   // What has to cross the memory bus takes at least this long, whatever is computed meanwhile.
   const Seconds streaming = bytes / rates.elementwise;

@@ -47,7 +47,10 @@ struct KernelRates {
   Seconds grouped_call;
   Bytes cache{0};  // the GPU's last level; 0: not known
   std::int64_t sm_count = 1;
+  bool has_wide_cudnn_gradients = false;
 };
+// Whose kernel runs attention on a GPU: the executor's own where the library has no plan.
+[[nodiscard]] AttentionImpl AttentionOn(const Kernel& kernel, bool has_wide_cudnn_gradients);
 // Does ComputeProfile::own_grouped say how fast such products are? It was measured in 16 bits.
 [[nodiscard]] bool IsOwnGroupedKnown(const ComputeProfile& profile, MathType type);
 // `ranks` GPUs work together, and the rates of matrix products and attention are those of the

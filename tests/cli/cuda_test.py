@@ -122,15 +122,15 @@ class Emulated(Cuda):
                 self.assertAlmostEqual(one, other, delta=0.005)
                 self.assertAlmostEqual(one, without, delta=0.005)
 
-    def start_ranks(self, plan, given):
-        """A process for each rank, as a launcher would start it, with these flags of its own."""
+    def start_ranks(self, plan, given, **variables):
+        """A process for each rank, as a launcher would start it, with these flags of its own, in these variables."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         runs = [subprocess.Popen(
             [self.program, "run", plan, "--device", "cuda", "--data", "random:8", *flags], stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, cwd=self.folder,
-            env=dict(os.environ, SHARDWRIGHT_NCCL=self.nccl, TMPDIR=str(self.folder), RANK=str(rank), LOCAL_RANK=str(rank),
-                     WORLD_SIZE=str(len(given)), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
+            env={**os.environ, "SHARDWRIGHT_NCCL": self.nccl, "TMPDIR": str(self.folder), "RANK": str(rank), "LOCAL_RANK": str(rank),
+                 "WORLD_SIZE": str(len(given)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **variables})
             for rank, flags in enumerate(given)]
         self.addCleanup(lambda: [(run.kill(), run.communicate()) for run in runs if run.poll() is None])
         return runs
@@ -140,6 +140,26 @@ class Emulated(Cuda):
         for run in self.start_ranks(plan, ((), ("--seed", "7"))):
             out, err = run.communicate(timeout=300)
             self.assertEqual((run.returncode, out, err), (3, "", "error: rank 1: --seed 7, rank 0 has none; give all ranks the same\n"))
+
+    def test_a_gpu_is_not_taken_by_chance(self):
+        plan = self.plan("shardwright-cuda-plain", 2)
+        for run in self.start_ranks(plan, [("--steps", "1")] * 2, LOCAL_RANK=""):
+            out, err = run.communicate(timeout=300)
+            self.assertEqual((run.returncode, out), (3, ""), err)
+            self.assertIn("error: environment: LOCAL_RANK: got nothing, expected the number of this process's GPU on its machine, "
+                          "from 0; or CUDA_VISIBLE_DEVICES with one GPU per process\n", err)
+        for run in self.start_ranks(plan, [("--steps", "1")] * 2, LOCAL_RANK="", CUDA_VISIBLE_DEVICES="1"):
+            _, err = run.communicate(timeout=300)
+            self.assertEqual(run.returncode, 0, err)
+
+    def test_one_error_is_one_line(self):
+        plan = self.plan("shardwright-cuda-plain", 4)
+        code, _, err = self.run_emulated(plan, "--steps", "3", SHARDWRIGHT_FAKE_NCCL="fail 2 2")
+        self.assertEqual(code, 5, err)
+        self.assertEqual(err.count("error: rank 2, op "), 1, err)
+        self.assertEqual(err.count("error: "), 1, err)
+        # Each rank says where it runs.
+        self.assertRegex(err, r"rank 2: GPU 2 of \S+, emulated GPU; `dmesg \| grep Xid` there shows")
 
     def test_a_rank_that_stands_still_is_named(self):
         plan = self.plan("shardwright-cuda-plain", 4)
@@ -292,8 +312,7 @@ class Emulated(Cuda):
         plan = self.plan("shardwright-cuda-plain", 2)
         code, out, err = self.run_emulated(plan, SHARDWRIGHT_FAKE_NCCL="fail 1 1")
         self.assertEqual((code, out), (5, ""))
-        self.assertRegex(err, r"error: rank 1, op \S+: NCCL: unhandled system error \(2\): planted by a test \(group \S+ of "
-                         r"ranks 0, 1\)\n")
+        self.assertRegex(err, r"error: rank 1, op \S+: (NCCL|ncclAllGather): unhandled system error \(2\): planted by a test")
         for rank in "01":  # what every process was in
             self.assertRegex(err, rf"rank {rank}: (under way: .+ behind it|nothing under way); issued \d+ ops")
         self.nccl = "/nonexistent"

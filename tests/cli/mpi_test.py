@@ -185,7 +185,7 @@ class Mpi(ShardwrightTestCase):
         shutil.copy(shardwright_test_case.PROGRAM, alone / "shardwright")
         plan = self.plan(2)
         done = subprocess.run([alone / "shardwright", "run", plan], capture_output=True, text=True, cwd=self.folder,
-                              env=dict(self.environment, OMPI_COMM_WORLD_SIZE="2"), timeout=300, check=False)
+                              env=dict(self.environment, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0"), timeout=300, check=False)
         self.assertEqual(done.returncode, 4)
         self.assertRegex(done.stderr, r"^error: started by mpirun, but MPI cannot be used: .*shardwright_mpi.so: ")
         done = subprocess.run([alone / "shardwright", "run", plan, "--steps", "1"], capture_output=True, text=True,

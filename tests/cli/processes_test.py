@@ -85,6 +85,35 @@ class Processes(ShardwrightTestCase):
         self.assertEqual(ends[1][0], 3)
         self.assertIn("environment: RANK: got x, expected a number from 0 to 1", ends[1][2])
 
+    def test_ranks_of_another_mpi(self):
+        """mpiexec of MPICH: each rank trained the whole plan, with exit 0."""
+        def hydra(rank):
+            return {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": "2"}
+
+        for code, out, err in self.launch(hydra, "--steps", "1"):
+            self.assertEqual((code, out), (3, ""))
+            self.assertIn("error: environment: MASTER_ADDR: got nothing, expected the machine that rank 0 runs on; the ranks of mpiexec "
+                          "meet there, at a free MASTER_PORT\n", err)
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
+        first, second = self.launch(lambda rank: {**hydra(rank), **place}, "--steps", "2", "--json")
+        self.assertEqual((first[0], second[0], second[1]), (0, 0, ""), first[2] + second[2])
+        self.assertEqual(len(json.loads(first[1])["steps"]), 2)
+
+    def test_a_folder_that_one_rank_may_not_write_into(self):
+        """Found before step 0, not at the first checkpoint."""
+        (self.folder / "c").mkdir()
+        read_only = ("unshare", "-m", "sh", "-c", 'mount --bind c c && mount -o remount,bind,ro c && exec "$0" "$@"')
+        if subprocess.run([*read_only, "true"], cwd=self.folder, capture_output=True, check=False).returncode != 0:
+            print("no mounts of our own, not tested", file=sys.stderr)
+            return
+        command = (shardwright_test_case.PROGRAM, "run", "p.json", "--data", "random:100", "--steps", "1", "--checkpoint", "c")
+        runs = [subprocess.Popen([*before, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder,
+                                 env=dict(os.environ, OPENBLAS_NUM_THREADS="1", **self.torchrun(rank)))
+                for rank, before in enumerate(((), read_only))]
+        for code, out, err in self.ends(runs):
+            self.assertEqual((code, out), (4, ""), err)
+            self.assertIn("error: c: cannot write into: Read-only file system", err)
+
     def test_nobody_comes(self):
         ends = self.launch(lambda rank: self.torchrun(0) if rank == 0 else {}, "--timeout", "200 ms", "--steps", "1")
         self.assertEqual(ends[0][0], 5)

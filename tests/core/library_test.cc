@@ -30,4 +30,19 @@ TEST_CASE("LoadLibrary: a variable's path from the current folder is refused as 
   CHECK(LoadLibrary("SHARDWRIGHT_TEST_LIBRARY", {"libm.so.6"}, "", &problem) != nullptr);
 }
 
+TEST_CASE("LoadLibrary: a library that is refused does not keep from the next one") {
+  std::string problem, refused;
+  const auto refuses = [&](int count) {
+    return [&, count, seen = 0](void*) mutable {
+      refused = ++seen <= count ? "refused " + std::to_string(seen) : "";
+      return refused;
+    };
+  };
+  const std::vector<std::string> names = {"libm.so.6", "libnone.so.7", "libc.so.6"};
+  void* const second = OpenLibrary("libc.so.6", &problem);
+  CHECK(LoadLibrary("SHARDWRIGHT_TEST_LIBRARY", names, "", &problem, refuses(1)) == second);
+  CHECK(LoadLibrary("SHARDWRIGHT_TEST_LIBRARY", names, "", &problem, refuses(2)) == nullptr);
+  CHECK(problem == "refused 1");  // not that one is not there
+}
+
 }  // namespace shardwright

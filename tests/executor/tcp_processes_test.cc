@@ -18,6 +18,7 @@
 
 #include <doctest/doctest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -109,6 +110,75 @@ TEST_CASE("Launch.OpenMpi") {
   CHECK(launch.local_rank == 1);
   CHECK(launch.local_size == 2);
   CHECK(launch.address.empty());
+}
+
+// mpiexec of MPICH, Intel MPI and MVAPICH2, and flux: every rank would train the whole plan alone.
+TEST_CASE("Launch.EveryLauncherIsKnownOrRefused") {
+  const Variables place = {{"MASTER_ADDR", "n1"}, {"MASTER_PORT", "29500"}};
+  const auto with = [&](Variables variables) {
+    variables.insert(place.begin(), place.end());
+    return Read(variables);
+  };
+  const Launch hydra = with({{"PMI_RANK", "3"},
+                             {"PMI_SIZE", "4"},
+                             {"MPI_LOCALRANKID", "1"},
+                             {"MPI_LOCALNRANKS", "2"},
+                             // Where srun has started one proxy on each machine:
+                             {"SLURM_PROCID", "1"},
+                             {"SLURM_NTASKS", "2"},
+                             {"SLURM_STEP_ID", "0"}});
+  CHECK(hydra.launcher == "mpiexec");
+  CHECK(hydra.rank == 3);
+  CHECK(hydra.size == 4);
+  CHECK(hydra.local_rank == 1);
+  CHECK(hydra.local_size == 2);
+  CHECK(hydra.address == "n1");
+  CHECK(hydra.port == 29500);
+  const Launch mvapich = with({{"MV2_COMM_WORLD_RANK", "1"},
+                               {"MV2_COMM_WORLD_SIZE", "2"},
+                               {"MV2_COMM_WORLD_LOCAL_RANK", "1"}});
+  CHECK(mvapich.launcher == "MVAPICH2");
+  CHECK(mvapich.rank == 1);
+  CHECK(mvapich.local_rank == 1);
+  const Launch flux = with({{"FLUX_TASK_RANK", "1"}, {"FLUX_JOB_SIZE", "2"}});
+  CHECK(flux.rank == 1);
+  CHECK(flux.local_rank == -1);
+  // srun --mpi=pmi2 says the same twice.
+  const Launch srun = Read({{"PMI_RANK", "1"},
+                            {"PMI_SIZE", "2"},
+                            {"SLURM_PROCID", "1"},
+                            {"SLURM_NTASKS", "2"},
+                            {"SLURM_STEP_ID", "0"},
+                            {"SLURM_JOB_NODELIST", "n[1-2]"}});
+  CHECK(srun.launcher == "srun");
+  CHECK_THROWS_WITH_AS(
+      Read({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}),
+      "environment: MASTER_ADDR: got nothing, expected the machine that rank 0 runs "
+      "on; the ranks of mpiexec meet there, at a free MASTER_PORT",
+      InputError);
+  for (const char* const name : {"RANK", "WORLD_SIZE", "PMIX_RANK", "PALS_RANKID"}) {
+    CHECK_THROWS_AS(Read({{name, "1"}}), InputError);
+  }
+  CHECK(Read({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).size == 1);
+}
+
+TEST_CASE("Launch.AGpuIsNotTakenByChance") {
+  Variables variables = {
+      {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "n1"}, {"MASTER_PORT", "29500"}};
+  CHECK(Read(variables).local_rank == -1);
+  variables["WORLD_SIZE"] = "1";
+  variables["RANK"] = "0";
+  CHECK(Read(variables).local_rank == 0);
+}
+
+TEST_CASE("Launch.RanksAreOnThePlansMachines") {
+  CHECK(DescribePlacement({"a", "a", "b", "b"}, 2).empty());
+  CHECK(DescribePlacement({"a", "a", "a", "a"}, 2).empty());
+  CHECK(DescribePlacement({"a"}, 8).empty());
+  CHECK(DescribePlacement({"a", "b", "a", "b"}, 2) ==
+        "the plan has ranks 0 to 1 on one machine, but rank 0 runs on a and rank 1 on b: their "
+        "collectives go over the network; start neighbouring ranks on one machine");
+  CHECK(DescribePlacement({"a", "a", "b", "c"}, 2).find("ranks 2 to 3") != std::string::npos);
 }
 
 TEST_CASE("Launch.Slurm") {
@@ -309,6 +379,64 @@ TEST_CASE("TcpProcesses.RanksThatDoNotAnswerAreNamed") {
     }
     all.Finish();
   });
+}
+
+// While a checkpoint is written the others wait long for a rank that answers, and not for a machine
+// that is gone.
+TEST_CASE("TcpProcesses.ALongWaitIsForThoseThatAnswer") {
+  const Wait wait{"checkpoint of step 7", std::chrono::hours(1)};
+  const std::chrono::milliseconds limit(100);
+  RunTogether(
+      2,
+      [&](MessagePassing& all) {
+        if (all.rank() == 1) {  // a slow disk
+          std::this_thread::sleep_for(20 * limit);
+        }
+        CHECK(ShareBytes(all, MessagePassing::kAll, wait, {}).size() == 2);
+        all.Finish();
+      },
+      limit);
+  const tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
+  Launch first = WorkerOf(listener);
+  first.rank = 0;
+  first.listener = ::dup(listener.fd());
+  std::string problem, cause;
+  tcp::Socket gone;
+  std::jthread peer([&] {
+    gone = SayHello(tcp::ConnectTo(WorkerOf(listener), tcp::PortOf(listener), kPatience, &problem),
+                    1, 2);
+  });
+  const std::unique_ptr<MessagePassing> all = MeetByTcp(first, kPatience);
+  all->set_timeout(limit);
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    (void)ShareBytes(*all, MessagePassing::kAll, wait, {});
+  } catch (const RunError& error) {
+    cause = error.what();
+  }
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::minutes(1));
+  CHECK(cause.find("rank 0, checkpoint of step 7: waited ") == 0);
+  CHECK(cause.find(" ms for rank 1") != std::string::npos);
+}
+
+// Where nothing is sent the system asks for whoever is gone: 20 s, then four times 10 s.
+TEST_CASE("TcpSocket.AMachineThatIsGoneIsNoticedWithinAMinute") {
+  const tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
+  std::string problem;
+  const tcp::Socket socket =
+      tcp::ConnectTo(WorkerOf(listener), tcp::PortOf(listener), kPatience, &problem);
+  tcp::Configure(socket);
+  const auto value_of = [&](int level, int option) {
+    int value = -1;
+    socklen_t length = sizeof value;
+    CHECK(::getsockopt(socket.fd(), level, option, &value, &length) == 0);
+    return value;
+  };
+  CHECK(value_of(SOL_SOCKET, SO_KEEPALIVE) == 1);
+  CHECK(value_of(IPPROTO_TCP, TCP_NODELAY) == 1);
+  CHECK(value_of(IPPROTO_TCP, TCP_KEEPIDLE) +
+            value_of(IPPROTO_TCP, TCP_KEEPCNT) * value_of(IPPROTO_TCP, TCP_KEEPINTVL) <=
+        60);
 }
 
 // The thread that watches collectives tells of them until it is stopped, which is after the end.

@@ -632,6 +632,12 @@ TEST_CASE("the CUDA device declares what cuDNN needs for attention") {
         op.backward_workspace + Bytes(2 * 2 * 64 * (8 + 8)));
   CHECK(AttentionBy(op.forward) == AttentionImpl::kFlash);
   CHECK(AttentionBy(op.backward_data) == AttentionImpl::kFlash);
+  // A GPU without such a plan runs our own kernel; PyTorch has no such kernel.
+  for (const char* name : {"shardwright-cuda-plain", "torch-eager"}) {
+    for (const Kernel& kernel : LowerOp(spec, 1, DType::kBf16, Set(name)).backward_data) {
+      CHECK(kernel.is_own == (IsAttention(kernel.kind) && Set(name).cuda_kernels));
+    }
+  }
   // Not asked: fp32, a window, more than 8 GiB of scores. Then our own kernels run, at their price.
   CHECK(LowerOp(spec, 1, DType::kFp32, cuda).backward_workspace == Bytes(2 * 64 * 4));
   spec.seq_q = spec.seq_k = spec.rows = 1 << 16;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -262,6 +263,41 @@ TEST_CASE("Products of experts in the executor's own kernels") {
   CHECK(time(true) == doctest::Approx(time(false)).scale(1e-9));
   product.dtype = DType::kBf16;
   CHECK(time(false) == doctest::Approx(plain).scale(1e-9));
+}
+
+// Of 228 problems that cuDNN was asked for, gradients of heads wider than 128 had plans on compute
+// capability 9.0 alone (CudnnLibrary.GradientsOfWideHeadsAreHoppersAlone).
+TEST_CASE("Attention that cuDNN has no plan for is priced as the executor's own") {
+  ComputeProfile profile = RoundProfile().compute;
+  profile.own_attention.forward.value = profile.own_attention.backward.value = 0.01;
+  GpuSpec gpu = RoundCluster(1).gpu;
+  Kernel gradients;
+  gradients.kind = KernelClass::kAttentionBackward;
+  gradients.batch = 8;
+  gradients.m = gradients.n = 4096;
+  gradients.flops = Flops(1e13);
+  const auto time = [&](const char* architecture, std::int64_t head, bool is_ours) {
+    gpu.architecture = architecture;
+    gradients.k = head;
+    gradients.is_own = is_ours;
+    return KernelTime(gradients, FindKernelRates(gpu, profile)).value;
+  };
+  const auto own_time = [&](std::int64_t head) {
+    const AttentionImpl asked = std::exchange(gradients.attention, AttentionImpl::kOwn);
+    const double own = time("ampere", head, true);
+    gradients.attention = asked;
+    return own;
+  };
+  for (const std::int64_t head : {std::int64_t{192}, std::int64_t{256}}) {
+    CHECK(time("hopper", head, true) < own_time(head) / 2);
+    for (const char* const other : {"ampere", "ada", "ada-half", "blackwell", "blackwell-rtx"}) {
+      CHECK(time(other, head, true) == own_time(head));
+      CHECK(time(other, head, false) < own_time(head) / 2);  // PyTorch asks another library
+    }
+  }
+  CHECK(time("ampere", 128, true) < own_time(128) / 2);
+  gradients.kind = KernelClass::kAttentionForward;
+  CHECK(time("ampere", 256, true) < own_time(256) / 2);
 }
 
 TEST_CASE("Grouped products: a part of the shorter hides behind the longer") {

@@ -1,5 +1,6 @@
 #include "topologies/profile.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,28 @@ TEST_CASE("Profile: every shipped one reads back from its own JSON") {
     }
     CHECK(FindTransport(profile, "carrier pigeon").name == "default");
   }
+}
+
+// Otherwise they would be priced as a library's, which is tens of times faster. Per multiprocessor
+// and clock they are what one H200 reaches: 7.4 TFLOP/s of grouped products for 132 at 1.98 GHz,
+// and no GPU of today has twice as many.
+TEST_CASE("Profile: the executor's own kernels have rates on every GPU that runs them") {
+  int seen = 0;
+  for (const GpuSpec& gpu : GpuCatalog()) {
+    const std::optional<FlopsPerSecond> peak = PeakFlops(gpu, MathType::kBf16);
+    if (gpu.vendor != "nvidia" || !peak) {
+      continue;
+    }
+    CAPTURE(gpu.name);
+    ++seen;
+    const ComputeProfile compute = DefaultProfile(gpu, "shardwright-cuda-plain").compute;
+    CHECK(compute.own_grouped.value > 0);
+    CHECK(compute.own_grouped.value * peak->value < 2 * 7.4e12);
+    CHECK(compute.own_attention.forward.value * peak->value < 2 * 26.3e12);
+    CHECK(compute.own_attention.backward.value > 0);
+    CHECK(compute.own_attention.backward.value * peak->value < 2 * 15.6e12);
+  }
+  CHECK(seen > 20);
 }
 
 TEST_CASE("Profile: one fits each GPU and kernel set") {

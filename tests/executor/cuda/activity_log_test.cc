@@ -201,13 +201,13 @@ TEST_CASE("ActivityLog.AnOpLastsFromItsFirstToItsLastActivity") {
   const RunClock clock{std::chrono::steady_clock::time_point()};
   Span first;
   Span second;
-  log->Begin(first, /*is_gather=*/true);
+  log->Begin(first);
   const std::uint64_t id = externals.back();
   log->End();
   log->Begin(second);
   log->End();
   Span third;
-  log->Begin(third, /*is_gather=*/true);
+  log->Begin(third);
   const std::uint64_t copied = externals.back();
   log->End();
   CHECK(externals.empty());
@@ -241,8 +241,6 @@ TEST_CASE("ActivityLog.AnOpLastsFromItsFirstToItsLastActivity") {
   CHECK(first.end == SimTime(400'000));
   CHECK(second.end == SimTime(0));
   CHECK(third.end == SimTime(200'000));
-  CHECK(log->gathers().by_copies == 1);
-  CHECK(log->gathers().by_kernels == 1);
 }
 
 TEST_CASE("ActivityLog.SaysWhyThereIsNone") {

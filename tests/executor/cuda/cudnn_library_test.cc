@@ -102,6 +102,35 @@ TEST_CASE("CudnnLibrary.PlansAttention") {
   }
 }
 
+// What simulate takes for granted (HasWideCudnnGradients): where the library has no plan, our own
+// kernel runs, tens of times slower.
+TEST_CASE("CudnnLibrary.GradientsOfWideHeadsAreHoppersAlone") {
+  struct Heads {
+    std::int64_t key, value;
+  };
+  struct Chip {
+    int sm;
+    const char* architecture;
+  };
+  for (const Chip& chip : {Chip{80, "ampere"}, Chip{89, "ada"}, Chip{90, "hopper"},
+                           Chip{100, "blackwell"}, Chip{120, "blackwell-rtx"}}) {
+    const CudnnDescriptor device = CudnnDevice(cudnn, DeviceJson(chip.sm));
+    REQUIRE(device.get() != nullptr);
+    for (const Heads& heads : {Heads{64, 64}, Heads{128, 128}, Heads{192, 128}, Heads{256, 256}}) {
+      CudnnAttention problem = Problem(4, 4, heads.key, 512);
+      problem.is_backward = true;
+      problem.value_dim = heads.value;
+      problem.v = problem.dv = {4 * heads.value, heads.value};
+      const CudnnPlan plan = MakeCudnnPlan(cudnn, device, problem, std::int64_t{1} << 40);
+      CAPTURE(chip.sm);
+      CAPTURE(heads.key);
+      CAPTURE(plan.problem);
+      CHECK((plan.plan.get() != nullptr) ==
+            (heads.key <= kWidestCudnnGradient || HasWideCudnnGradients(chip.architecture)));
+    }
+  }
+}
+
 OpSpec ConvolutionSpec(const CudnnConvolution& p) {
   return {.kind = OpKind::kConv2d,
           .in = p.in,

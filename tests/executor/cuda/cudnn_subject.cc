@@ -25,11 +25,13 @@ class GpuWithCudnn : public ForwardingGpu {
   [[nodiscard]] bool Attend(const gpu::AttentionArgs& args, bool is_backward, void* workspace,
                             std::int64_t bytes, GpuStream stream) override {
     Finish(stream);
+    FakeCudnn().workspace_size = bytes;  // as the library, whose plans take what is declared
     return plans_.Attend(args, is_backward, workspace, bytes, stream.value);
   }
   [[nodiscard]] bool Convolve(const gpu::ConvArgs& args, ConvPass pass, void* workspace,
                               std::int64_t bytes, GpuStream stream) override {
     Finish(stream);
+    FakeCudnn().workspace_size = 0;
     return plans_.Convolve(args, pass, workspace, bytes, stream.value);
   }
 

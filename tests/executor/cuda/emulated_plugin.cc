@@ -5,11 +5,14 @@
 #include "executor/cuda/plugin.h"
 #include "tests/executor/cuda/emulation/emulated_gpu.h"
 
-extern "C" [[gnu::visibility("default")]] shardwright::Gpu* ShardwrightOpenGpu(
-    int version, int device, std::string* problem) {
-  if (version != shardwright::kPluginVersion) {
-    *problem = "of another build";
-    return nullptr;
-  }
-  return shardwright::MakeEmulatedGpu({.seed = static_cast<std::uint64_t>(device + 1)}).release();
+extern "C" [[gnu::visibility("default")]] shardwright::Gpu* ShardwrightMakeGpu(int version,
+                                                                               int device,
+                                                                               char* problem,
+                                                                               std::size_t size) {
+  const std::string text = shardwright::DescribeOtherPlugin(version);
+  shardwright::WriteProblem(text, problem, size);
+  return text.empty()
+             ? shardwright::MakeEmulatedGpu({.seed = static_cast<std::uint64_t>(device + 1)})
+                   .release()
+             : nullptr;
 }

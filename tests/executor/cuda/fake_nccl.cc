@@ -1,14 +1,23 @@
 // An NCCL for emulated GPUs: ranks meet in files, so that they may be threads or processes.
 //
 // A collective is a step of the emulated stream. When the stream comes to it, it writes what this
-// rank sends; it is over once the files of all ranks are there. The environment variable
-// SHARDWRIGHT_FAKE_NCCL plants a fault: "stall RANK N" keeps that rank out of its N-th collective
-// (from 1), "fail RANK N" makes its communicator report an error then.
+// rank sends; it is over once the files of all ranks are there.
+//
+// Calls do as those of communicators that do not block: they return kInProgress, and what was
+// called happens when ncclCommGetAsyncError has been asked twice. What nccl.h forbids is a mistake:
+// a call on a communicator that is in progress, buffers that overlap, windows of other memory,
+// communicators that run at once without NCCL_LAUNCH_ORDER_IMPLICIT. Mistakes are counted
+// (TakeFakeNcclReport); in the library that programs load (SW_FAKE_NCCL_ENDS) one ends the process.
+//
+// The environment variable SHARDWRIGHT_FAKE_NCCL plants a fault: "stall RANK N" keeps that rank out
+// of its N-th collective (from 1), "fail RANK N" makes its communicator report an error then.
 
 #include "tests/executor/cuda/fake_nccl.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -54,18 +63,69 @@ struct Comm {
     std::size_t bytes;
   };
   std::vector<std::unique_ptr<Window>> windows;
+  int asks_left = 0;                           // until what is in progress is over
+  std::vector<std::function<void()>> waiting;  // happens then
+  bool finalizing = false;
+  std::atomic<bool> is_running{false};
 };
+
+// What one rank of a world has called for, in the order of its host: with an order of launches a
+// collective begins when all before it have.
+struct Launches {
+  std::int64_t issued = 0, begun = 0;
+};
+constexpr int kAsks = 2;
+
+thread_local int group_depth = 0;
+thread_local Comm* grouped = nullptr;  // the communicator that the open group is of
 
 std::mutex all_mutex;
 std::vector<std::unique_ptr<Comm>> all;  // live as long as the process: streams may still use them
 
 // Guarded by all_mutex: what TakeFakeNcclReport tells, and memory by ncclMemAlloc.
 FakeNcclReport report;
+std::map<std::pair<std::string, int>, Launches> launches;  // by folder of the world and rank
 std::map<const void*, std::size_t> allocated;
 
+// Requires all_mutex.
+void NoteMistake(const std::string& text) {
+#ifdef SW_FAKE_NCCL_ENDS
+  std::fputs(("fake NCCL: " + text + "\n").c_str(), stderr);
+  std::abort();
+#endif
+  report.mistakes.push_back(text);
+}
 void AddMistake(const std::string& text) {
   const std::lock_guard lock(all_mutex);
-  report.mistakes.push_back(text);
+  NoteMistake(text);
+}
+
+bool KeepsLaunchOrder() {
+  const char* const text = std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  return text != nullptr && std::strtoll(text, nullptr, 0) != 0;
+}
+
+Launches& LaunchesOf(const Comm& comm) {
+  return launches[{std::filesystem::path(comm.name).parent_path().string(), comm.rank}];
+}
+
+// Whether a call on the communicator is allowed now.
+bool IsFree(const Comm& comm, const char* call) {
+  if (comm.asks_left > 0 && grouped != &comm) {
+    AddMistake(std::string(call) + " on a communicator that is in progress");
+    return false;
+  }
+  return true;
+}
+
+// In place, as nccl.h allows it, is where both begin together.
+void CheckBuffers(const char* call, const void* send, std::size_t sent, const void* receive,
+                  std::size_t received, const void* in_place) {
+  const auto* const a = static_cast<const std::byte*>(send);
+  const auto* const b = static_cast<const std::byte*>(receive);
+  if (a < b + received && b < a + sent && send != in_place) {
+    AddMistake(std::string(call) + ": buffers overlap");
+  }
 }
 
 // The place in a window of the communicator, or -1: in none.
@@ -183,20 +243,35 @@ bool IsPlanted(const char* what, const Comm& comm, std::int64_t number) {
   return kind == what && rank == comm.rank && number >= from;
 }
 
-int Submit(void* handle, void* stream, Collective collective) {
-  auto& comm = *static_cast<Comm*>(handle);
-  if (comm.members.empty()) {
-    return kInvalidUsage;
+// Whether the stream may begin with a collective that its host issued as number `order`.
+bool MayBegin(Comm& comm, std::int64_t order) {
+  const std::lock_guard lock(all_mutex);
+  Launches& own = LaunchesOf(comm);
+  if (KeepsLaunchOrder() && own.begun + 1 < order) {
+    return false;
   }
-  const std::int64_t number = ++comm.submitted;
+  for (const auto& other : all) {
+    if (other->is_running && other.get() != &comm && &LaunchesOf(*other) == &own &&
+        !KeepsLaunchOrder()) {
+      NoteMistake("two communicators at once without an order of launches");
+    }
+  }
+  own.begun = std::max(own.begun, order);
+  comm.is_running = true;
+  return true;
+}
+
+void Launch(Comm& comm, void* stream, const Collective& collective, std::int64_t number,
+            std::int64_t order) {
   const std::string stem = comm.name + "." + std::to_string(number);
   bool is_written = false;
-  static_cast<EmulatedStream*>(stream)->Push([&comm, stem, number, collective,
+  static_cast<EmulatedStream*>(stream)->Push([&comm, stem, number, order, collective,
                                               is_written]() mutable {
     if (comm.aborted) {
       return true;
     }
-    if (comm.done != number - 1 || IsPlanted("stall", comm, number)) {
+    if (comm.done != number - 1 || IsPlanted("stall", comm, number) ||
+        (!is_written && !MayBegin(comm, order))) {
       return false;
     }
     if (IsPlanted("fail", comm, number)) {
@@ -232,25 +307,57 @@ int Submit(void* handle, void* stream, Collective collective) {
     std::error_code ignored;
     std::filesystem::remove(FileOf(comm.name + "." + std::to_string(number - 1), comm.rank),
                             ignored);
+    comm.is_running = false;
     comm.done = number;
     return true;
   });
-  return NcclNumbers::kSuccess;
 }
 
-// out[i] = sum over ranks of their element first + i, divided for averages.
+int Submit(void* handle, void* stream, Collective collective) {
+  auto& comm = *static_cast<Comm*>(handle);
+  if (handle == nullptr || comm.members.empty() || !IsFree(comm, "a collective")) {
+    return kInvalidArgument;
+  }
+  if (group_depth > 0) {
+    if (grouped != nullptr && grouped != &comm) {
+      AddMistake("a group of two communicators");
+    }
+    grouped = &comm;
+  }
+  std::int64_t order = 0;
+  {
+    const std::lock_guard lock(all_mutex);
+    order = ++LaunchesOf(comm).issued;
+  }
+  comm.waiting.push_back([&comm, stream, collective, number = ++comm.submitted, order] {
+    Launch(comm, stream, collective, number, order);
+  });
+  comm.asks_left = kAsks;
+  return NcclNumbers::kInProgress;
+}
+
+// out[i] = sum over ranks of their element first + i, or their average.
 void Sum(const std::vector<std::vector<std::byte>>& parts, DType type, std::size_t first,
          std::size_t count, int op, void* out) {
+  // NCCL averages by a factor in the numbers' own type, rounded to it.
+  std::array<std::byte, sizeof(float)> rounded{};
+  StoreFloat(type, rounded.data(), 0,
+             op == NcclNumbers::kAvg ? 1.0F / static_cast<float>(parts.size()) : 1.0F);
+  const float factor = LoadFloat(type, rounded.data(), 0);
   for (std::size_t i = 0; i < count; ++i) {
     float sum = 0.0F;
     for (const std::vector<std::byte>& part : parts) {
-      sum += LoadFloat(type, part.data(), static_cast<std::int64_t>(first + i));
-    }
-    if (op == NcclNumbers::kAvg) {
-      sum /= static_cast<float>(parts.size());
+      sum += factor * LoadFloat(type, part.data(), static_cast<std::int64_t>(first + i));
     }
     StoreFloat(type, out, static_cast<std::int64_t>(i), sum);
   }
+}
+
+// Reductions of memory that the library could show other GPUs, and cannot.
+void CountReduction(const Comm& comm, const void* send, std::size_t bytes) {
+  const std::lock_guard lock(all_mutex);
+  const bool has_windows = !allocated.empty() && comm.members.size() > 1;
+  report.outside_windows += has_windows && OffsetInWindow(comm, send, bytes) < 0 ? 1 : 0;
 }
 
 bool MayUseCopyEngines(const NcclConfig& config) {
@@ -306,7 +413,7 @@ int ncclCommInitRankConfig(void** handle, int ranks, NcclUniqueId id, int rank,
 
 int ncclCommSplit(void* handle, int color, int /*key*/, void** part, NcclConfig* config) {
   auto& parent = *static_cast<Comm*>(handle);
-  if (parent.members.empty() || parent.splitting != nullptr) {
+  if (parent.members.empty() || parent.splitting != nullptr || !IsFree(parent, "a split")) {
     return kInvalidUsage;
   }
   Comm* const comm = NewComm();
@@ -326,24 +433,39 @@ int ncclCommSplit(void* handle, int color, int /*key*/, void** part, NcclConfig*
 int ncclCommGetAsyncError(void* handle, int* error) {
   auto& comm = *static_cast<Comm*>(handle);
   if (comm.splitting != nullptr && IsReady(*comm.splitting)) {
+    // The handle is there; its communicator is in progress for a while yet.
+    comm.splitting->asks_left = kAsks;
     *comm.split = std::exchange(comm.splitting, nullptr);
   }
-  const bool is_ready =
-      IsReady(comm) && comm.splitting == nullptr && AllThere(comm.registering, comm.members);
+  if (comm.asks_left > 0 && group_depth == 0 && --comm.asks_left == 0) {
+    for (const auto& what : std::exchange(comm.waiting, {})) {
+      what();
+    }
+  }
+  const bool is_ready = IsReady(comm) && comm.splitting == nullptr && comm.asks_left == 0 &&
+                        AllThere(comm.registering, comm.members);
   *error = comm.error != 0 ? comm.error.load()
                            : (is_ready ? NcclNumbers::kSuccess : NcclNumbers::kInProgress);
   return NcclNumbers::kSuccess;
 }
 
 int ncclCommFinalize(void* handle) {
-  if (!static_cast<Comm*>(handle)->windows.empty()) {
+  auto& comm = *static_cast<Comm*>(handle);
+  if (!comm.windows.empty()) {
     AddMistake("ncclCommFinalize with open windows");
   }
-  return NcclNumbers::kSuccess;
+  (void)IsFree(comm, "ncclCommFinalize");
+  comm.finalizing = true;
+  comm.asks_left = kAsks;
+  return NcclNumbers::kInProgress;
 }
 
 int ncclCommDestroy(void* handle) {
-  Leave(*static_cast<Comm*>(handle));
+  auto& comm = *static_cast<Comm*>(handle);
+  if (!comm.finalizing || comm.asks_left > 0) {
+    AddMistake("ncclCommDestroy before ncclCommFinalize is over");
+  }
+  Leave(comm);
   return NcclNumbers::kSuccess;
 }
 
@@ -370,6 +492,8 @@ int ncclAllGather(const void* send, void* receive, std::size_t part, int type, v
   if ((offset < 0) != (OffsetInWindow(members, send, bytes) < 0)) {
     AddMistake("an all-gather with one of its buffers in a window");
   }
+  CheckBuffers("ncclAllGather", send, bytes, receive, bytes * members.members.size(),
+               static_cast<std::byte*>(receive) + bytes * static_cast<std::size_t>(members.me));
   {
     const std::lock_guard lock(all_mutex);
     ++(offset >= 0 && members.has_copy_engines ? report.by_copy_engines : report.by_kernels);
@@ -388,6 +512,9 @@ int ncclReduceScatter(const void* send, void* receive, std::size_t part, int typ
   const DType dtype = TypeOf(type);
   const std::size_t bytes = part * comm.members.size() * static_cast<std::size_t>(SizeOf(dtype));
   const std::size_t first = part * static_cast<std::size_t>(comm.me);
+  CheckBuffers("ncclReduceScatter", send, bytes, receive, bytes / comm.members.size(),
+               static_cast<std::byte*>(receive) - first * static_cast<std::size_t>(SizeOf(dtype)));
+  CountReduction(comm, send, bytes);
   return Submit(handle, stream,
                 {send, bytes, OffsetInWindow(comm, send, bytes),
                  [=](const auto& parts) { Sum(parts, dtype, first, part, op, receive); }});
@@ -397,6 +524,8 @@ int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, 
                   void* handle, void* stream) {
   const DType dtype = TypeOf(type);
   const std::size_t bytes = count * static_cast<std::size_t>(SizeOf(dtype));
+  CheckBuffers("ncclAllReduce", send, bytes, receive, bytes, receive);
+  CountReduction(*static_cast<const Comm*>(handle), send, bytes);
   return Submit(handle, stream,
                 {send, bytes, OffsetInWindow(*static_cast<const Comm*>(handle), send, bytes),
                  [=](const auto& parts) { Sum(parts, dtype, 0, count, op, receive); }});
@@ -407,6 +536,7 @@ int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, 
   const auto& comm = *static_cast<const Comm*>(handle);
   const std::size_t bytes =
       comm.me == root ? count * static_cast<std::size_t>(SizeOf(TypeOf(type))) : 0;
+  CheckBuffers("ncclBroadcast", send, bytes, receive, bytes, receive);
   return Submit(handle, stream, {send, bytes, -1, [=](const auto& parts) {
                                    const auto& from = parts[static_cast<std::size_t>(root)];
                                    std::copy(from.begin(), from.end(),
@@ -415,10 +545,16 @@ int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, 
 }
 
 int ncclGroupStart() {
+  ++group_depth;
   return NcclNumbers::kSuccess;
 }
 int ncclGroupEnd() {
-  return NcclNumbers::kSuccess;
+  if (group_depth == 0) {
+    AddMistake("ncclGroupEnd without a group");
+    return kInvalidUsage;
+  }
+  const Comm* const comm = --group_depth == 0 ? std::exchange(grouped, nullptr) : grouped;
+  return comm == nullptr ? NcclNumbers::kSuccess : NcclNumbers::kInProgress;
 }
 
 int ncclMemAlloc(void** memory, std::size_t bytes) {
@@ -435,12 +571,12 @@ int ncclMemFree(void* memory) {
     for (const auto& comm : all) {
       for (const auto& window : comm->windows) {
         if (window->begin == memory) {
-          report.mistakes.emplace_back("ncclMemFree of memory in a window");
+          NoteMistake("ncclMemFree of memory in a window");
         }
       }
     }
     if (allocated.erase(memory) == 0) {
-      report.mistakes.emplace_back("ncclMemFree of other memory");
+      NoteMistake("ncclMemFree of other memory");
       return kInvalidArgument;
     }
   }
@@ -452,12 +588,13 @@ int ncclMemFree(void* memory) {
 int ncclCommWindowRegister(void* handle, void* memory, std::size_t bytes, void** window,
                            int flags) {
   auto& comm = *static_cast<Comm*>(handle);
+  (void)IsFree(comm, "ncclCommWindowRegister");
   {
     const std::lock_guard lock(all_mutex);
     const auto at = allocated.find(memory);
     if (at == allocated.end() || at->second < bytes || comm.members.empty() || comm.submitted > 0 ||
         flags != NcclNumbers::kSymmetricWindow) {
-      report.mistakes.emplace_back("ncclCommWindowRegister");
+      NoteMistake("ncclCommWindowRegister");
       return kInvalidUsage;
     }
     comm.windows.push_back(
@@ -475,7 +612,7 @@ int ncclCommWindowDeregister(void* handle, void* window) {
   const std::lock_guard lock(all_mutex);
   const auto is_meant = [&](const auto& open) { return open.get() == window; };
   if (std::erase_if(comm.windows, is_meant) != 1) {
-    report.mistakes.emplace_back("ncclCommWindowDeregister of another window");
+    NoteMistake("ncclCommWindowDeregister of another window");
   }
   return NcclNumbers::kSuccess;
 }

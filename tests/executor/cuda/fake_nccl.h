@@ -4,6 +4,7 @@
 // or load them as a library.
 
 #include <cstddef>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -40,15 +41,16 @@ int ncclCommWindowDeregister(void* comm, void* window);
 namespace shardwright::testing {
 
 // Since the last call, over all ranks of this process: all-gathers whose memory lies in symmetric
-// windows of a communicator that may use copy engines, other ones, and what was against the rules
-// of nccl.h on windows.
+// windows of a communicator that may use copy engines, other ones, sums of several ranks whose
+// memory lies in no window though there are some, and what was against the rules of nccl.h.
 struct FakeNcclReport {
-  int by_copy_engines = 0, by_kernels = 0;
+  int by_copy_engines = 0, by_kernels = 0, outside_windows = 0;
   std::vector<std::string> mistakes;
 };
 [[nodiscard]] FakeNcclReport TakeFakeNcclReport();
 
 [[nodiscard]] inline NcclTable FakeNccl() {
+  (void)::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);  // as LoadNccl does
   return {.get_version = ncclGetVersion,
           .get_unique_id = ncclGetUniqueId,
           .comm_init = ncclCommInitRankConfig,

@@ -61,7 +61,7 @@ struct Losses {
 };
 
 Losses TrainByNccl(const Setup& setup, std::chrono::milliseconds timeout = kTimeout,
-                   const NcclTable& nccl = FakeNccl()) {
+                   const NcclTable& nccl = FakeNccl(), ActivityLog* activities = nullptr) {
   const KernelSetOptions& kernels = FindKernelSet("shardwright-cuda-plain", "test");
   const Program program = Lower({setup.model, kernels, setup.job, setup.plan});
   SW_CHECK(Verify(program).empty(), "a plan");
@@ -74,7 +74,11 @@ Losses TrainByNccl(const Setup& setup, std::chrono::milliseconds timeout = kTime
     run.poison = true;
     JoinRun(all, run);
     CudaSession session({setup.model, kernels, setup.job, program, setup.training},
-                        {.timeout = timeout, .processes = &all, .nccl = &nccl}, *gpu, run);
+                        {.timeout = timeout,
+                         .processes = &all,
+                         .nccl = &nccl,
+                         .activities = all.rank() == 0 ? activities : nullptr},
+                        *gpu, run);
     session.faults().OnReport([&](const std::string& cause) { all.Fail(cause); });
     session.runtime().Initialize();
     session.runtime().RunSteps(setup.steps);
@@ -145,6 +149,7 @@ TEST_CASE("Nccl.TrainsAsTheHostDoes") {
     const FakeNcclReport report = TakeFakeNcclReport();
     CHECK(report.mistakes == std::vector<std::string>());
     CHECK(report.by_kernels == 0);
+    CHECK(report.outside_windows == 0);
     // DDP gathers nothing, ZeRO-1 here in parts that lie apart.
     CHECK((report.by_copy_engines > 0) ==
           (variant.dialect != Dialect::kDdp && variant.dialect != Dialect::kZero1));
@@ -156,13 +161,13 @@ TEST_CASE("Nccl.TrainsAsTheHostDoes") {
   }
 }
 
-// One rank's end of a group of two.
+// One rank's end of a group of all.
 struct Pair {
   Pair(MessagePassing& all, const NcclTable& nccl)
       : me(all.rank()),
         gpu(MakeEmulatedGpu({.seed = static_cast<std::uint64_t>(me)})),
         world(nccl, all, *gpu, kTimeout, faults),
-        group(world.MakeGroup({2, 0, 1}, "both")),
+        group(world.MakeGroup({all.size(), 0, 1}, "all")),
         place{*gpu, gpu->NewStream(true), gpu->NewEvent(false), gpu->NewEvent(false),
               gpu->NewEvent(false)} {}
 
@@ -287,39 +292,76 @@ TEST_CASE("Nccl.GathersByCopyEnginesWhereTheLibraryHasThem") {
   ::unsetenv("NCCL_WIN_ENABLE");
 }
 
-// Before 2.26 kernels of two communicators have no order: ours wait for the one before.
-TEST_CASE("Nccl.OlderLibrariesRunOneCollectiveAtATime") {
-  NcclTable older = FakeNccl();
-  older.get_version = [](int* version) {
-    *version = 22505;
-    return NcclNumbers::kSuccess;
+// Versions whose release notes name corruption in windows.
+TEST_CASE("Nccl.NoWindowsWhereTheyCorrupt") {
+  const auto problem_of = [](int (*version)(int*)) {
+    NcclTable nccl = FakeNccl();
+    nccl.get_version = version;
+    return DescribeNoWindows(nccl);
   };
-  older.window_deregister = nullptr;
-  Setup setup = SetupOf({"native", Dialect::kNative, 2, [](Setup&) {}});
-  setup.run.trace = true;
-  const Losses losses = TrainByNccl(setup, kTimeout, older);
-  CHECK(losses.causes == std::vector<std::string>(2));
-  const Program program =
-      Lower({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job, setup.plan});
-  std::vector<Span> collectives;
-  std::set<GroupId> groups;
-  for (const Span& span : losses.trace.spans) {
-    if (span.body != BodyKind::kStep) {
-      continue;
+  CHECK(problem_of([](int* v) { return *v = 22706, 0; }).empty());
+  CHECK(problem_of([](int* v) { return *v = 22807, 0; }).empty());
+  CHECK(problem_of([](int* v) { return *v = 22803, 0; }) ==
+        "NCCL 2.28.3 may corrupt what lies in them, 2.28.7 does not");
+  CHECK(!problem_of([](int* v) { return *v = 22806, 0; }).empty());
+}
+
+TEST_CASE("Nccl.TwoRanksOnOneGpuAreToldOfLoopback") {
+  const auto causes = RunTogether(2, [&](MessagePassing& all) {
+    NcclTable nccl = FakeNccl();
+    nccl.comm_init = [](void**, int, NcclUniqueId, int, NcclConfig*) { return 5; };
+    nccl.last_error = [](void*) -> const char* {
+      return "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000";
+    };
+    const Pair pair(all, nccl);
+  });
+  CHECK(
+      causes[0].find("(5): Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000; "
+                     "ranks in processes need a GPU each: --loopback 2 runs all of them on one") !=
+      std::string::npos);
+}
+
+// Before 2.26 kernels of two communicators have no order: ours wait for the one before. So they do
+// where the order is switched off.
+TEST_CASE("Nccl.WithoutAnOrderOneCollectiveRunsAtATime") {
+  for (const bool is_old : {true, false}) {
+    INFO(is_old);
+    NcclTable older = FakeNccl();
+    ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", is_old ? "1" : "0", 1);
+    if (is_old) {
+      older.get_version = [](int* version) {
+        *version = 22505;
+        return NcclNumbers::kSuccess;
+      };
+      older.window_deregister = nullptr;
     }
-    const OpShape& shape = program.ShapeOf(program.step.ops[span.op.value]);
-    if (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter) {
-      collectives.push_back(span);
-      groups.insert(shape.group);
+    Setup setup = SetupOf({"native", Dialect::kNative, 2, [](Setup&) {}});
+    setup.run.trace = true;
+    const Losses losses = TrainByNccl(setup, kTimeout, older);
+    CHECK(losses.causes == std::vector<std::string>(2));
+    const Program program = Lower(
+        {setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job, setup.plan});
+    std::vector<Span> collectives;
+    std::set<GroupId> groups;
+    for (const Span& span : losses.trace.spans) {
+      if (span.body != BodyKind::kStep) {
+        continue;
+      }
+      const OpShape& shape = program.ShapeOf(program.step.ops[span.op.value]);
+      if (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter) {
+        collectives.push_back(span);
+        groups.insert(shape.group);
+      }
     }
+    CHECK(groups.size() == 2);
+    std::sort(collectives.begin(), collectives.end(),
+              [](const Span& x, const Span& y) { return x.issued < y.issued; });
+    for (std::size_t i = 1; i < collectives.size(); ++i) {
+      CHECK(collectives[i].start >= collectives[i - 1].end);
+    }
+    CHECK(TakeFakeNcclReport().mistakes == std::vector<std::string>());
   }
-  CHECK(groups.size() == 2);
-  std::sort(collectives.begin(), collectives.end(),
-            [](const Span& x, const Span& y) { return x.issued < y.issued; });
-  for (std::size_t i = 1; i < collectives.size(); ++i) {
-    CHECK(collectives[i].start >= collectives[i - 1].end);
-  }
-  (void)TakeFakeNcclReport();
+  ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
 }
 
 // Several targets, and divisors that are not the number of ranks: sums of 1, 2, 3, 4 and 10, 20,
@@ -364,6 +406,58 @@ TEST_CASE("Nccl.SumsAreDividedAndScattered") {
   CHECK(causes == std::vector<std::string>(2));
 }
 
+// A third in bf16 is 0.333984: by that factor the average would be 1.953125.
+TEST_CASE("Nccl.AveragesAreSumsThatWeDivide") {
+  const NcclTable nccl = FakeNccl();
+  const auto causes = RunTogether(3, [&](MessagePassing& all) {
+    const Pair group(all, nccl);
+    CollectiveCall reduce;
+    reduce.code = OpCode::kAllReduce;
+    reduce.dtype = DType::kBf16;
+    reduce.elements = 1;
+    reduce.divisor = 3.0;
+    reduce.send = reduce.receive = group.Floats({0});
+    StoreFloat(DType::kBf16, reduce.receive, 0, group.me == 2 ? 1.84375F : 2.0F);
+    group.Run(reduce);
+    CHECK(LoadFloat(DType::kBf16, reduce.receive, 0) == 1.9453125F);
+    // The sum, 120000, is too large for fp16; the average is not.
+    reduce.dtype = DType::kFp16;
+    StoreFloat(DType::kFp16, reduce.receive, 0, 40000.0F);
+    group.Run(reduce);
+    CHECK(LoadFloat(DType::kFp16, reduce.receive, 0) == doctest::Approx(40000).epsilon(1e-3));
+  });
+  CHECK(causes == std::vector<std::string>(3));
+}
+
+// CUPTI gives nothing to the threads from which NCCL launches: events tell when collectives ran.
+TEST_CASE("Nccl.CollectivesOfATraceHaveTimesBesideCupti") {
+  CuptiTable silent{};
+  silent.register_timestamp = [](std::uint64_t (*)()) { return 0; };
+  silent.register_callbacks = [](auto*, auto*) { return 0; };
+  silent.enable = silent.disable = silent.flush = [](std::uint32_t) { return 0; };
+  silent.push = [](int, std::uint64_t) { return 0; };
+  silent.pop = [](int, std::uint64_t*) { return 0; };
+  std::string problem;
+  const std::unique_ptr<ActivityLog> log = ActivityLog::Start(silent, &problem);
+  REQUIRE(log != nullptr);
+  Setup setup = SetupOf({"native", Dialect::kNative, 2, [](Setup&) {}});
+  setup.run.trace = true;
+  const Losses losses = TrainByNccl(setup, kTimeout, FakeNccl(), log.get());
+  CHECK(losses.causes == std::vector<std::string>(2));
+  const Program program =
+      Lower({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job, setup.plan});
+  std::size_t collectives = 0;
+  for (const Span& span : losses.trace.spans) {
+    const Op& op = BodyOf(program, span.body).ops[span.op.value];
+    if (InfoOf(program.ShapeOf(op).code).is_collective) {
+      ++collectives;
+      CHECK(span.start >= span.issued);
+      CHECK(span.end > span.start);
+    }
+  }
+  CHECK(collectives > 0);
+}
+
 // Plants a fault in the library while it lives.
 class Planted {
  public:
@@ -379,12 +473,13 @@ TEST_CASE("Nccl.AnErrorEndsAllRanksWithItsOpAndPeers") {
   REQUIRE(losses.causes.size() == 2);
   CHECK(losses.causes[0] == losses.causes[1]);
   CHECK(losses.causes[0].find("rank 1, op ") == 0);
-  CHECK(losses.causes[0].find(": NCCL: unhandled system error (2): planted by a test "
-                              "(group shard of ranks 0, 1)") != std::string::npos);
+  // Found by the watch or by the next call.
+  CHECK(losses.causes[0].find(": unhandled system error (2): planted by a test") !=
+        std::string::npos);
 }
 
 TEST_CASE("Nccl.ACollectiveThatNeverEndsEndsAllRanks") {
-  const Planted fault("stall 1 1");
+  const Planted fault("stall 1 2");  // the first one of a group has longer, as the set-up has
   const Losses losses =
       TrainByNccl(SetupOf({"", Dialect::kFsdp2, 2, [](Setup&) {}}), std::chrono::milliseconds(200));
   REQUIRE(losses.causes.size() == 2);
@@ -402,10 +497,23 @@ TEST_CASE("LoadNccl.NamesWhatIsMissing") {
   ::setenv("SHARDWRIGHT_NCCL", "libm.so.6", 1);
   CHECK(LoadNccl(&table) == "libnccl lacks functions that NCCL 2.18 and later have");
   ::unsetenv("SHARDWRIGHT_NCCL");
+  // To NCCL an empty switch is off, and off is its default.
+  ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "", 1);
+  (void)LoadNccl(&table);
+  CHECK(std::string(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT")) == "1");
   // As ncclGetVersion numbers them: before 2.9 without tens.
   CHECK(DescribeNcclVersion(22809).empty());
   CHECK(DescribeNcclVersion(21800).empty());
   CHECK(DescribeNoLaunchOrder(22602).empty());
+  CHECK(!DescribeNoLaunchOrder(22505).empty());
+  for (const char* const off : {"0", "no"}) {
+    ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", off, 1);
+    CHECK(
+        DescribeNoLaunchOrder(22602) ==
+        "NCCL_LAUNCH_ORDER_IMPLICIT is off, so NCCL keeps no order of launches across "
+        "communicators: all collectives of a rank run one at a time, which simulate does not know");
+  }
+  ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
   CHECK(DescribeNcclVersion(21703) == "libnccl is version 2.17.3, expected at least 2.18");
   CHECK(DescribeNcclVersion(2804) == "libnccl is version 2.8.4, expected at least 2.18");
 }
@@ -413,7 +521,7 @@ TEST_CASE("LoadNccl.NamesWhatIsMissing") {
 // A watch whose events are over when the test says so.
 struct FakeWatch {
   explicit FakeWatch(std::int64_t rank)
-      : watch(rank, std::chrono::milliseconds(1000),
+      : watch(rank, std::chrono::milliseconds(1000), std::chrono::milliseconds(3000),
               {.new_event =
                    [this] {
                      events.push_back(std::make_unique<bool>(false));
@@ -421,7 +529,11 @@ struct FakeWatch {
                    },
                .is_over = [](GpuEvent event) { return *static_cast<bool*>(event.value); },
                .problem_of = [this](std::size_t c) { return problems[c]; },
-               .tell = [this](const std::vector<CollectiveProgress>& mine) { told = mine; },
+               .tell =
+                   [this](const std::vector<CollectiveProgress>& mine) {
+                     told = mine;
+                     ++times_told;
+                   },
                .told_by = [this](std::int64_t r) { return others[r]; },
                .fail = {}}) {}
 
@@ -436,6 +548,7 @@ struct FakeWatch {
   std::map<std::size_t, std::string> problems;
   std::map<std::int64_t, std::vector<CollectiveProgress>> others;
   std::vector<CollectiveProgress> told;
+  int times_told = 0;
   CollectiveWatch watch;
 };
 
@@ -472,6 +585,52 @@ TEST_CASE("CollectiveWatch.CountsTimeFromWhenTheStreamComesToACollective") {
   FakeWatch::Set(second.end);
   CHECK(fake.watch.Look(after(9000)).empty());
   CHECK(fake.told == std::vector<CollectiveProgress>{{2, 2, 2}});
+}
+
+// Ranks connect in the first one, and load what they need.
+TEST_CASE("CollectiveWatch.TheFirstCollectiveHasLonger") {
+  FakeWatch fake(0);
+  const std::size_t c = fake.watch.AddCommunicator({2, 0, 1}, "the gathers");
+  const CollectiveWatch::Clock::time_point start;
+  FakeWatch::Set(fake.Submit(c, "a").begin);
+  CHECK(fake.watch.Look(start).empty());
+  CHECK(fake.watch.Look(start + std::chrono::milliseconds(3000)).empty());
+  CHECK(fake.watch.Look(start + std::chrono::milliseconds(3001)) ==
+        "rank 0, op a: waited 3000 ms for rank 1 (collective 1 of the gathers)");
+}
+
+// Ten seconds of steps with a look every 50 ms: 200 looks, and eight reports per time-out of one
+// second. A report costs a message to every other rank.
+TEST_CASE("CollectiveWatch.ReportsAreFewAndNotUnderTheLockOfLaunches") {
+  FakeWatch fake(0);
+  const std::size_t c = fake.watch.AddCommunicator({512, 0, 1}, "the gathers");
+  const CollectiveWatch::Clock::time_point start;
+  for (int look = 0; look < 200; ++look) {
+    const CollectiveWatch::Events events = fake.Submit(c, "x");
+    FakeWatch::Set(events.begin);
+    FakeWatch::Set(events.end);
+    CHECK(fake.watch.Look(start + look * std::chrono::milliseconds(50)).empty());
+  }
+  CHECK(fake.times_told > 40);
+  CHECK(fake.times_told <= 80);
+  std::size_t launched = 0;
+  CollectiveWatch launching(0, std::chrono::milliseconds(1000), std::chrono::milliseconds(1000),
+                            {.new_event = [] { return GpuEvent{}; },
+                             .is_over = [](GpuEvent) { return false; },
+                             .problem_of = [](std::size_t) { return std::string(); },
+                             .tell =
+                                 [&](const std::vector<CollectiveProgress>&) {
+                                   // Waits without end under the lock.
+                                   std::jthread([&] {
+                                     (void)launching.Next(0);
+                                     ++launched;
+                                   });
+                                 },
+                             .told_by = {},
+                             .fail = {}});
+  (void)launching.AddCommunicator({1, 0, 1}, "one");
+  CHECK(launching.Look(start).empty());
+  CHECK(launched == 1);
 }
 
 TEST_CASE("CollectiveWatch.ReportsWhatACommunicatorSays") {

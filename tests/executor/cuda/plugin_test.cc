@@ -2,7 +2,9 @@
 
 #include "executor/cuda/plugin.h"
 
+#include <array>
 #include <string>
+#include <type_traits>
 
 #include <doctest/doctest.h>
 
@@ -29,7 +31,22 @@ TEST_CASE("OpenGpu.NamesAMissingModule") {
 
 TEST_CASE("OpenGpu.RefusesAnotherLibrary") {
   CHECK(MessageOf("libm.so.6") ==
-        "device cuda: libshardwright_cuda.so is of another program: it has no ShardwrightOpenGpu");
+        "device cuda: libshardwright_cuda.so is of another program: it has no ShardwrightMakeGpu");
+}
+
+// Before both are known to be of one kind, nothing of C++ goes between them.
+TEST_CASE("OpenGpu.AnotherStandardLibraryIsAnotherBuild") {
+  static_assert(std::is_same_v<OpenGpuFunction, Gpu* (*)(int, int, char*, std::size_t)>);
+  CHECK(DescribeOtherPlugin(kPluginVersion).empty());
+  const int other = kPluginVersion / 10 * 10 + (kStandardLibrary == 2 ? 1 : 2);
+  CHECK(DescribeOtherPlugin(other) ==
+        "libshardwright_cuda.so is of another build: its interface is number " +
+            std::to_string(kPluginVersion) + ", the program's is number " + std::to_string(other) +
+            " (built with another C++ standard library)");
+  CHECK(DescribeOtherPlugin(7).find("standard library") == std::string::npos);
+  std::array<char, 4> room{'x', 'x', 'x', 'x'};
+  WriteProblem("abcdef", room.data(), room.size());
+  CHECK(std::string(room.data()) == "abc");
 }
 
 // Numbers as driver_types.h has them: 34 cudaErrorStubLibrary, 35 cudaErrorInsufficientDriver,
