@@ -31,7 +31,9 @@ constexpr std::array<FlagRow, 20> kEstimateFlags = {{
     {"--lora-targets", "GLOBS",
      "linear modules that get adapters (default: those that PEFT takes, such as q_proj,v_proj)"},
     {"--frozen", "GLOBS", "parameters without gradient, such as 'model.embed_tokens.*'"},
-    {"--kernel-set", "NAME", "software stack (default torch-eager)"},
+    {"--kernel-set", "NAME",
+     "software: a kernel set, or a stack of its date such as torchtitan@2024-12 (default "
+     "torch-eager)"},
     {"--loss-chunks", "N", "head and loss in N chunks, as of plan"},
     {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)",
      FileRole::kRead},

@@ -48,7 +48,9 @@ constexpr std::array<FlagRow, 15> kImportRunFlags = {{
     {"--cluster", "NAME|FILE|TEXT", "as for plan (required)", FileRole::kRead},
     {"--nodes", "N", "nodes in use (default: what the files say)"},
     {"--gpus", "N", "GPUs in use of each node (default: what the files say)"},
-    {"--kernel-set", "NAME", "software stack (default: by framework)"},
+    {"--kernel-set", "NAME",
+     "software: a kernel set, or a stack of its date such as trainer@2024-12 (default: by "
+     "framework)"},
     {"--attention", "NAME", "as for plan (default: as the files say)"},
     {"--loss-chunks", "N", "as for plan (default: as the files and their framework's version say)"},
     {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)",

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/stacks.h"
 #include "cli/table.h"
 #include "core/json.h"
 #include "models/kernel_set.h"
@@ -27,15 +28,16 @@ constexpr const char* kListAbout = R"(Lists what ships with Shardwright.
 
 Examples:
   shardwright list models
-  shardwright list clusters --json)";
+  shardwright list clusters --json
+  shardwright list stacks)";
 
 constexpr std::array<PositionalRow, 1> kListPositionals = {
-    {{"WHAT", "models, clusters, gpus, kernel-sets or profiles",
-      "list needs one of models, clusters, gpus, kernel-sets, profiles"}}};
+    {{"WHAT", "models, clusters, gpus, kernel-sets, profiles or stacks",
+      "list needs one of models, clusters, gpus, kernel-sets, profiles, stacks"}}};
 
-enum class ListKind : std::uint8_t { kModels, kClusters, kGpus, kKernelSets, kProfiles };
-constexpr std::array<std::string_view, 5> kListNames = {"models", "clusters", "gpus", "kernel-sets",
-                                                        "profiles"};
+enum class ListKind : std::uint8_t { kModels, kClusters, kGpus, kKernelSets, kProfiles, kStacks };
+constexpr std::array<std::string_view, 6> kListNames = {"models",      "clusters", "gpus",
+                                                        "kernel-sets", "profiles", "stacks"};
 
 // A list as rows for people and as JSON for programs.
 struct Listing {
@@ -179,6 +181,25 @@ Listing ListProfilesOf() {
   return listing;
 }
 
+// Of one stack the rows in the order of time; --kernel-set NAME@DATE picks one.
+Listing ListStacksOf() {
+  Listing listing{Table({kLeft, kLeft, kLeft, kLeft, kLeft})};
+  listing.table.Row({"stack", "before", "kernel set", "attention", "shards as"});
+  for (const StackRow& row : Stacks()) {
+    const std::string attention(row.attention ? NameIn(kAttentionNames, *row.attention) : "");
+    const std::string version = row.before_version.empty() ? "" : " (" + row.before_version + ")";
+    listing.table.Row({row.name, row.before.empty() ? "now" : row.before + version, row.kernel_set,
+                       attention, row.dialect});
+    listing.json.push_back({{"name", row.name},
+                            {"before", row.before},
+                            {"before_version", row.before_version},
+                            {"kernel_set", row.kernel_set},
+                            {"attention", attention},
+                            {"dialect", row.dialect}});
+  }
+  return listing;
+}
+
 std::pair<const char*, Listing> ListingOf(ListKind kind) {
   switch (kind) {
     case ListKind::kModels:
@@ -190,9 +211,11 @@ std::pair<const char*, Listing> ListingOf(ListKind kind) {
     case ListKind::kKernelSets:
       return {"kernel_sets", ListKernelSetsOf()};
     case ListKind::kProfiles:
+      return {"profiles", ListProfilesOf()};
+    case ListKind::kStacks:
       break;
   }
-  return {"profiles", ListProfilesOf()};
+  return {"stacks", ListStacksOf()};
 }
 
 int RunList(const Arguments& arguments) {

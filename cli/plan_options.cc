@@ -4,6 +4,7 @@
 #include <array>
 
 #include "cli/flag_values.h"
+#include "cli/stacks.h"
 #include "cli/sweep_axes.h"
 #include "core/printable.h"
 #include "schedule/dialect_facts.h"
@@ -29,7 +30,8 @@ constexpr std::array<FlagRow, 56> kPlanOptionFlags = {{
     {"--nodes", "N", "nodes in use"},
     {"--gpus", "N", "GPUs in use of each node"},
     {"--kernel-set", "NAME",
-     "software stack (default torch-eager, on host ranks shardwright-host)"},
+     "software: a kernel set, or a stack of its date or version such as torchtitan@2024-12 or "
+     "transformers@5.24, see `list stacks` (default torch-eager, on host ranks shardwright-host)"},
     {"--attention", "flash|materialized|cudnn|flash3|triton|ck",
      "attention's kernels: the framework's fused ones, none that are fused, or those of cuDNN, "
      "FlashAttention-3, Triton or AMD's Composable Kernel (default: the stack's)"},
@@ -283,6 +285,25 @@ void CheckChoices(const PlanOptions& options, const Arguments& arguments) {
   }
 }
 
+// A kernel set, or the stack that has it.
+void ReadKernelSet(const Arguments& arguments, PlanOptions& options) {
+  arguments.SetText("--kernel-set", options.kernel_set);
+  const std::string word = options.kernel_set;
+  if (const auto stack = FindStack(word, "--kernel-set")) {
+    options.kernel_set = stack->kernel_set;
+    options.stack_attention = stack->attention;
+    Say("note: " + PrintableLine(word) + " is kernel set " + stack->kernel_set +
+        (stack->dialect.empty() ? "" : ", and shards as " + stack->dialect));
+  } else if (word.find('@') != std::string::npos) {
+    std::vector<std::string> names;
+    for (const StackRow& row : Stacks()) {
+      names.push_back(row.name);
+    }
+    throw InputError("--kernel-set", '"' + word + '"', "a stack of `shardwright list stacks`",
+                     DidYouMean(word.substr(0, word.find('@')), names));
+  }
+}
+
 }  // namespace
 
 PlanOptions ReadPlanOptions(const Arguments& arguments) {
@@ -295,7 +316,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
       !name.assumed.empty()) {
     Say("note: " + name.assumed + "; --cluster names it");
   }
-  arguments.SetText("--kernel-set", options.kernel_set);
+  ReadKernelSet(arguments, options);
   arguments.Set("--attention", options.attention, [](const Flag& flag) {
     return static_cast<AttentionImpl>(ReadChoice(flag, kAttentionNames));
   });
