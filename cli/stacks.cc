@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "bench/lab/stacks.h"
+#include "cli/stack_rows.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
@@ -15,7 +15,7 @@ namespace shardwright {
 namespace {
 
 std::vector<StackRow> ReadStacks() {
-  const EmbeddedFile& file = EmbeddedStacks()[0];
+  const EmbeddedFile& file = EmbeddedStackRows()[0];
   const JsonValue root = JsonValue::Parse(file.text, std::string(file.path));
   const JsonValue rows = root.At("stacks");
   std::vector<StackRow> stacks;
@@ -41,30 +41,19 @@ std::vector<StackRow> ReadStacks() {
   return stacks;
 }
 
-// "5.24" is {5, 24}; nothing for other text.
-std::vector<std::int64_t> NumbersOf(std::string_view version) {
+// "5.24" is {5, 24}, "2024-12" {2024, 12}; nothing for other text.
+std::vector<std::int64_t> NumbersOf(std::string_view text) {
   std::vector<std::int64_t> numbers;
-  for (std::size_t begin = 0; begin <= version.size();) {
-    const std::size_t end = std::min(version.find('.', begin), version.size());
-    const auto number = IntegerIn(version.substr(begin, end - begin));
-    if (!number || *number < 0) {
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find_first_of(".-", begin), text.size());
+    const auto number = IntegerIn(text.substr(begin, end - begin));
+    if (!number) {
       return {};
     }
     numbers.push_back(*number);
     begin = end + 1;
   }
   return numbers;
-}
-
-// "2024", "2024-12" or "2024-12-31".
-bool IsDate(std::string_view text) {
-  constexpr std::string_view kForm = "dddd-dd-dd";
-  for (std::size_t i = 0; i < std::min(text.size(), kForm.size()); ++i) {
-    if (kForm[i] == '-' ? text[i] != '-' : text[i] < '0' || text[i] > '9') {
-      return false;
-    }
-  }
-  return text.size() == 4 || text.size() == 7 || text.size() == 10;
 }
 
 }  // namespace
@@ -90,24 +79,21 @@ std::optional<StackRow> FindStack(const std::string& word, const std::string& wh
   if (rows.empty() || at == std::string::npos) {
     return rows.empty() ? std::nullopt : std::optional(rows.back());
   }
-  const std::string when = word.substr(at + 1);
-  const bool has_versions = !rows.front().before_version.empty();
-  const std::vector<std::int64_t> version =
-      has_versions ? NumbersOf(when) : std::vector<std::int64_t>();
-  const bool is_date = IsDate(when);
-  if (!is_date && version.empty()) {
-    throw InputError(
-        where, '"' + word + '"',
-        name + (has_versions ? "@ and a version such as 5.24, or a date such as 2024-12"
-                             : "@ and a date such as 2024-12"));
+  constexpr std::int64_t kFirstYear = 1990;  // what is less begins a version
+  const std::vector<std::int64_t> when = NumbersOf(std::string_view(word).substr(at + 1));
+  const bool is_date = !when.empty() && when.front() >= kFirstYear;
+  if (when.empty() || (!is_date && rows.front().before_version.empty())) {
+    throw InputError(where, Quoted(word),
+                     name + (rows.front().before_version.empty()
+                                 ? "@ and a date such as 2024-12"
+                                 : "@ and a version such as 5.24, or a date such as 2024-12"));
   }
   const auto fits = [&](const StackRow& row) {
-    return row.before.empty() ||
-           (is_date ? when < row.before : version < NumbersOf(row.before_version));
+    return row.before.empty() || when < NumbersOf(is_date ? row.before : row.before_version);
   };
   const auto found = std::find_if(rows.begin(), rows.end(), fits);
   if (found == rows.end()) {
-    throw InputError(where, '"' + word + '"', name + " before " + rows.back().before,
+    throw InputError(where, Quoted(word), name + " before " + rows.back().before,
                      "no later row of `shardwright list stacks` names it");
   }
   return *found;
