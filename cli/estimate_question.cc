@@ -27,7 +27,9 @@ constexpr std::array<FlagRow, 20> kEstimateFlags = {{
      "bf16-mixed, fp16-mixed, fp32, bf16, or master/param/reduce, with +fp8 or +fp8-rowwise as of "
      "plan (default bf16-mixed; with LoRA bf16)"},
     {"--optimizer", "NAME[:IMPL]", "as of plan (default adamw:foreach)"},
-    {"--lora-rank", "N", "rank of LoRA adapters; everything else is frozen"},
+    {"--lora-rank", "N",
+     "rank of LoRA adapters; everything else is frozen (--lora: 16; --qlora: 16 for all linear "
+     "modules, over a base in 4 bits)"},
     {"--lora-targets", "GLOBS",
      "linear modules that get adapters (default: those that PEFT takes, such as q_proj,v_proj)"},
     {"--frozen", "GLOBS", "parameters without gradient, such as 'model.embed_tokens.*'"},

@@ -188,8 +188,8 @@ Listing ListStacksOf() {
   for (const StackRow& row : Stacks()) {
     const std::string attention(row.attention ? NameIn(kAttentionNames, *row.attention) : "");
     const std::string version = row.before_version.empty() ? "" : " (" + row.before_version + ")";
-    listing.table.Row({row.name, row.before.empty() ? "now" : row.before + version, row.kernel_set,
-                       attention, row.dialect});
+    const std::string before = row.before.empty() ? "now" : row.before + version;
+    listing.table.Row({row.name, before, row.kernel_set, attention, row.dialect});
     listing.json.push_back({{"name", row.name},
                             {"before", row.before},
                             {"before_version", row.before_version},

@@ -214,6 +214,7 @@ int RunDialects(const Arguments& arguments, const std::vector<std::string>& dial
   for (const std::string& dialect : dialects) {
     Arguments one = arguments;
     one.text["--dialect"] = dialect;
+    one.command = searches.empty() ? arguments.command : "";  // notes are said once
     if (dialect == NameOf(Dialect::kNative)) {
       one.text.erase("--allocator");  // it has an arena
     }

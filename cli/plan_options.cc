@@ -292,8 +292,10 @@ void ReadKernelSet(const Arguments& arguments, PlanOptions& options) {
   if (const auto stack = FindStack(word, "--kernel-set")) {
     options.kernel_set = stack->kernel_set;
     options.stack_attention = stack->attention;
-    Say("note: " + PrintableLine(word) + " is kernel set " + stack->kernel_set +
-        (stack->dialect.empty() ? "" : ", and shards as " + stack->dialect));
+    if (!arguments.command.empty()) {
+      Say("note: " + PrintableLine(word) + " is kernel set " + stack->kernel_set +
+          (stack->dialect.empty() ? "" : ", and shards as " + stack->dialect));
+    }
   } else if (word.find('@') != std::string::npos) {
     std::vector<std::string> names;
     for (const StackRow& row : Stacks()) {
@@ -313,7 +315,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.model = arguments.Get("--model").text;
   options.cluster = arguments.Get("--cluster").text;
   if (const GpuName name = ReadGpuName(options.cluster.substr(0, options.cluster.find(',')));
-      !name.assumed.empty()) {
+      !name.assumed.empty() && !arguments.command.empty()) {  // said once, see estimate --solve
     Say("note: " + name.assumed + "; --cluster names it");
   }
   ReadKernelSet(arguments, options);

@@ -278,6 +278,8 @@ class Searches(ShardwrightTestCase):
         text = self.succeed(*self.JOB, *native, "--explain", "-o", "q.json")
         for words in ("The nearest other choices", "What binds", "What the usual frameworks would do", "torchtitan"):
             self.assertIn(words, text)
+        chosen = re.search(r"units ([^,]*),", text)[1]
+        self.assertNotIn(("units", chosen), [(row["choice"], row["value"]) for row in explanation["alternatives"]])
         kept = json.loads(self.succeed(*self.JOB, *native, "--json", "--keep", "p.json"))
         self.assertEqual(kept["plan_file"]["plan"], json.loads((self.folder / "p.json").read_text())["plan"])
 
@@ -509,6 +511,28 @@ class Inspect(ShardwrightTestCase):
 
 
 class Simulate(ShardwrightTestCase):
+
+    def test_one_word_for_one_number(self):
+        """Of exposed communication, and of a run that was measured."""
+        self.assertEqual(self.succeed("simulate", "-", stdin=self.succeed(*SMALL)).count("exposed communication"), 1)
+        flags = {"--model": "gpt2", "--cluster": "dgx-a100", "--seq": "128"}
+        runs = [{"id": "timed", "step_time_s": 0.5, "flags": flags}, {"id": "not timed", "flags": flags}]
+        (self.folder / "runs.json").write_text(json.dumps({"format": "shardwright-runs", "version": 1, "runs": runs}))
+        head, timed, untimed = self.succeed("validate", "runs.json").splitlines()
+        self.assertEqual(head.split(), ["run", "step", "measured", "off", "by", "reserved"])
+        step = json.loads(self.succeed("validate", "runs.json", "--json"))["runs"][0]["step_time_s"]
+        self.assertIn(f"500 ms  -{100 - step / 0.5 * 100:.1f} %", timed)
+        self.assertEqual(len(untimed.split()), 6)  # "not timed", a step and bytes, each with a unit
+
+    def test_a_node_without_a_link_to_its_host(self):
+        cluster = json.loads((TESTS.parent / "topologies/catalog/dgx-a100.json").read_text())
+        for key, names in (("links", ("from", "to")), ("components", ("name",))):
+            cluster["node"][key] = [row for row in cluster["node"][key] if all(row[n] in ("gpu", "nvswitch") for n in names)]
+        del cluster["fabric"]
+        (self.folder / "box.json").write_text(json.dumps(cluster))
+        self.succeed("plan", "--no-search", "--model", "gpt2", "--cluster", "box.json", "-o", "p.json")
+        self.assert_fails(3, "cluster: node.links: got no link from a GPU to host memory, expected one of type \"pcie\" from gpu to cpu, "
+                          'or "pcie 63 GB/s" in a description', "simulate", "p.json")
 
     def test_keys(self):
         result = json.loads(self.succeed("simulate", "-", "--json", stdin=self.succeed(*SMALL)))
