@@ -47,6 +47,7 @@ class SimulatedRun {
     return ToSeconds(Evaluate(file, rough).step_time) * SharesOf(file);
   }
   [[nodiscard]] const PlanFile& file() const { return file_; }
+  [[nodiscard]] const StepLog& log() const { return log_; }
 
  private:
   [[nodiscard]] Bytes Counted(const PlanOutcome& outcome) const {
@@ -267,12 +268,19 @@ double FindStrength(const SimulatedRun& simulated, const Slowing& slowing, Secon
   return std::exp(high);
 }
 
-std::string WithStrength(std::string text, const std::string& number) {
-  return text.replace(text.find("%s"), 2, number);
+std::string NameOf(const Slowing& slowing, double strength) {
+  const std::string text = slowing.name;
+  return std::string(text).replace(
+      text.find("%s"), 2,
+      slowing.is_share ? Fixed(100 / strength, "%.2g %%") : Fixed(strength, "%.2g"));
 }
 
 double SquareOf(double x) {
   return x * x;
+}
+
+double Unlikelihood(const Slowing& slowing, double strength) {
+  return SquareOf(std::log(strength / slowing.usual) / std::log(slowing.spread));
 }
 
 double Mismatch(const Judgement& judgement, const JudgedStep& step) {
@@ -323,11 +331,8 @@ void AddSlowings(const SimulatedRun& simulated, Judgement& judgement) {
       simulated.Time(simulated.file()) * Ratio(judgement.measured, judgement.predicted);
   for (const Slowing& slowing : Slowings()) {
     if (const double strength = FindStrength(simulated, slowing, target); strength > 1) {
-      const std::string number =
-          slowing.is_share ? Fixed(100 / strength, "%.2g %%") : Fixed(strength, "%.2g");
-      judgement.causes.push_back(
-          {WithStrength(slowing.name, number), slowing.check, step.time, std::nullopt,
-           memory + SquareOf(std::log(strength / slowing.usual) / std::log(slowing.spread))});
+      judgement.causes.push_back({NameOf(slowing, strength), slowing.check, step.time, std::nullopt,
+                                  memory + Unlikelihood(slowing, strength)});
     }
   }
   const Seconds extra = judgement.measured - judgement.predicted;
@@ -335,6 +340,53 @@ void AddSlowings(const SimulatedRun& simulated, Judgement& judgement) {
       {"the loop waits " + Format(extra) + " per step for data, logging or checkpoints",
        "run with data made in memory, and without saving", step.time, std::nullopt,
        memory + 1 + SquareOf(Ratio(extra, judgement.predicted) / 0.25)});
+}
+
+// Time and memory are the measured ones, as far as a log tells.
+bool IsExplained(const Judgement& judgement, const JudgedStep& step) {
+  return Mismatch(judgement, step) <= SquareOf(2);
+}
+
+// Two changes, or a change and a slowing, where no single cause explains time and memory. A pair is
+// less likely than each of its causes.
+void AddPairs(const SimulatedRun& simulated, Judgement& judgement) {
+  const auto add = [&](const std::string& name, const std::string& check, const RunChange& one,
+                       const JudgedStep& step, double unlikelihood) {
+    judgement.causes.push_back({name + ", and " + one.name, check + "; " + one.check, step.time,
+                                step.memory, Mismatch(judgement, step) + unlikelihood});
+  };
+  for (std::size_t i = 0; i < Changes().size(); ++i) {
+    const RunChange& one = Changes()[i];
+    PlanFile file = simulated.file();
+    if (!one.make(file)) {
+      continue;
+    }
+    try {
+      const JudgedStep step = simulated.Whole(file);
+      const JudgedStep slowed = {judgement.measured, step.memory};
+      const SimulatedRun changed(file, simulated.log());
+      const Seconds target = changed.Time(file) * Ratio(judgement.measured, step.time);
+      for (const Slowing& slowing : Slowings()) {
+        const bool may_be = step.time < judgement.measured && IsExplained(judgement, slowed);
+        const double strength = may_be ? FindStrength(changed, slowing, target) : 0;
+        if (strength > 1) {
+          add(NameOf(slowing, strength), slowing.check, one, slowed,
+              4 + Unlikelihood(slowing, strength));
+        }
+      }
+      for (std::size_t j = i + 1; j < Changes().size(); ++j) {
+        PlanFile both = file;
+        const RunChange& other = Changes()[j];
+        const JudgedStep at = other.make(both) ? simulated.Whole(both) : step;
+        if (!(both.plan == file.plan && both.kernels == file.kernels) &&
+            IsExplained(judgement, at)) {
+          add(other.name, other.check, one, at, 4);
+        }
+      }
+    } catch (const InputError&) {
+      continue;  // the dialect has no such plan
+    }
+  }
 }
 
 }  // namespace
@@ -363,6 +415,13 @@ Judgement JudgeLog(const PlanFile& file, const StepLog& log) {
   if (!judgement.IsTimeAsPredicted() || !judgement.IsMemoryAsPredicted()) {
     AddChanges(simulated, judgement);
     AddSlowings(simulated, judgement);
+    const auto is_whole = [&](const Cause& cause) {
+      return IsExplained(judgement,
+                         {cause.step_time, cause.memory.value_or(judgement.predicted_memory)});
+    };
+    if (std::none_of(judgement.causes.begin(), judgement.causes.end(), is_whole)) {
+      AddPairs(simulated, judgement);
+    }
     std::stable_sort(judgement.causes.begin(), judgement.causes.end(),
                      [](const Cause& a, const Cause& b) { return a.mismatch < b.mismatch; });
   }

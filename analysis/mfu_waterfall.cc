@@ -145,7 +145,7 @@ std::string_view NameOf(MfuLoss loss) {
       "optimizer, clipping and training loop",
       "copies and sums around collectives",
       "kernels slowed by what runs beside them",
-      "exposed communication",
+      "waiting for collectives",
       "copies between host and device",
       "host issues too late",
       "other ranks are late",

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -167,6 +168,7 @@ int RunDeadline(Arguments arguments) {
   const Seconds deadline = ReadTime(arguments.Get("--deadline"), false);
   arguments.text["--nodes"] = "1";
   const Question one = ReadQuestion(arguments);
+  arguments.command.clear();  // what was noted once is not noted for each number of nodes
   const Cluster node = LoadCluster(one.options.cluster, 1);
   const std::vector<std::int64_t> counts = NodeCounts(one, node.gpus_per_node);
   Tried tried;
@@ -239,8 +241,9 @@ void SetAsked(const Asked& asked, std::int64_t value, std::int64_t gpus_per_node
   arguments.text[asked.flag] = std::to_string(value);
 }
 
-// Fits without retries of the allocator, with the least batch where none is given.
-bool FitsWith(const Arguments& arguments) {
+// The offload of the plan that fits without retries of the allocator, with the least batch where
+// none is given; nothing: none fits.
+std::optional<Offload> FitsWith(const Arguments& arguments) {
   try {
     const Question question = ReadQuestion(arguments);
     const PlanFile problem = MakeJobFile(question.options);
@@ -249,16 +252,17 @@ bool FitsWith(const Arguments& arguments) {
     const std::int64_t batch =
         question.options.global_batch > 0 ? question.options.global_batch : pass;
     if (batch % pass != 0) {
-      return false;
+      return {};
     }
     Estimate estimate = EstimateJob(problem, batch, question.given, false);
     if (estimate.fits && estimate.outcome.retries_per_step > 0 &&
         question.options.global_batch == 0) {
       estimate = EstimateJob(problem, 0, question.given, false);  // any micro-batch will do
     }
-    return estimate.fits && estimate.outcome.retries_per_step == 0;
+    const bool fits = estimate.fits && estimate.outcome.retries_per_step == 0;
+    return fits ? std::optional(estimate.file.plan.offload) : std::nullopt;
   } catch (const InputError&) {
-    return false;  // a model has no such length, a node no such number
+    return {};  // a model has no such length, a node no such number
   }
 }
 
@@ -311,22 +315,27 @@ int RunSolve(Arguments arguments) {
                        " cannot both be given");
     }
   }
+  const std::string command = std::exchange(arguments.command, "");  // notes come with the answer
   const std::int64_t per_node = LoadCluster(arguments.Get("CLUSTER").text, 1).gpus_per_node;
   const std::vector<std::int64_t> grid = GridOf(asked, per_node);
-  std::map<std::size_t, bool> known;
+  std::map<std::size_t, std::optional<Offload>> known;
   const auto fits = [&](std::size_t i) {
     const auto [it, is_new] = known.try_emplace(i);
     if (is_new) {
       SetAsked(asked, grid[i], per_node, arguments);
       it->second = FitsWith(arguments);
     }
-    return it->second;
+    return it->second.has_value();
   };
-  const std::size_t edge =
-      FirstIndex(grid.size(), [&](std::size_t i) { return fits(i) == are_gpus; });
-  const std::size_t found = are_gpus ? std::min(edge, grid.size() - 1) : edge > 0 ? edge - 1 : 0;
+  const auto find = [&] {
+    const std::size_t edge =
+        FirstIndex(grid.size(), [&](std::size_t i) { return fits(i) == are_gpus; });
+    return are_gpus ? std::min(edge, grid.size() - 1) : edge > 0 ? edge - 1 : 0;
+  };
+  const std::size_t found = find();
   SetAsked(asked, grid[found], per_node, arguments);
   if (!fits(found)) {
+    arguments.command = command;
     return AnswerQuestion(arguments, "");
   }
   const std::size_t next = are_gpus ? found - 1 : found + 1;  // found 0: no index
@@ -337,7 +346,17 @@ int RunSolve(Arguments arguments) {
   }
   solved += are_gpus ? " (tried: powers of two in a node, then whole nodes)"
                      : " (tried: powers of two and eighths between them)";
+  if (known[found] != Offload() && !arguments.Get("--offload").is_given()) {
+    const Arguments given = arguments;
+    arguments.text["--offload"] = "none";
+    known.clear();
+    const std::size_t plain = find();
+    solved += "; with nothing on the host: " +
+              (fits(plain) ? WithCommas(grid[plain]) : std::string("none")) + " (--offload none)";
+    arguments = given;
+  }
   SetAsked(asked, grid[found], per_node, arguments);
+  arguments.command = command;
   return AnswerQuestion(arguments, solved);
 }
 

@@ -145,6 +145,22 @@ void AddAssumed(const Question& question, Table& table) {
   }
 }
 
+// "sliding window of 4,096 tokens in 24 of 48 layers"; empty: none is shorter than a sample.
+std::string WindowWords(const Model& model) {
+  std::int64_t layers = 0, narrow = 0, window = 0;
+  for (const ModelOp& op : model.ops) {
+    const OpSpec& spec = model.SpecOf(op);
+    const bool is_attention = spec.kind == OpKind::kAttention;
+    const bool is_narrow = is_attention && spec.window > 0 && spec.window < spec.seq_k;
+    layers += is_attention ? 1 : 0;
+    narrow += is_narrow ? 1 : 0;
+    window = is_narrow ? spec.window : window;
+  }
+  return narrow == 0 ? ""
+                     : "sliding window of " + WithCommas(window) + " tokens in " +
+                           WithCommas(narrow) + " of " + WithCommas(layers) + " layers";
+}
+
 std::string FitText(const Arguments& arguments, const Question& question, const Estimate& e) {
   const Totals totals = TotalsOf(question, e);
   const PlanFile& file = e.file;
@@ -175,6 +191,9 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
                       ? ", in " + WithCommas(file.plan.accumulation) + " micro-batches"
                       : "") +
                  (question.options.global_batch == 0 ? "; --global-batch N says otherwise" : "")});
+  if (const std::string window = WindowWords(file.model.model); !window.empty()) {
+    table.Row({"attention", window});
+  }
   table.Row({"MFU", Percent(e.outcome.rates.mfu)});
   table.Row({"sharding", ShardWords(file.plan)});
   if (file.cluster.node_count > 1) {

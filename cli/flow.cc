@@ -125,11 +125,14 @@ const char* UsualKernelSet(const GpuSpec& gpu) {
 }
 
 void SetAttention(const PlanOptions& options, PlanFile& file) {
+  const GpuSpec& gpu = file.cluster.gpu;
   if (!options.attention) {
+    if (options.stack_attention && gpu.vendor == "nvidia") {
+      file.kernels.attention = *options.stack_attention;
+    }
     return;
   }
   const AttentionImpl attention = *options.attention;
-  const GpuSpec& gpu = file.cluster.gpu;
   const bool is_nvidias = attention == AttentionImpl::kCudnn || attention == AttentionImpl::kFlash3;
   const std::string needed = is_nvidias                        ? "nvidia"
                              : attention == AttentionImpl::kCk ? "amd"

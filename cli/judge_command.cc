@@ -106,8 +106,7 @@ std::string ToText(const PlanFile& file, const StepLog& log, const Judgement& ju
   };
   if (judgement.measured_memory &&
       std::none_of(judgement.causes.begin(), judgement.causes.end(), explains_memory)) {
-    text +=
-        "\nNone of these causes alone explains the memory: look for two, or for another plan.\n";
+    text += "\nNone of these causes explains the memory, nor do two of them: is it another plan?\n";
   }
   text += judgement.IsTimeAsPredicted() ? "\nWhat would explain it, likeliest first\n"
                                         : "\nWhat would explain the step time, likeliest first\n";

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/stacks.h"
 #include "cli/table.h"
 #include "core/json.h"
 #include "models/kernel_set.h"
@@ -23,9 +24,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-enum class ListKind : std::uint8_t { kModels, kClusters, kGpus, kKernelSets, kProfiles };
-constexpr std::array<std::string_view, 5> kListNames = {"models", "clusters", "gpus", "kernel-sets",
-                                                        "profiles"};
+enum class ListKind : std::uint8_t { kModels, kClusters, kGpus, kKernelSets, kProfiles, kStacks };
+constexpr std::array<std::string_view, 6> kListNames = {"models",      "clusters", "gpus",
+                                                        "kernel-sets", "profiles", "stacks"};
 
 // A list as rows for people and as JSON for programs.
 struct Listing {
@@ -169,6 +170,25 @@ Listing ListProfilesOf() {
   return listing;
 }
 
+// Of one stack the rows in the order of time; --kernel-set NAME@DATE picks one.
+Listing ListStacksOf() {
+  Listing listing{Table({kLeft, kLeft, kLeft, kLeft, kLeft})};
+  listing.table.Row({"stack", "before", "kernel set", "attention", "shards as"});
+  for (const StackRow& row : Stacks()) {
+    const std::string attention(row.attention ? NameIn(kAttentionNames, *row.attention) : "");
+    const std::string version = row.before_version.empty() ? "" : " (" + row.before_version + ")";
+    const std::string before = row.before.empty() ? "now" : row.before + version;
+    listing.table.Row({row.name, before, row.kernel_set, attention, row.dialect});
+    listing.json.push_back({{"name", row.name},
+                            {"before", row.before},
+                            {"before_version", row.before_version},
+                            {"kernel_set", row.kernel_set},
+                            {"attention", attention},
+                            {"dialect", row.dialect}});
+  }
+  return listing;
+}
+
 std::pair<const char*, Listing> ListingOf(ListKind kind) {
   switch (kind) {
     case ListKind::kModels:
@@ -180,9 +200,11 @@ std::pair<const char*, Listing> ListingOf(ListKind kind) {
     case ListKind::kKernelSets:
       return {"kernel_sets", ListKernelSetsOf()};
     case ListKind::kProfiles:
+      return {"profiles", ListProfilesOf()};
+    case ListKind::kStacks:
       break;
   }
-  return {"profiles", ListProfilesOf()};
+  return {"stacks", ListStacksOf()};
 }
 
 }  // namespace

@@ -237,6 +237,7 @@ std::vector<Arguments> Variants(const Arguments& arguments) {
       Arguments one = arguments;
       one.text["--dialect"] = dialect;
       one.text["--shard"] = shard;
+      one.command = variants.empty() ? arguments.command : "";  // notes are said once
       if (dialect == NameOf(Dialect::kNative)) {
         one.text.erase("--allocator");  // it has an arena
       }

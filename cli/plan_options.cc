@@ -4,6 +4,7 @@
 #include <array>
 
 #include "cli/flag_values.h"
+#include "cli/stacks.h"
 #include "cli/sweep_axes.h"
 #include "core/printable.h"
 #include "schedule/dialect_facts.h"
@@ -139,6 +140,27 @@ void CheckChoices(const PlanOptions& options, const Arguments& arguments) {
   }
 }
 
+// A kernel set, or the stack that has it.
+void ReadKernelSet(const Arguments& arguments, PlanOptions& options) {
+  arguments.SetText("--kernel-set", options.kernel_set);
+  const std::string word = options.kernel_set;
+  if (const auto stack = FindStack(word, "--kernel-set")) {
+    options.kernel_set = stack->kernel_set;
+    options.stack_attention = stack->attention;
+    if (!arguments.command.empty()) {
+      Say("note: " + PrintableLine(word) + " is kernel set " + stack->kernel_set +
+          (stack->dialect.empty() ? "" : ", and shards as " + stack->dialect));
+    }
+  } else if (word.find('@') != std::string::npos) {
+    std::vector<std::string> names;
+    for (const StackRow& row : Stacks()) {
+      names.push_back(row.name);
+    }
+    throw InputError("--kernel-set", '"' + word + '"', "a stack of `shardwright list stacks`",
+                     DidYouMean(word.substr(0, word.find('@')), names));
+  }
+}
+
 }  // namespace
 
 PlanOptions ReadPlanOptions(const Arguments& arguments) {
@@ -148,10 +170,10 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.model = arguments.Get("--model").text;
   options.cluster = arguments.Get("--cluster").text;
   if (const GpuName name = ReadGpuName(options.cluster.substr(0, options.cluster.find(',')));
-      !name.assumed.empty()) {
+      !name.assumed.empty() && !arguments.command.empty()) {  // said once, see estimate --solve
     Say("note: " + name.assumed + "; --cluster names it");
   }
-  arguments.SetText("--kernel-set", options.kernel_set);
+  ReadKernelSet(arguments, options);
   arguments.Set("--attention", options.attention, [](const Flag& flag) {
     return static_cast<AttentionImpl>(ReadChoice(flag, kAttentionNames));
   });

@@ -17,12 +17,13 @@ namespace shardwright {
 struct PlanOptions {
   std::string model;
   std::string cluster;
-  std::int64_t nodes = 0;                  // 0: what the cluster says
-  std::int64_t gpus = 0;                   // per node; 0: what the cluster says
-  std::string kernel_set;                  // empty: the cluster's usual one
-  std::optional<AttentionImpl> attention;  // none: the kernel set's
-  std::int64_t loss_chunks = 0;            // 0: the kernel set's
-  std::optional<Fp8Products> fp8;          // likewise
+  std::int64_t nodes = 0;                        // 0: what the cluster says
+  std::int64_t gpus = 0;                         // per node; 0: what the cluster says
+  std::string kernel_set;                        // empty: the cluster's usual one
+  std::optional<AttentionImpl> attention;        // none: the kernel set's
+  std::optional<AttentionImpl> stack_attention;  // what the stack calls on NVIDIA's GPUs
+  std::int64_t loss_chunks = 0;                  // 0: the kernel set's
+  std::optional<Fp8Products> fp8;                // likewise
   bool has_precision = true;        // false: job.precision, in fp16 where the GPU has no bf16
   std::string profile;              // empty: the default of GPU and kernel set
   std::int64_t global_batch = 0;    // 0: ranks x micro-batch x accumulation

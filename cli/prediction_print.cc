@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/confidence.h"
+#include "analysis/host_start.h"
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/prediction.h"
@@ -229,6 +230,12 @@ Json MemoryJson(const PlanFile& file, const Program& program, const SimulationRe
   json["steady_step"] = of(allocated.device_steady, allocated.host_steady, reserved.peak_steady);
   json["steady_step"]["allocator_retries"] = reserved.retries_steady;
   json["host_peak_bytes_per_node"] = p.host_peak.value;
+  json["to_load_and_save"] = Json::array();
+  for (const HostMove& move : HostMoves(file)) {
+    json["to_load_and_save"].push_back({{"what", move.what},
+                                        {"host_peak_bytes_per_node", move.peak.value},
+                                        {"time_s", move.time.value}});
+  }
   return json;
 }
 
@@ -283,6 +290,17 @@ std::string TakenText(const PlanFile& file) {
          "\n";
 }
 
+std::string HostMovesText(const PlanFile& file) {
+  Table table({kLeft, kRight, kRight});
+  for (const HostMove& move : HostMoves(file)) {
+    table.Row({move.what, Format(move.peak), Format(move.time)});
+  }
+  return file.job.mode == JobMode::kTrain
+             ? "\nHost memory and time to load and save, of one node whose storage passes " +
+                   Format(kUsualStorage) + "\n" + table.Text(2)
+             : "";
+}
+
 // The memory that the plan leaves free is there for that error: it counts once.
 std::string FitsText(const PlanFile& file, const Prediction& p) {
   const Bytes left_free = file.cluster.gpu.usable_memory.value - p.usable;
@@ -333,6 +351,7 @@ std::string PredictionText(const PlanFile& file, const Program& program,
         {Format(buffer.size), std::string(NameOf(buffer.category)), "from " + buffer.allocated_by});
   }
   text += largest.Text(2);
+  text += HostMovesText(file);
   if (prediction.retries_per_step > 0) {
     text += "\nThe allocator runs out and retries " + WithCommas(prediction.retries_per_step) +
             (prediction.retries_per_step == 1 ? " time" : " times") + " per step.\n";

@@ -34,7 +34,7 @@ class SearchTeller {
   void Tell(const SearchProgress& progress) {
     const std::string best = progress.best.value > 0 ? Format(progress.best) : "none fits";
     const std::lock_guard lock(mutex_);
-    text_ = std::to_string(progress.simulated) + " plans simulated, best " + best +
+    text_ = std::to_string(progress.simulated) + " plans simulated, fastest tried " + best +
             ", none below " + Format(progress.lower_bound);
     if (on_terminal_) {
       SayProgress(text_ + "   ");

@@ -29,6 +29,7 @@ Json PredictListed(const JsonValue& listed, const RunList& list) {
     }
     const RunPrediction prediction = PredictRun(plan);
     json["step_time_s"] = prediction.step_time.value;
+    json["measured_step_time_s"] = run.step_time_s > 0 ? Json(run.step_time_s) : Json();
     json["allocated"] = prediction.allocated.value;
     json["reserved"] = prediction.reserved.value;
     json["outside"] = prediction.outside.value;
@@ -49,11 +50,16 @@ Json PredictListed(const JsonValue& listed, const RunList& list) {
 
 std::string PredictionsText(const std::vector<Json>& runs) {
   using Align = Table::Align;
-  Table table({Align::kLeft, Align::kRight, Align::kRight, Align::kLeft});
-  table.Row({"run", "step", "reserved", ""});
+  Table table(
+      {Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kLeft});
+  table.Row({"run", "step", "measured", "off by", "reserved", ""});
   for (const Json& run : runs) {
     const bool is_predicted = run.contains("step_time_s");
+    const bool is_measured = is_predicted && run["measured_step_time_s"].is_number();
+    const double measured = is_measured ? run["measured_step_time_s"].get<double>() : 1;
     table.Row({run["id"], is_predicted ? Format(Seconds(run["step_time_s"])) : "",
+               is_measured ? Format(Seconds(measured)) : "",
+               is_measured ? SignedPercent(run["step_time_s"].get<double>() / measured - 1) : "",
                is_predicted ? Format(Bytes(run["reserved"])) : "",
                is_predicted ? (run["out_of_memory"] ? "out of memory" : "")
                             : run.value("error", std::string())});

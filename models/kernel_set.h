@@ -139,7 +139,7 @@ struct KernelSetOptions {
 // The built-in stacks, see docs/kernel_sets.md:
 // torch-{eager,compile,compile-2024,compile-2023,2024,2022}, megatron-{1.1,2021}, jax-xla,
 // composer-{2023,2024}, deepspeed, internevo,
-// hf-{eager,trainer,foak,liger,liger-full,2021,2022,2023},
+// hf-{eager,2026,trainer,foak,liger,liger-full,2021,2022,2023},
 // shardwright-{host,cuda,cuda-plain,cuda-gelu,cuda-fused,cuda-chunked}.
 [[nodiscard]] std::span<const KernelSetOptions> BuiltinKernelSets();
 // Throws InputError naming `where` with the nearest match.

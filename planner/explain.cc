@@ -92,7 +92,10 @@ class Explainer {
       if (!options_.fixed.units) {
         KeepFullPrecision(in_.model, in_.job.precision, plan);
       }
-      Add("units", family.name, plan, found);
+      const bool is_same = std::equal(
+          plan.units.begin(), plan.units.end(), chosen_.units.begin(), chosen_.units.end(),
+          [](const UnitPlan& a, const UnitPlan& b) { return a.modules == b.modules; });
+      Add(is_same ? "reshard" : "units", is_same ? "as by default" : family.name, plan, found);
     }
     Keep(std::move(found));
   }

@@ -294,6 +294,42 @@ bool RunsOuterFirst(const Model& model, const Region& inner, const ModelAnalysis
   return false;
 }
 
+// torch.utils.checkpoint with use_reentrant=True is an autograd function: its result needs a
+// gradient only if an input does. A region on detached data, or on ids, runs without an error and
+// its parameters stay untrained. Frozen embeddings are no reason to refuse: libraries let the
+// embedding's result require a gradient then (Transformers' enable_input_require_grads).
+void CheckReentrant(const LowerInput& in, const PlannedRegions& found, const std::string& where,
+                    const ModelAnalysis& a) {
+  const Model& model = in.model;
+  const std::vector<bool> may_need =
+      RequiringGrad(model, std::vector<bool>(model.params.size(), true));
+  for (const auto& [region, entry] : found) {
+    if (in.plan.recompute[entry].kind != RecomputeKind::kFull) {
+      continue;
+    }
+    std::unordered_set<std::uint32_t> made;
+    bool trains = false;
+    bool is_reached = false;
+    for (std::uint32_t i = region.first; i <= region.last; ++i) {
+      trains = trains || a.ops[i].weight_grad;
+      for (const TensorId t : model.ops[i].inputs) {
+        is_reached = is_reached || (may_need[t.value] && !made.contains(t.value));
+      }
+      for (const TensorId t : model.ops[i].outputs) {
+        made.insert(t.value);
+      }
+    }
+    if (trains && !is_reached) {
+      throw InputError(
+          where + ": recompute[" + std::to_string(entry) + "].module",
+          '"' + in.plan.recompute[entry].module + "\", of which no input needs a gradient",
+          "a module whose input needs one",
+          "this kernel set's checkpoint (use_reentrant=True) would leave the module's "
+          "parameters untrained without an error; torch-eager's (False) trains them");
+    }
+  }
+}
+
 }  // namespace
 
 PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where) {
@@ -329,6 +365,9 @@ PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where
 
 void AddPlannedRegions(const LowerInput& in, const PlannedRegions& found, const std::string& where,
                        ModelAnalysis& a) {
+  if (in.kernels.whole_recompute && Nests(in.plan.dialect)) {
+    CheckReentrant(in, found, where, a);
+  }
   std::vector<std::vector<bool>> kept;
   for (std::uint32_t i = 0; i < found.size(); ++i) {
     const Region& region = found[i].first;

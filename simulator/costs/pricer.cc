@@ -38,6 +38,11 @@ constexpr Seconds kLongestOp{1e6};
 // ToSimTime with a check: slow links in a user's file must not overflow.
 SimTime ToPrice(Seconds time, OpCode code) {
   if (!(time.value <= kLongestOp.value)) {
+    const bool is_copy = code == OpCode::kCopyH2d || code == OpCode::kCopyD2h;
+    if (is_copy && !std::isfinite(time.value)) {
+      throw InputError("cluster: node.links", "no link from a GPU to host memory",
+                       R"(one of type "pcie" from gpu to cpu, or "pcie 63 GB/s" in a description)");
+    }
     throw InputError(
         "cluster and profile",
         std::isfinite(time.value)

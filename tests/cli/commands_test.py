@@ -47,10 +47,42 @@ class Lists(ShardwrightTestCase):
 
     def test_others(self):
         for what, key, name in (("gpus", "gpus", "h100-80"), ("kernel-sets", "kernel_sets", "torch-eager"),
-                                ("profiles", "profiles", "generic")):
+                                ("profiles", "profiles", "generic"), ("stacks", "stacks", "torchtitan+compile")):
             entries = json.loads(self.succeed("list", what, "--json"))[key]
             self.assertIn(name, [entry["name"] for entry in entries])
             self.assertEqual(len(self.succeed("list", what).splitlines()), 1 + len(entries))
+
+    def test_stacks_of_a_date_are_those_of_published_tables(self):
+        """Each row of `list stacks` is what bench/lab takes a published run of that framework, date and compiler for."""
+        sys.path.insert(0, str(TESTS.parent / "bench"))
+        from lab import base, jobs, runs
+        frameworks = {row["name"]: row["framework"] for row in jobs.STACKS["stacks"] if "name" in row}
+        row = {"id": "x", "model_name": "m", "gpu_class": "H100-80GB", "gpu": "H100", "gpus": "1", "parallelism": "single", "attention_kernel": ""}
+        before = {}
+        for stack in json.loads(self.succeed("list", "stacks", "--json"))["stacks"]:
+            name, _, compiled = stack["name"].partition("+")
+            date = str(int(stack["before"][:4]) - 1) + "-12" if stack["before"].endswith("-01") or len(stack["before"]) == 4 else (
+                f'{stack["before"][:5]}{int(stack["before"][5:]) - 1:02}' if stack["before"] else "2030-01")
+            self.assertLess(before.get(stack["name"], ""), date)  # rows of a name are in the order of time
+            before[stack["name"]] = date
+            run = runs.Run(base.Row({**row, "framework": frameworks[name], "date": date, "compiled": "y" if compiled else "n"}))
+            self.assertEqual(jobs.stack_of(run)["kernel_set"], stack["kernel_set"], (stack, date))
+
+    def test_a_stack_of_a_date_is_a_kernel_set(self):
+        for word, wanted, attention in (("torchtitan@2024-12", "torch-2024", "flash"), ("torchtitan+compile@2025-11", "torch-compile", "cudnn"),
+                                        ("transformers@5.24", "hf-2026", "flash"), ("transformers@4.57.3", "hf-eager", "flash"),
+                                        ("transformers@2023-11", "hf-2023", "materialized"), ("deepspeed", "deepspeed", "flash")):
+            status, out, err = self.run_program(*SMALL, "--no-search", "--kernel-set", word, "--json")
+            kernels = json.loads(out)["plan_file"]["kernel_set"]
+            self.assertEqual((status, kernels["name"], kernels["attention"]), (0, wanted, attention), word)
+            self.assertEqual(err, "" if word == wanted else f"note: {word} is kernel set {wanted}\n")
+        for word, error in (
+            ("torchtitan@x", "torchtitan@ and a date such as 2024-12"),
+            ("transformers@", "transformers@ and a version such as 5.24, or a date such as 2024-12"),
+            ("nanogpt+compile@2025", "nanogpt+compile before 2023-03; no later row of `shardwright list stacks` names it"),
+            ("torchtitn@2024", 'a stack of `shardwright list stacks`; did you mean "torchtitan"?'),
+        ):
+            self.assert_fails(3, f'--kernel-set: got "{word}", expected {error}', *SMALL, "--kernel-set", word)
 
 
 class Help(ShardwrightTestCase):
@@ -119,8 +151,8 @@ class Usage(ShardwrightTestCase):
             ('unexpected argument "gpus" of shardwright list, which takes WHAT; a value with spaces needs quotes', ("list", "models", "gpus")),
             ('unexpected argument "H100" of shardwright estimate, which takes MODEL CLUSTER; a value with spaces needs quotes',
              ("estimate", "mixtral-8x7b", "2x8", "H100")),
-            ("list needs one of models, clusters, gpus, kernel-sets, profiles", ("list",)),
-            ('list: got "model", expected models, clusters, gpus, kernel-sets or profiles; did you mean "models"?',
+            ("list needs one of models, clusters, gpus, kernel-sets, profiles, stacks", ("list",)),
+            ('list: got "model", expected models, clusters, gpus, kernel-sets, profiles or stacks; did you mean "models"?',
              ("list", "model")),
             ("inspect needs a file, a folder, a name, or - for standard input", ("inspect",)),
             ("simulate needs a plan file, or - for standard input", ("simulate",)),
@@ -246,6 +278,8 @@ class Searches(ShardwrightTestCase):
         text = self.succeed(*self.JOB, *native, "--explain", "-o", "q.json")
         for words in ("The nearest other choices", "What binds", "What the usual frameworks would do", "torchtitan"):
             self.assertIn(words, text)
+        chosen = re.search(r"units ([^,]*),", text)[1]
+        self.assertNotIn(("units", chosen), [(row["choice"], row["value"]) for row in explanation["alternatives"]])
         kept = json.loads(self.succeed(*self.JOB, *native, "--json", "--keep", "p.json"))
         self.assertEqual(kept["plan_file"]["plan"], json.loads((self.folder / "p.json").read_text())["plan"])
 
@@ -477,6 +511,28 @@ class Inspect(ShardwrightTestCase):
 
 
 class Simulate(ShardwrightTestCase):
+
+    def test_one_word_for_one_number(self):
+        """Of exposed communication, and of a run that was measured."""
+        self.assertEqual(self.succeed("simulate", "-", stdin=self.succeed(*SMALL)).count("exposed communication"), 1)
+        flags = {"--model": "gpt2", "--cluster": "dgx-a100", "--seq": "128"}
+        runs = [{"id": "timed", "step_time_s": 0.5, "flags": flags}, {"id": "not timed", "flags": flags}]
+        (self.folder / "runs.json").write_text(json.dumps({"format": "shardwright-runs", "version": 1, "runs": runs}))
+        head, timed, untimed = self.succeed("validate", "runs.json").splitlines()
+        self.assertEqual(head.split(), ["run", "step", "measured", "off", "by", "reserved"])
+        step = json.loads(self.succeed("validate", "runs.json", "--json"))["runs"][0]["step_time_s"]
+        self.assertIn(f"500 ms  -{100 - step / 0.5 * 100:.1f} %", timed)
+        self.assertEqual(len(untimed.split()), 6)  # "not timed", a step and bytes, each with a unit
+
+    def test_a_node_without_a_link_to_its_host(self):
+        cluster = json.loads((TESTS.parent / "topologies/catalog/dgx-a100.json").read_text())
+        for key, names in (("links", ("from", "to")), ("components", ("name",))):
+            cluster["node"][key] = [row for row in cluster["node"][key] if all(row[n] in ("gpu", "nvswitch") for n in names)]
+        del cluster["fabric"]
+        (self.folder / "box.json").write_text(json.dumps(cluster))
+        self.succeed("plan", "--no-search", "--model", "gpt2", "--cluster", "box.json", "-o", "p.json")
+        self.assert_fails(3, "cluster: node.links: got no link from a GPU to host memory, expected one of type \"pcie\" from gpu to cpu, "
+                          'or "pcie 63 GB/s" in a description', "simulate", "p.json")
 
     def test_keys(self):
         result = json.loads(self.succeed("simulate", "-", "--json", stdin=self.succeed(*SMALL)))

@@ -85,6 +85,13 @@ class Answers(ShardwrightTestCase):
             self.assertGreaterEqual(report["band"], chip)
             self.assertIn(f"no run of torch-eager on your own {name} is known", report["confidence"])
 
+    def test_a_sliding_window_is_told(self):
+        """Of Gemma 3's 48 layers every sixth sees all tokens (its config.json); of a sample as short as the window nothing is said."""
+        for length, is_told in ((2048, True), (1024, False)):
+            out = self.run_program("estimate", "gemma-3-12b", "8xH100", "--seq", str(length))[1]
+            self.assertEqual("attention  sliding window of 1,024 tokens in 40 of 48 layers\n" in out, is_told)
+            self.assertEqual("sliding" in out, is_told)
+
     def test_gpus_without_bf16(self):
         """They multiply fp16, at several times the rate of fp32; who asks for bf16 is told."""
         report = json.loads(self.succeed("estimate", "gpt2", "4xT4", "--seq", "512", "--json"))
@@ -218,13 +225,18 @@ class Answers(ShardwrightTestCase):
             return False
 
         for asked, job, words in (("seq", ("llama-3.2-1b", "4090"), "longest sequence that fits"),
-                                  ("micro-batch", ("gpt2", "2x4090"), "largest micro-batch that fits")):
-            solved = json.loads(self.succeed("estimate", *job, "--solve", asked, "--json"))["solved"]
+                                  ("micro-batch", ("gpt2", "2x4090", "--kernel-set", "torchtune@2025"), "largest micro-batch that fits")):
+            _, out, err = self.run_program("estimate", *job, "--solve", asked, "--json")
+            self.assertEqual(err.count("note: "), job.count("--kernel-set"))  # not for each that was tried
+            solved = json.loads(out)["solved"]
             self.assertTrue(solved.startswith(words + ": "), solved)
             found, beyond = (int(n.replace(",", "")) for n in re.findall(r"[\d,]*\d(?= does not|;)", solved))
             self.assertTrue(found < beyond <= found * 1.126, solved)
             self.assertTrue(fits("estimate", *job, f"--{asked}", str(found)))
             self.assertFalse(fits("estimate", *job, f"--{asked}", str(beyond)))
+        # 3.2e9 parameters take 16 bytes each: they fit 24 GB only on the host, and that is said.
+        solved = json.loads(self.succeed("estimate", "llama-3.2-3b", "4090", "--solve", "seq", "--json"))["solved"]
+        self.assertTrue(solved.endswith("; with nothing on the host: none (--offload none)"), solved)
         # Nodes of one GPU: each number asked for by itself.
         job = ("estimate", "llama-3-8b", "1xA100-40", "--offload", "none")
         fewest = next(nodes for nodes in range(1, 20) if fits(*job, "--nodes", str(nodes)))

@@ -128,6 +128,25 @@ class Judge(ShardwrightTestCase):
         self.assertGreaterEqual(told.count(1) / len(told), 0.8)
         self.assertGreaterEqual(sum(rank <= 3 for rank in told) / len(told), 0.95)
 
+    def test_two_causes_where_no_single_one_explains(self):
+        """A run that recomputes nothing on a slow network has too much memory for the one and too much time for the other."""
+        flags = {"--model": "gpt2-xl", "--cluster": "dgx-h100", "--nodes": "2", "--seq": "1024", "--micro-batch": "4"}
+        self.plan("plan.json", {**flags, "--recompute": "full"})
+        self.plan("run.json", flags)
+        run = self.simulate("run.json", "--slow-link", "network:16")
+        words = f"{run['step_time_s'] * 1e3:.1f} ms/step {run['memory']['peak_reserved_bytes'] / 2**30:.2f} GiB"
+        answer = json.loads(self.run_program("judge", words, "--plan", "plan.json", "--json")[1])
+        first = answer["causes"][0]["name"]
+        self.assertRegex(first, r"^the network runs at \S+ % of its rate, and nothing is recomputed$")
+        self.assertAlmostEqual(float(first.split()[4]), 100 / 16, delta=1)
+        self.assertNotIn("nor do two", self.run_program("judge", words, "--plan", "plan.json")[1])
+        # One is enough here, so no pair is looked for.
+        run = self.simulate("run.json")
+        words = f"{run['step_time_s'] * 1e3:.1f} ms/step {run['memory']['peak_reserved_bytes'] / 2**30:.2f} GiB"
+        answer = json.loads(self.run_program("judge", words, "--plan", "plan.json", "--json")[1])
+        self.assertEqual(answer["causes"][0]["name"], "nothing is recomputed")
+        self.assertFalse([cause for cause in answer["causes"] if ", and " in cause["name"]])
+
     def test_a_run_as_predicted(self):
         self.plan("plan.json", {"--model": "llama-3-8b", "--cluster": "dgx-h100", "--seq": "4096", "--recompute": "full"})
         run = self.simulate("plan.json")

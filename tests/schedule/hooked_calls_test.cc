@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "core/json.h"
 #include "models/kernel_set.h"
 #include "models/loader.h"
@@ -36,8 +37,9 @@ Model LayersModel(const std::vector<std::string>& layers, const std::string& ops
 }
 
 Program LowerLayers(const Model& model, Plan plan, const std::vector<std::string>& layers,
-                    const std::string& parent = "block.") {
-  plan.shard_size = 2;
+                    const std::string& parent = "block.",
+                    const std::string& kernels = "torch-eager") {
+  (plan.dialect == Dialect::kDdp ? plan.replicate_size : plan.shard_size) = 2;
   for (const std::string& name : layers) {
     UnitPlan unit;
     unit.name = parent + name;
@@ -53,7 +55,7 @@ Program LowerLayers(const Model& model, Plan plan, const std::vector<std::string
   job.sequence_length = 1;
   job.precision = {DType::kFp32, DType::kFp32, DType::kFp32};
   job.clip_gradients = false;
-  Program program = Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
+  Program program = Lower({model, FindKernelSet(kernels, "test"), job, plan});
   CHECK(Verify(program).empty());
   return program;
 }
@@ -161,6 +163,60 @@ TEST_CASE("A call under no_grad at the end of what is recomputed does not run ag
     CAPTURE(sent);
     CHECK(sent.find("block.a") != std::string::npos);
     CHECK(sent.find("block.b.rec") == std::string::npos);
+  }
+}
+
+// torch, with use_reentrant=True: "None of the inputs have requires_grad=True. Gradients will be
+// None". torch_zero_random.py holds the refusal against torch itself. A frozen layer before the
+// region is accepted: libraries let its result require a gradient.
+TEST_CASE("A reentrant checkpoint on detached data trains nothing and is refused by name") {
+  const auto model_with = [](const std::string& before, const std::string& input) {
+    return LayersModel({"a", "b"}, R"(
+      {"op": "linear", "module": "block.a", "inputs": ["x"], "output": "x1"},)" +
+                                       before + R"(
+      {"op": "linear", "module": "block.b", "inputs": [")" +
+                                       input + R"("], "output": "x2"},
+      {"op": "add", "module": "block", "inputs": ["x1", "x2"], "output": "y"},)");
+  };
+  const Model detached = model_with(R"(
+      {"op": "other", "function": "detach", "stops_gradient": true, "module": "block",
+       "inputs": ["x1"], "outputs": ["d"], "results": [{"shape": [1, 4], "view_of": 0}]},)",
+                                    "d");
+  const Model data = model_with("", "x");
+  Model frozen = model_with("", "x1");
+  frozen.params[0].trainable = false;
+  for (const KernelSetOptions& kernels : BuiltinKernelSets()) {
+    for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kZero3, Dialect::kDdp,
+                                  Dialect::kFairscale, Dialect::kNative}) {
+      CAPTURE(kernels.name);
+      Plan plan;
+      plan.dialect = dialect;
+      plan.recompute = {{"block.b", RecomputeKind::kFull, 1}};
+      const std::vector<std::string> units = dialect == Dialect::kDdp
+                                                 ? std::vector<std::string>{}
+                                                 : std::vector<std::string>{"a", "b"};
+      const auto refusal = [&](const Model& model) {
+        try {
+          LowerLayers(model, plan, units, "block.", kernels.name);
+        } catch (const InputError& error) {
+          return std::string(error.what());
+        }
+        return std::string();
+      };
+      const bool is_reentrant =
+          kernels.whole_recompute && dialect != Dialect::kNative && dialect != Dialect::kFairscale;
+      const std::string text =
+          "plan: recompute[0].module: got \"block.b\", of which no input needs a gradient, "
+          "expected "
+          "a module whose input needs one; this kernel set's checkpoint (use_reentrant=True) would "
+          "leave the module's parameters untrained without an error; torch-eager's (False) trains "
+          "them";
+      CHECK(refusal(data) == (is_reentrant ? text : ""));
+      if (dialect != Dialect::kZero3) {  // which refuses gradients that stop with recomputation
+        CHECK(refusal(detached) == (is_reentrant ? text : ""));
+      }
+      CHECK(refusal(frozen) == "");
+    }
   }
 }
 

@@ -140,8 +140,9 @@ def smaller_networks(case):
 
 
 def reason_of(text):
-    """A refusal without the names of this case."""
-    return re.sub(r'"[^"]*"', "...", re.sub(r"^error: |\S*plan\.json: ", "", text)).replace("|", "/")
+    """A refusal without the names and numbers of this case."""
+    text = re.sub(r'"[^"]*"', "...", re.sub(r"^error: |\S*plan\.json: ", "", text))
+    return re.sub(r"true with \d+ micro", "true with N micro", re.sub(r"\[\d+\]", "[N]", text)).replace("|", "/")
 
 
 def write_section(path, name, text):

@@ -12,6 +12,7 @@ import logging
 import os
 import pathlib
 import random
+import re
 import sys
 import tempfile
 import warnings
@@ -98,6 +99,9 @@ FIXED = {
         {**BLOCK, "body": {**BLOCK["body"], "children": [
             {**BLOCK["body"]["children"][0], "calls": [[0, "chain"], [1, "chain"], [2, "dead"]]}, BLOCK["body"]["children"][1]]}},
         recompute=[{"module": "body.layers.0"}]),
+    "a reentrant checkpoint on detached data": fixed(
+        {**FLAT, "body": {**FLAT["body"], "calls": [[0, "chain"], [1, "detached"], [2, "chain"]]}},
+        stage=1, recompute=[{"module": name} for name in LAYERS], reentrant=True),
     "a module under two names": fixed(
         {**FLAT, "body": {**FLAT["body"], "alias": "body.layers.1.c0", "calls": [[0, "residual"], [3, "chain"], [1, "chain"], [2, "chain"]],
                           "children": [{"kind": "linear"}, {"kind": "seq", "list": False, "calls": [[0, "chain"]], "children": [{"kind": "mlp", "hidden": 12}]},
@@ -261,6 +265,15 @@ def recompute(model, case):
         module.__class__ = type(type(module).__name__, (type(module),), {"__call__": call})
 
 
+def trains_nothing(case, entry):
+    """Does torch alone leave some call of this recomputed module without a gradient for all of its parameters?"""
+    warnings.simplefilter("ignore")
+    model = random_networks.make(case["network"]).train()
+    recompute(model, case)
+    model(**random_networks.sample(case["network"], case["micro_batch"])).backward()
+    return all(p.grad is None for p in model.get_submodule(case["recompute"][entry]["module"]).parameters())
+
+
 def run_case(rank, argument):
     """In a worker: the collectives of each step, and the parameters at the end."""
     case, settings = argument
@@ -312,9 +325,13 @@ def judge(ours, pools, case):
     plain = attempt(data_of, []) if isinstance(said, Refused) else said  # which has the same settings
     if isinstance(plain, Refused):
         return Outcome("refused by us only", str(plain))
-    # The one kind that we refuse by name though DeepSpeed runs it: ZeRO-3 with recomputation of a model whose gradients stop.
+    # The kinds that we refuse by name though DeepSpeed runs them: ZeRO-3 with recomputation of a model whose gradients stop, and a
+    # reentrant checkpoint that trains nothing.
     if isinstance(said, Refused) and "DeepSpeed's gathers are not known then" in str(said):
         return Outcome("refused", str(said))
+    if isinstance(said, Refused) and "of which no input needs a gradient" in str(said):
+        entry = int(re.search(r"recompute\[(\d+)\]", str(said)).group(1))
+        return Outcome("refused" if trains_nothing(case, entry) else "refused by us only", str(said))
     answers = attempt(lambda: pools.run(case["shard"], "torch_zero_random", "run_case", (case, plain[1])))
     if isinstance(answers, Failure) or isinstance(said, Refused):
         return compare(said if isinstance(said, Refused) else said[0], answers)
@@ -336,4 +353,4 @@ def smaller_cases(case):
 
 
 if __name__ == "__main__":
-    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"DeepSpeed {deepspeed.__version__} ZeRO", "0:8", "0:400,30000:30012,40000:40012", FIXED, PLAIN))
+    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"DeepSpeed {deepspeed.__version__} ZeRO", "0:8", "0:400,30000:30012,40000:40012,40019", FIXED, PLAIN))

@@ -179,7 +179,7 @@
     }
     const progress = ({simulated, best, bound}) => {
       if (mine === round) {
-        say(`Searching: ${answer.count(simulated)} plans simulated, best so far ${best > 0 ? answer.seconds(best) : "none fits"}, ` +
+        say(`Searching: ${answer.count(simulated)} plans simulated, fastest tried ${best > 0 ? answer.seconds(best) : "none fits"}, ` +
           `none can be below ${answer.seconds(bound)}.`);
       }
     };
