@@ -66,9 +66,14 @@ UnitInfo LayoutPerParameter(const Model& model, const ResolvedUnit& unit, std::i
     }
     const Parameter& param = model.params[p.value];
     const std::int64_t n = stack != nullptr ? stack->elements : param.Elements();
-    const std::int64_t rows = stack != nullptr      ? stack->rows
-                              : param.shape.empty() ? 1
-                                                    : param.shape.front();
+    std::int64_t rows = stack != nullptr      ? stack->rows
+                        : param.shape.empty() ? 1
+                                              : param.shape.front();
+    // Of more ranks than experts each has a part of every expert (shard_placement_fn of torchtitan,
+    // distributed/fsdp.py).
+    if (param.parts > 1 && rows < shard_size) {
+      rows = param.shape[param.shape.size() - 2];
+    }
     const std::int64_t row_elements = rows == 0 ? 0 : n / rows;
     const std::int64_t chunk = CeilDiv(rows, shard_size) * row_elements;
     info.params.push_back({p, info.shard_elements, info.padded_elements, chunk * shard_size});

@@ -29,7 +29,8 @@ from program_collectives import first_difference  # noqa: E402
 from random_cases import Shardwright  # noqa: E402
 from torch_pool import Failure, Pools, Recorder  # noqa: E402
 
-VOCABULARY, WIDTH, HIDDEN, LAYERS, SEQUENCE, EXPERTS, CHOSEN = 24, 8, 12, 3, 16, 8, 2
+VOCABULARY, WIDTH, HIDDEN, LAYERS, SEQUENCE, CHOSEN = 24, 8, 12, 3, 16, 2
+EXPERTS = 8  # unless a case says 4
 
 # Ranks, ranks that share the experts, flags of plan.
 CASES = [
@@ -50,6 +51,7 @@ CASES = [
     (4, 2, "--reshard never"),
     (4, 2, "--frozen embed.*"),
     (8, 8, "--micro-batch 2"),
+    (8, 2, "4"),  # of 4 experts: each of the 4 ranks that have the same two has a part of both
 ]
 
 
@@ -170,8 +172,10 @@ def wrap(model, plan, job, meshes):
         modules = [model.get_submodule(m) for m in unit["modules"]]
         first[unit["name"]] = modules[0]
         is_shared = isinstance(modules[0], Experts)
+        shards = plan["shard_size"] // plan["expert_size"]
+        placement = (lambda _: Shard(1)) if is_shared and shards * plan["expert_size"] > EXPERTS else None
         fully_shard(modules if len(modules) > 1 else modules[0], mesh=meshes["experts" if is_shared else "all"],
-                    reshard_after_forward=unit["reshard"] == "always", mp_policy=policy)
+                    reshard_after_forward=unit["reshard"] == "always", mp_policy=policy, shard_placement_fn=placement)
         if is_shared:
             modules[0].set_gradient_divide_factor(float(distributed.get_world_size()))
             modules[0].set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
@@ -195,8 +199,14 @@ def clip(model):
                                               and ("ep" in p.device_mesh.mesh_dim_names) == which], 1.0, total)
 
 
+def set_experts(count):
+    global EXPERTS  # pylint: disable=global-statement
+    EXPERTS = count
+
+
 def run_case(_, argument):
     warnings.simplefilter("ignore")
+    set_experts(argument["experts"])
     plan, job = argument["plan"], argument["job"]
     shard, replicate, ep = plan["shard_size"], plan["replicate_size"], plan["expert_size"]
     mesh = init_device_mesh("cpu", (replicate, shard // ep, ep), mesh_dim_names=("replicate", "efsdp", "ep"))
@@ -235,8 +245,9 @@ def ranks_of(plan):
 
 def made_by(ours, ranks, ep, flags):
     folder = pathlib.Path(ours.folder.name)
+    set_experts(4 if flags == "4" else 8)
     (folder / "net.json").write_text(json.dumps(model_json()), encoding="utf-8")
-    words = flags.split()
+    words = [] if flags == "4" else flags.split()
     shard = words.pop(words.index("--shard") + 1) if "--shard" in words else str(ranks)
     words = [w for w in words if w != "--shard"]
     for flag, value in (("--precision", "fp32"), ("--clip", "off"), ("--wrap", "block")):
@@ -250,9 +261,9 @@ def main(arguments):
     ours, failures = Shardwright(arguments[0]), 0
     with Pools() as pools:
         for ranks, ep, flags in CASES if "--all" in arguments else CASES[3:8]:
-            made = made_by(ours, ranks, ep, flags)
+            made = made_by(ours, ranks, ep, flags) | {"experts": 4 if flags == "4" else 8}
             names = ranks_of(made["plan"])
-            expected = [[(row[0], names[row[1]], *row[2:]) for row in step] for step in ours.collectives(made)]
+            expected = [[(row[0], names[row[1]], *row[2:]) for row in step] for step in ours.collectives({k: v for k, v in made.items() if k != "experts"})]
             try:
                 found = pools.run(ranks, "torch_experts", "run_case", made)[0]
             except Failure as failure:
