@@ -242,6 +242,22 @@ void CheckTrace(const RunFlags& flags, bool is_first) {
   }
 }
 
+// From the weights that --init names, if there are any. Nobody begins before all have read theirs.
+void StartTogether(const RunParts& parts, const std::string& init, const RunProcesses& group,
+                   Runtime& runtime) {
+  if (parts.weights == nullptr) {
+    return;
+  }
+  const Model& model = parts.file.model.model;
+  const Job& job = parts.file.job;
+  AllOrNone(group.get(), MessagePassing::kAll,
+            WaitForFiles(model, job, "reading of the first weights"),
+            [&] { StartFrom(*parts.weights, model, job, runtime); });
+  if (group.is_first()) {
+    Say("first weights from " + init);
+  }
+}
+
 void RefuseAdafactor(OptimizerKind kind) {
   if (kind == OptimizerKind::kAdafactor) {
     throw InputError("plan: job.optimizer.kind", "\"adafactor\" with --checkpoint",
@@ -276,14 +292,8 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   if (!flags.checkpoint.empty()) {
     identity.settings = SettingsOf(file, flags, parts.data);
   }
-  if (!ResumeIfAsked(file, flags, parts.sampler, group, identity, session.runtime()) &&
-      parts.weights != nullptr) {
-    AllOrNone(processes, MessagePassing::kAll,
-              WaitForFiles(file.model.model, file.job, "reading of the first weights"),
-              [&] { StartFrom(*parts.weights, file.model.model, file.job, session.runtime()); });
-    if (is_first) {
-      Say("first weights from " + flags.init);
-    }
+  if (!ResumeIfAsked(file, flags, parts.sampler, group, identity, session.runtime())) {
+    StartTogether(parts, flags.init, group, session.runtime());
   }
   std::unique_ptr<TestSetUp> test;
   if (parts.test_data != nullptr) {
