@@ -244,7 +244,7 @@ class Answers(ShardwrightTestCase):
         solved = json.loads(self.succeed(*job, "--solve", "gpus", "--json"))
         self.assertEqual(solved["allocator_retries_per_step"], 0)
         self.assertEqual((solved["ranks"], solved["solved"].split(" (")[0]),
-                         (fewest, f"fewest GPUs that hold the job: {fewest}; {fewest - 1} do not"))
+                         (fewest, f"fewest GPUs that hold the job: {fewest}; {fewest - 1} do not, or only with retries of the allocator"))
         # Part of a node: the command that searches on says so, and runs.
         solved = json.loads(self.succeed("estimate", "gpt2", "8xH100", "--solve", "gpus", "--json"))
         self.assertEqual((solved["ranks"], solved["solved"].split(" (")[0]), (1, "fewest GPUs that hold the job: 1"))
