@@ -306,6 +306,7 @@ OpKernels LowerExchange(const LowerContext& /*context*/) {
 // Rows times weights in fp32, back in the compute dtype, summed per token. Kept: both factors.
 OpKernels LowerCombine(const LowerContext& context) {
   const DType t = context.compute;
+  const bool casts = t != DType::kFp32;
   const std::int64_t rows = Product({Rows(context), context.spec.experts_per_token});
   const std::int64_t routed = Product({rows, context.spec.in, context.s});
   const std::int64_t wide = Product({rows, context.spec.in, kFp32Bytes});
@@ -313,24 +314,30 @@ OpKernels LowerCombine(const LowerContext& context) {
   const std::int64_t ids = Product({rows, kIndexBytes});
   const std::int64_t weights = Product({rows, kFp32Bytes});
   const std::int64_t scores = Product({Rows(context), context.spec.experts, context.s});
-  const auto pass = [](DType dtype, std::int64_t read, std::int64_t written) {
-    return PassKernel(KernelClass::kElementwise, dtype, read, written);
+  const auto pass = [](std::int64_t read, std::int64_t written) {
+    return PassKernel(KernelClass::kElementwise, DType::kFp32, read, written);
   };
+  const std::vector<Kernel> widen(casts ? 1 : 0,
+                                  PassKernel(KernelClass::kCopy, DType::kFp32, routed, wide));
+  const std::vector<Kernel> narrow(casts ? 1 : 0, PassKernel(KernelClass::kCopy, t, wide, routed));
   OpKernels op;
-  op.forward = {pass(t, 0, tokens), PassKernel(KernelClass::kCopy, DType::kFp32, routed, wide),
-                pass(DType::kFp32, wide + weights, wide),
-                PassKernel(KernelClass::kCopy, t, wide, routed),
-                PassKernel(KernelClass::kGatherScatter, t, routed + ids, tokens)};
-  op.backward_data = {PassKernel(KernelClass::kGatherScatter, t, routed + ids, routed),
-                      PassKernel(KernelClass::kCopy, DType::kFp32, routed, wide),
-                      pass(DType::kFp32, 2 * wide, wide),
-                      pass(DType::kFp32, wide, weights),
-                      pass(DType::kFp32, wide + weights, wide),
-                      PassKernel(KernelClass::kCopy, t, wide, routed),
-                      PassKernel(KernelClass::kGatherScatter, DType::kFp32, weights + ids, scores)};
-  AddTensors({wide, weights}, &op.extra_saved, &op.extra_saved_tensors);
-  AddTensors({wide, routed}, &op.forward_workspace, &op.forward_workspace_tensors);
-  AddTensors({routed, wide, wide}, &op.backward_workspace, &op.backward_workspace_tensors);
+  op.forward = {PassKernel(KernelClass::kElementwise, t, 0, tokens)};
+  Append(widen, &op.forward);
+  Append({pass(wide + weights, wide)}, &op.forward);
+  Append(narrow, &op.forward);
+  Append({PassKernel(KernelClass::kGatherScatter, t, routed + ids, tokens)}, &op.forward);
+  op.backward_data = {PassKernel(KernelClass::kGatherScatter, t, routed + ids, routed)};
+  Append(widen, &op.backward_data);
+  Append({pass(2 * wide, wide), pass(wide, weights), pass(wide + weights, wide)},
+         &op.backward_data);
+  Append(narrow, &op.backward_data);
+  Append({PassKernel(KernelClass::kGatherScatter, DType::kFp32, weights + ids, scores)},
+         &op.backward_data);
+  op.saves_input = casts ? 0 : 1;
+  AddTensors({casts ? wide : 0, weights}, &op.extra_saved, &op.extra_saved_tensors);
+  AddTensors({wide, casts ? routed : 0}, &op.forward_workspace, &op.forward_workspace_tensors);
+  AddTensors({routed, wide, casts ? wide : 0}, &op.backward_workspace,
+             &op.backward_workspace_tensors);
   op.output_aliases = {-1};
   return op;
 }

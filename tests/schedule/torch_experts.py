@@ -15,6 +15,7 @@ import warnings
 try:
     import torch
     from torch import distributed, nn
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -31,6 +32,13 @@ from torch_pool import Failure, Pools, Recorder  # noqa: E402
 
 VOCABULARY, WIDTH, HIDDEN, LAYERS, SEQUENCE, CHOSEN = 24, 8, 12, 3, 16, 2
 EXPERTS = 8  # unless a case says 4
+LARGE = {"VOCABULARY": 64, "WIDTH": 64, "HIDDEN": 96, "LAYERS": 4, "SEQUENCE": 256}
+# Ranks, ranks that share the experts, flags of plan; for the memory of LARGE.
+MEMORY_CASES = [
+    (4, 2, "--precision bf16-mixed --micro-batch 8"),
+    (4, 4, "--precision bf16-mixed"),
+    (4, 2, "--recompute full --precision bf16-mixed --micro-batch 8"),
+]
 
 # Ranks, ranks that share the experts, flags of plan.
 CASES = [
@@ -90,7 +98,9 @@ class Experts(nn.Module):
         order = torch.arange(len(up)).repeat(ranks).repeat_interleave(come).argsort(stable=True)
         pieces = rows[order].split(come.view(ranks, -1).sum(0).tolist())
         done = torch.cat([torch.relu(piece @ u.T) @ d.T for piece, u, d in zip(pieces, up, down)])
-        return Exchange.apply(torch.empty_like(done).index_copy(0, order, done), self.group, leaves, comes)
+        back = torch.empty_like(done)
+        back[order] = done
+        return Exchange.apply(back, self.group, leaves, comes)
 
 
 class Block(nn.Module):
@@ -103,13 +113,15 @@ class Block(nn.Module):
     def forward(self, x):
         x = self.fc(x)
         tokens = x.flatten(0, 1)
-        scores = self.router(tokens).softmax(-1)
+        scores = torch.softmax(self.router(tokens).float(), -1)
         chosen = (torch.arange(len(tokens) * CHOSEN) % EXPERTS).view(-1, CHOSEN)
-        weights = scores.gather(1, chosen).flatten()
+        weights = scores.gather(1, chosen)
         order = chosen.flatten().argsort(stable=True)
-        rows = self.experts(tokens[order // CHOSEN], torch.bincount(chosen.flatten(), minlength=EXPERTS))
-        rows = rows * weights[order, None].to(rows.dtype)
-        return x + torch.zeros_like(tokens).index_add(0, order // CHOSEN, rows).view_as(x)
+        weights = (weights / weights.sum(-1, keepdim=True)).flatten()[order]
+        order = order // CHOSEN
+        rows = self.experts(tokens[order], torch.bincount(chosen.flatten(), minlength=EXPERTS))
+        rows = (rows.float() * weights[:, None]).to(rows.dtype)
+        return x + torch.zeros_like(tokens).scatter_add(0, order[:, None].expand_as(rows), rows).view_as(x)
 
 
 class Net(nn.Module):
@@ -204,7 +216,7 @@ def set_experts(count):
     EXPERTS = count
 
 
-def run_case(_, argument):
+def model_of(argument):
     warnings.simplefilter("ignore")
     set_experts(argument["experts"])
     plan, job = argument["plan"], argument["job"]
@@ -217,6 +229,30 @@ def run_case(_, argument):
     model = Net(mesh["ep"])
     model.embed.requires_grad_(not job.get("frozen"))
     wrap(model, plan, job, meshes)
+    return model
+
+
+def run_memory(_, argument):
+    """Bytes of each category at the peak of FSDPMemTracker, of the second step."""
+    globals().update(LARGE)
+    model = model_of(argument)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    ids = torch.randint(VOCABULARY, (argument["plan"]["micro_batch"], SEQUENCE))
+    tracker = FSDPMemTracker(model, optimizer)
+    tracker.track_inputs((ids,))
+    with tracker:
+        for _ in range(2):
+            tracker.reset_mod_stats()
+            model(ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    snapshot = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+    return {str(getattr(key, "value", key)): value for key, value in snapshot.items()}
+
+
+def run_case(_, argument):
+    model = model_of(argument)
+    plan, job = argument["plan"], argument["job"]
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
     steps = []
     with Recorder({}) as recorder:
@@ -257,6 +293,17 @@ def made_by(ours, ranks, ep, flags):
     return json.loads((folder / "made.json").read_text(encoding="utf-8"))
 
 
+def memory_agrees(ours, pools, ranks, ep, flags):
+    """Activations to a KiB (the loss, torch's scalars), the whole peak to 2 %."""
+    made = made_by(ours, ranks, ep, flags)
+    memory = json.loads(ours.call("simulate", ours.write(made), "--json"))["memory"]
+    theirs = pools.run(ranks, "torch_experts", "run_memory", made | {"experts": 8})[0]
+    kept, peak = memory["at_peak"]["activation"] - theirs["Activation"], memory["peak_allocated_bytes"] / theirs["Total"]
+    good = abs(kept) <= 1024 and abs(peak - 1) <= 0.02
+    print(f"memory of {ranks} ranks, ep {ep} {flags}: activations {kept:+} B, peak {peak - 1:+.2%}" + ("" if good else " <<<"))
+    return good
+
+
 def main(arguments):
     ours, failures = Shardwright(arguments[0]), 0
     with Pools() as pools:
@@ -276,6 +323,9 @@ def main(arguments):
             if any(differences) and "--verbose" in arguments:
                 for a, b in zip(expected[1], theirs[1]):
                     print("   ", a, b)
+        globals().update(LARGE)
+        for ranks, ep, flags in MEMORY_CASES if "--all" in arguments else MEMORY_CASES[:1]:
+            failures += not memory_agrees(ours, pools, ranks, ep, flags)
     return 1 if failures else 0
 
 
