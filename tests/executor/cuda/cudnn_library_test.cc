@@ -116,7 +116,10 @@ TEST_CASE("CudnnLibrary.GradientsOfWideHeadsAreHoppersAlone") {
                            Chip{100, "blackwell"}, Chip{120, "blackwell-rtx"}}) {
     const CudnnDescriptor device = CudnnDevice(cudnn, DeviceJson(chip.sm));
     REQUIRE(device.get() != nullptr);
-    for (const Heads& heads : {Heads{64, 64}, Heads{128, 128}, Heads{192, 128}, Heads{256, 256}}) {
+    for (const Heads& heads : {Heads{128, 128}, Heads{192, 128}, Heads{256, 256}}) {
+      if (heads.key == 128 && (chip.sm == 80 || chip.sm == 90)) {
+        continue;  // asked for above; a plan takes the compiler seconds
+      }
       CudnnAttention problem = Problem(4, 4, heads.key, 512);
       problem.is_backward = true;
       problem.value_dim = heads.value;
