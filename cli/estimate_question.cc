@@ -11,7 +11,7 @@
 namespace shardwright {
 namespace {
 
-constexpr std::array<FlagRow, 20> kEstimateFlags = {{
+constexpr std::array<FlagRow, 21> kEstimateFlags = {{
     {"--nodes", "N", "nodes in use"},
     {"--seq", "N", "tokens per sample (default: the model's, at most 2048)"},
     {"--tokens", "N", "tokens (images) of the whole run (default 1e9)"},
@@ -27,6 +27,7 @@ constexpr std::array<FlagRow, 20> kEstimateFlags = {{
      "bf16-mixed, fp16-mixed, fp32, bf16, or master/param/reduce, with +fp8 or +fp8-rowwise as of "
      "plan (default bf16-mixed; with LoRA bf16)"},
     {"--optimizer", "NAME[:IMPL]", "as of plan (default adamw:foreach)"},
+    {"--mode", "NAME", "train, or pairs of answers by dpo, dpo_precomputed, orpo or reward"},
     {"--lora-rank", "N", "rank of LoRA adapters; everything else is frozen"},
     {"--lora-targets", "GLOBS",
      "linear modules that get adapters (default: those that PEFT takes, such as q_proj,v_proj)"},

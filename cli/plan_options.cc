@@ -39,9 +39,10 @@ constexpr std::array<FlagRow, 56> kPlanOptionFlags = {{
      "stack's, mostly 1)"},
     {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)",
      FileRole::kRead},
-    {"--mode", "train|forward", "what a step does (default train)"},
+    {"--mode", "train|forward|dpo|dpo_precomputed|orpo|reward",
+     "what a step does (default train); the last four train by pairs of answers, each a sample"},
     {"--seq", "N", "tokens per sample (default: the model's, at most 2048)"},
-    {"--micro-batch", "N", "samples per rank and pass (default 1)"},
+    {"--micro-batch", "N", "samples per rank and pass (default 1, or a pair)"},
     {"--accumulation", "N", "micro-batches per step (default: from --global-batch, or 1)"},
     {"--global-batch", "N", "samples per step over all ranks"},
     {"--sync", "every|last|replicate_last", "which micro-batches reduce gradients (default every)"},
@@ -158,7 +159,13 @@ constexpr std::array<const char*, 11> kChoiceFlags = {
 
 void ReadJobFlags(const Arguments& arguments, Job& job) {
   job.sequence_length = 0;
-  arguments.SetChoice("--mode", kJobModeNames, job.mode);
+  if (const Flag mode = arguments.Get("--mode"); mode.is_given()) {
+    std::vector<std::string_view> words(kJobModeNames.begin(), kJobModeNames.end());
+    words.insert(words.end(), kTrainsByNames.begin() + 1, kTrainsByNames.end());
+    const std::size_t word = ReadChoice(mode, words);
+    job.mode = word == 1 ? JobMode::kForward : JobMode::kTrain;
+    job.trains_by = word < 2 ? TrainsBy::kOwn : static_cast<TrainsBy>(word - 1);
+  }
   arguments.SetCount("--seq", kMaxSequence, job.sequence_length);
   arguments.Set("--precision", job.precision, ReadPrecision);
   arguments.Set("--precision", job.frozen_format, ReadFrozenFormat);
@@ -319,6 +326,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.keep_every = recompute.keep_every;
   options.recompute_part = recompute.part;
   ReadJobFlags(arguments, options.job);
+  options.plan.micro_batch = SamplesPerExample(options.job.trains_by);
   ReadPlanFlags(arguments, options.plan);
   CheckChoices(options, arguments);
   CheckAllocatorFlag(arguments, options.plan);

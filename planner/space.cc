@@ -127,6 +127,9 @@ std::vector<OuterChoice> OuterChoices(const SearchInput& input, const SearchOpti
   std::vector<OuterChoice> result;
   for (const std::int64_t shard : ShardSizes(input, options)) {
     for (const std::int64_t micro_batch : micro_batches) {
+      if (micro_batch % SamplesPerExample(input.job.trains_by) != 0) {
+        continue;  // ValidatePlan refuses half a pair
+      }
       constexpr std::int64_t kMostMicroBatches = 65535;  // Op::micro_batch has 16 bits
       if (per_rank / micro_batch > kMostMicroBatches) {
         continue;

@@ -176,6 +176,9 @@ Json JobPart(const Job& job) {
   if (job.lora_magnitudes) {
     json["lora_magnitudes"] = true;
   }
+  if (job.trains_by != TrainsBy::kOwn) {
+    json["trains_by"] = NameIn(kTrainsByNames, job.trains_by);
+  }
   if (job.frozen_format != FrozenFormat::kMaster) {
     json["frozen_format"] = NameIn(kFrozenFormatNames, job.frozen_format);
   }

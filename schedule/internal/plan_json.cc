@@ -194,7 +194,7 @@ AllocatorSettings ReadAllocator(const JsonValue& json) {
 Job ReadJob(const JsonValue& json) {
   json.AllowOnly({"mode", "sequence_length", "global_batch", "precision", "optimizer",
                   "clip_gradients", "frozen", "lora_rank", "lora_alpha", "lora_targets",
-                  "lora_dropout", "lora_saved", "lora_magnitudes", "frozen_format",
+                  "lora_dropout", "lora_saved", "lora_magnitudes", "trains_by", "frozen_format",
                   "quantized_experts", "memory_margin", "allocator"});
   Job job;
   SetChoice(json, "mode", kJobModeNames, job.mode);
@@ -224,6 +224,7 @@ Job ReadJob(const JsonValue& json) {
   }
   SetStrings(json, "lora_saved", job.lora_saved);
   SetBool(json, "lora_magnitudes", job.lora_magnitudes);
+  SetChoice(json, "trains_by", kTrainsByNames, job.trains_by);
   SetChoice(json, "frozen_format", kFrozenFormatNames, job.frozen_format);
   SetBool(json, "quantized_experts", job.quantized_experts);
   if (const std::optional<JsonValue> margin = json.Find("memory_margin")) {
