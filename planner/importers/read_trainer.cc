@@ -425,6 +425,27 @@ void ReadAxolotlRecompute(const JsonValue& root, TrainerFile& file) {
   }
 }
 
+// PEFT freezes the base whatever this list says. Without adapters a list that has the language
+// model and its head freezes towers beside it, which models here do not have.
+void CheckUnfrozen(const JsonValue& root, const TrainerFile& file) {
+  const auto list = root.Find("unfrozen_parameters");
+  bool has_model = false, has_head = false, has_more = false;
+  for (std::size_t i = 0; list && list->IsArray() && i < list->size(); ++i) {
+    const std::string name = (*list)[i].AsString();
+    const bool is_model = name.find("model.language_model") != std::string::npos;
+    const bool is_head = name.find("lm_head") != std::string::npos;
+    has_model |= is_model;
+    has_head |= is_head;
+    has_more |= !is_model && !is_head && name != "embed_tokens";
+  }
+  if (list && list->IsArray() && list->size() > 0 && file.script.adapters.rank == 0 &&
+      (has_more || !has_model || !has_head)) {
+    throw list->Error(
+        "[], or model.language_model.* and lm_head.*, since parameters frozen by name cannot be "
+        "predicted");
+  }
+}
+
 // Answers are compared by their log-probabilities, or by a score.
 void ReadAxolotlPairs(const JsonValue& root, TrainerFile& file) {
   const auto rl = root.Find("rl");
@@ -487,6 +508,7 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
     }
   }
   ReadAxolotlPairs(root, file);
+  CheckUnfrozen(root, file);
   CheckDequantized(root);
   s.bf16 = HasBf16(root);
   s.find_unused_parameters = s.find_unused_parameters.value_or(false);  // it says so to the Trainer
