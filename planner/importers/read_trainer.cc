@@ -425,8 +425,8 @@ void ReadAxolotlRecompute(const JsonValue& root, TrainerFile& file) {
   }
 }
 
-// PEFT freezes the base whatever this list says. Without adapters a list that has the language
-// model and its head freezes towers beside it, which models here do not have.
+// A list that has the language model and its head freezes towers beside it, which models here do
+// not have. Beside adapters such names match nothing, and nothing learns (freeze_layers_except).
 void CheckUnfrozen(const JsonValue& root, const TrainerFile& file) {
   const auto list = root.Find("unfrozen_parameters");
   bool has_model = false, has_head = false, has_more = false;
@@ -438,8 +438,8 @@ void CheckUnfrozen(const JsonValue& root, const TrainerFile& file) {
     has_head |= is_head;
     has_more |= !is_model && !is_head && name != "embed_tokens";
   }
-  if (list && list->IsArray() && list->size() > 0 && file.script.adapters.rank == 0 &&
-      (has_more || !has_model || !has_head)) {
+  if (list && list->IsArray() && list->size() > 0 &&
+      (has_more || !has_model || !has_head || file.script.adapters.rank > 0)) {
     throw list->Error(
         "[], or model.language_model.* and lm_head.*, since parameters frozen by name cannot be "
         "predicted");
