@@ -61,8 +61,10 @@ std::pair<Searched, bool> SearchMicroBatches(const PlanFile& problem, const Sear
   if (given.fixed.micro_batch) {
     return {SearchBatch(problem, ranks * given.base.micro_batch, 0, given), false};
   }
-  Searched best = SearchBatch(problem, ranks, 0, given);
-  for (std::int64_t micro = 2; micro <= kMostMicroBatch && best.result.is_feasible; micro *= 2) {
+  const std::int64_t least = SamplesPerExample(problem.job.trains_by);
+  Searched best = SearchBatch(problem, ranks * least, 0, given);
+  for (std::int64_t micro = 2 * least; micro <= kMostMicroBatch && best.result.is_feasible;
+       micro *= 2) {
     Searched next = SearchBatch(problem, ranks * micro, micro, given);
     if (!next.result.is_feasible) {
       return {std::move(best), false};

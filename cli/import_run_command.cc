@@ -239,6 +239,12 @@ PlanOptions WithAdapters(PlanOptions options, const Adapters& adapters, Assumpti
   return options;
 }
 
+PlanOptions WithTrainsBy(PlanOptions options, TrainsBy trains_by) {
+  options.job.trains_by = trains_by;
+  options.plan.micro_batch *= SamplesPerExample(trains_by);
+  return options;
+}
+
 }  // namespace
 
 int ImportRunCommand(const Arguments& arguments) {
@@ -247,8 +253,9 @@ int ImportRunCommand(const Arguments& arguments) {
   const RunFacts facts = FactsOf(run);
   RefuseOverruled(arguments, facts);
   Assumptions assumed;
-  PlanFile file = MakePlanFile(WithAdapters(
-      ReadPlanOptions(BaseArguments(arguments, facts, assumed)), facts.adapters, assumed));
+  const PlanOptions base =
+      WithTrainsBy(ReadPlanOptions(BaseArguments(arguments, facts, assumed)), facts.trains_by);
+  PlanFile file = MakePlanFile(WithAdapters(base, facts.adapters, assumed));
   AppendDefaults(arguments, facts, file, assumed);
   ApplyRun(run, file);
   CheckPlan(file, "the imported plan");

@@ -27,7 +27,13 @@ constexpr std::array<const char*, 11> kChoiceFlags = {
 
 void ReadJobFlags(const Arguments& arguments, Job& job) {
   job.sequence_length = 0;
-  arguments.SetChoice("--mode", kJobModeNames, job.mode);
+  if (const Flag mode = arguments.Get("--mode"); mode.is_given()) {
+    std::vector<std::string_view> words(kJobModeNames.begin(), kJobModeNames.end());
+    words.insert(words.end(), kTrainsByNames.begin() + 1, kTrainsByNames.end());
+    const std::size_t word = ReadChoice(mode, words);
+    job.mode = word == 1 ? JobMode::kForward : JobMode::kTrain;
+    job.trains_by = word < 2 ? TrainsBy::kOwn : static_cast<TrainsBy>(word - 1);
+  }
   arguments.SetCount("--seq", kMaxSequence, job.sequence_length);
   arguments.Set("--precision", job.precision, ReadPrecision);
   arguments.Set("--precision", job.frozen_format, ReadFrozenFormat);
@@ -200,6 +206,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.keep_every = recompute.keep_every;
   options.recompute_part = recompute.part;
   ReadJobFlags(arguments, options.job);
+  options.plan.micro_batch = SamplesPerExample(options.job.trains_by);
   ReadPlanFlags(arguments, options.plan);
   CheckChoices(options, arguments);
   CheckAllocatorFlag(arguments, options.plan);

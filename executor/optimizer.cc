@@ -313,6 +313,11 @@ void CheckUpdates(const OptimizerSpec& spec, DType master) {
 }
 
 void CheckFrozen(const Job& job) {
+  if (job.trains_by != TrainsBy::kOwn) {
+    throw InputError("plan: job.trains_by",
+                     '"' + std::string(NameIn(kTrainsByNames, job.trains_by)) + '"',
+                     "own, since the executor trains by the model's own loss alone");
+  }
   if (!job.lora_saved.empty()) {
     throw InputError("plan: job.lora_saved", '"' + job.lora_saved.front() + '"',
                      "none, since the executor neither copies, loads nor exports such modules");

@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "models/internal/order.h"
+#include "models/reference.h"
 
 namespace shardwright {
 namespace {
@@ -354,10 +355,11 @@ Flops ConventionFlopsPerSample(const Model& model) {
   double flops = 0.0;
   for (const ModelOp& op : model.ops) {
     const OpSpec& spec = model.SpecOf(op);
+    const bool is_forward = spec.other.stops_gradient || IsOfReference(model, op.module);
     if (spec.kind == OpKind::kAttention) {
       // Scores (2 * head_dim) and values (2 * value_dim) per query, key and head, times three for
       // forward and backward: 12 * heads * head_dim * seq per token when the two sizes are equal.
-      flops += 6.0 * static_cast<double>(spec.heads) *
+      flops += (is_forward ? 2.0 : 6.0) * static_cast<double>(spec.heads) *
                static_cast<double>(spec.head_dim + spec.value_dim) *
                static_cast<double>(spec.rows) * static_cast<double>(spec.seq_k);
     }
@@ -367,7 +369,8 @@ Flops ConventionFlopsPerSample(const Model& model) {
     const double uses = ParameterUses(model, spec);
     for (const ParamId id : op.params) {
       const Parameter& param = model.params[id.value];
-      flops += TrainingFlopsPerParameter(param) * static_cast<double>(param.Elements()) * uses;
+      flops += (is_forward ? 2.0 : TrainingFlopsPerParameter(param)) *
+               static_cast<double>(param.Elements()) * uses;
     }
   }
   return Flops(flops);

@@ -5,6 +5,7 @@
 
 #include "core/units.h"
 #include "models/internal/builder.h"
+#include "models/reference.h"
 
 namespace shardwright {
 namespace {
@@ -492,8 +493,13 @@ std::vector<std::string> MatchedTargets(const Model& model, const std::vector<st
   return result;
 }
 
-void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) {
-  Freeze(model, spec.frozen, where);
+std::int64_t SamplesPerExample(TrainsBy trains_by) {
+  return trains_by == TrainsBy::kOwn ? 1 : 2;
+}
+
+namespace {
+
+void ApplyAdapters(Model& model, const TrainableSpec& spec, const Path& where) {
   if (spec.lora_rank == 0) {
     if (!spec.lora_targets.empty()) {
       throw InputError(where.Field("lora_rank").str(), "0 with lora_targets", "a rank above 0");
@@ -530,6 +536,19 @@ void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) 
   InsertModules(model, is_shared, spec.lora_magnitudes, additions);
   InsertParams(model, additions, spec);
   InsertOps(model, additions, spec);
+}
+
+}  // namespace
+
+void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) {
+  if (spec.trains_by == TrainsBy::kReward) {
+    AddScore(model, where);
+  }
+  Freeze(model, spec.frozen, where);
+  ApplyAdapters(model, spec, where);
+  if (spec.trains_by == TrainsBy::kDpo) {
+    AddReference(model, spec.lora_rank > 0);
+  }
 }
 
 }  // namespace shardwright

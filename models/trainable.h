@@ -12,6 +12,18 @@
 
 namespace shardwright {
 
+// What a step trains by. Each answer of a pair is a sample.
+enum class TrainsBy : std::uint8_t {
+  kOwn,             // the model's own loss
+  kDpo,             // pairs, against a frozen reference that runs in every step
+  kDpoPrecomputed,  // pairs, against log-probabilities of a reference that ran before
+  kOrpo,            // pairs, without a reference (CPO and SimPO are the same here)
+  kReward,          // pairs, by a score of each answer in the place of the head
+};
+
+// Samples that a micro-batch cannot tear apart: 2 for pairs.
+[[nodiscard]] std::int64_t SamplesPerExample(TrainsBy trains_by);
+
 struct TrainableSpec {
   // Globs over parameter FQNs; a match gets no gradient and no optimizer state.
   std::vector<std::string> frozen = {};
@@ -29,6 +41,7 @@ struct TrainableSpec {
   std::vector<std::string> lora_saved = {};
   // DoRA: each adapted module learns the length of its weight's rows, too.
   bool lora_magnitudes = false;
+  TrainsBy trains_by = TrainsBy::kOwn;
 };
 
 // Does `text` match `glob`? '*' stands for any characters, dots included, '?' for one character.

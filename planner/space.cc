@@ -113,9 +113,11 @@ bool AddsUp(const OuterChoice& outer, const SearchInput& input, const SearchOpti
 std::vector<OuterChoice> OuterChoices(const SearchInput& input, const SearchOptions& options) {
   const std::int64_t ranks = input.cluster.RankCount();
   const std::int64_t batch = input.job.global_batch;
-  if (batch <= 0 || batch % ranks != 0) {
+  const std::int64_t samples = SamplesPerExample(input.job.trains_by);
+  if (batch <= 0 || batch % (ranks * samples) != 0) {
     throw InputError("job", "a global batch of " + std::to_string(batch),
-                     "a multiple of the " + std::to_string(ranks) + " ranks");
+                     "a multiple of the " + std::to_string(ranks) + " ranks" +
+                         (samples > 1 ? " x 2 samples of a pair" : ""));
   }
   const std::int64_t per_rank = batch / ranks;
   std::vector<std::int64_t> micro_batches = DivisorsOf(per_rank);
@@ -129,6 +131,9 @@ std::vector<OuterChoice> OuterChoices(const SearchInput& input, const SearchOpti
   std::vector<OuterChoice> result;
   for (const std::int64_t shard : ShardSizes(input, options)) {
     for (const std::int64_t micro_batch : micro_batches) {
+      if (micro_batch % samples != 0) {
+        continue;  // ValidatePlan refuses half a pair
+      }
       constexpr std::int64_t kMostMicroBatches = 65535;  // Op::micro_batch has 16 bits
       if (per_rank / micro_batch > kMostMicroBatches) {
         continue;

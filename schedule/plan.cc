@@ -66,8 +66,8 @@ std::vector<std::size_t> UnitsOfModules(const Model& model,
     const ModuleId parent = model.modules[m].parent;
     if (named_by[m] != kNoUnit) {
       unit_of[m] = named_by[m];
-    } else if (parent.valid()) {
-      unit_of[m] = unit_of[parent.value];
+    } else if (m > 0) {  // a second tree, of a reference, belongs to the root's unit
+      unit_of[m] = unit_of[parent.valid() ? parent.value : 0];
     }
   }
   return unit_of;
@@ -120,6 +120,11 @@ class ParameterWalk {
     }
     if (children_first_) {
       TakeParameters(module);
+    }
+    for (std::size_t m = 1; id == ModuleId(0) && m < model_.modules.size(); ++m) {
+      if (!model_.modules[m].parent.valid() && named_by_[m] == kNoUnit) {
+        Visit(ModuleId(m));
+      }
     }
   }
 

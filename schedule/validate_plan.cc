@@ -297,6 +297,12 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
   CheckRange(plan.bucket.value, 1, kMaxRanks * kMaxRanks, where, "bucket");
   CheckRange(plan.reduce_scatter_bucket.value, 0, kMaxRanks * kMaxRanks, where,
              "reduce_scatter_bucket");
+  if (plan.micro_batch % SamplesPerExample(job.trains_by) != 0) {
+    throw InputError(FieldOf(where, "micro_batch"), std::to_string(plan.micro_batch),
+                     "an even number, since job.trains_by " +
+                         std::string(NameIn(kTrainsByNames, job.trains_by)) +
+                         " compares pairs, each of 2 samples");
+  }
   const std::int64_t ranks = MeshOf(plan).RankCount();
   if (ranks > kMaxRanks) {
     throw InputError(FieldOf(where, "replicate_size"), std::to_string(plan.replicate_size),

@@ -12,6 +12,7 @@
 #include "core/json.h"
 #include "core/text.h"
 #include "models/cut_experts.h"
+#include "models/reference.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/internal/model_ends.h"
 #include "schedule/internal/plan_json.h"
@@ -337,7 +338,8 @@ WrapSpec ParseWrap(std::string_view text, const std::string& where) {
 std::vector<ModuleId> BlocksOf(const Model& model) {
   std::vector<ModuleId> blocks;
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
-    if (IsBlock(model, ModuleId(m)) && !model.modules[m].same_as.valid()) {
+    if (IsBlock(model, ModuleId(m)) && !model.modules[m].same_as.valid() &&
+        !IsOfReference(model, ModuleId(m))) {
       blocks.emplace_back(m);
     }
   }
@@ -379,6 +381,7 @@ std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec, const Resha
     case WrapSpec::Kind::kFile:
       return UnitsFromFile(spec.file, reshard.is_set, dialect, where);
   }
+  AddReferenceUnits(model, spec, dialect, units);
   units.push_back(RootUnit());
   if (dialect == Dialect::kFsdp1) {
     units.back().reshard = Reshard();  // FULL_SHARD, as users give it to all of the model
@@ -446,6 +449,28 @@ void AddExpertUnits(const Model& model, std::vector<UnitPlan>& units) {
     }
   }
   PrefetchNeighbours(stretches, units);
+}
+
+void AddReferenceUnits(const Model& model, const WrapSpec& spec, Dialect dialect,
+                       std::vector<UnitPlan>& units) {
+  const ModuleId root = FindModule(model, kReferenceRoot);
+  if (!root.valid() || model.modules[root.value].parent.valid() || dialect == Dialect::kZero1 ||
+      dialect == Dialect::kZero2 || spec.kind == WrapSpec::Kind::kModule) {
+    return;
+  }
+  if (dialect != Dialect::kFsdp2 && spec.kind == WrapSpec::Kind::kSize) {
+    SizeWrap wrap(model, spec.min_params);
+    (void)wrap.Visit(root, true);
+    const std::vector<UnitPlan> inside = wrap.Take();
+    units.insert(units.end(), inside.begin(), inside.end());
+  } else if (dialect != Dialect::kFsdp2 && spec.kind != WrapSpec::Kind::kRoot) {
+    for (std::size_t m = root.value; m < model.modules.size(); ++m) {
+      if (IsBlock(model, ModuleId(m)) && !model.modules[m].same_as.valid()) {
+        units.push_back(UnitOf(model, {ModuleId(m)}));
+      }
+    }
+  }
+  units.push_back(UnitOf(model, {root}));
 }
 
 std::vector<RecomputeRegion> RecomputeBlocks(const Model& model, RecomputeKind kind,

@@ -63,6 +63,13 @@ struct ReshardChoice {
                                          const ReshardChoice& reshard, Dialect dialect,
                                          const std::string& where);
 
+// Appends the units of a reference that the model has in a tree of its own (models/reference.h),
+// as `spec` cuts the model; none for one that learns by adapters. TRL wraps the reference of FSDP2
+// as one unit (prepare_fsdp), that of FSDP1 by the policy of what learns. DeepSpeed's stages 1 and
+// 2 keep it whole. O(modules).
+void AddReferenceUnits(const Model& model, const WrapSpec& spec, Dialect dialect,
+                       std::vector<UnitPlan>& units);
+
 // Under mixed precision, takes the modules whose parameters the model marks full_precision (batch
 // norms) out of the plan's units and gives them units of their own that stay in the master dtype:
 // fsdp1, as its wrap policies do, and fairscale, as auto_wrap_bn does, one unit each; native and

@@ -356,6 +356,12 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
                      '"' + std::string(NameIn(kMatrixRuleNames, rule)) + '"',
                      "none, since no target's settings name such an optimizer");
   }
+  if (file.job.trains_by != TrainsBy::kOwn) {
+    throw InputError(where + ": job.trains_by",
+                     '"' + std::string(NameIn(kTrainsByNames, file.job.trains_by)) + '"',
+                     "own, since no target's settings say what a script compares",
+                     "write the file by hand: its batch counts pairs, half of our samples");
+  }
   const OptimizerKind kind = file.job.optimizer.kind;
   const bool is_named = target == "trainer" || target == "accelerate" ||
                         (target == "deepspeed" && kind == OptimizerKind::kLion);

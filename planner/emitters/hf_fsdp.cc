@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "planner/emitters/emission.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/wrap.h"
@@ -30,10 +31,20 @@ std::vector<UnitPlan> OwnUnits(const Model& model) {
   if (!HasBlocks(model)) {
     return own;
   }
+  // Accelerate 1.15 looks for the norm in the model itself, which PEFT's wrapper hides: it is left
+  // to the root (_find_final_norm).
+  const bool has_adapters = std::any_of(model.modules.begin(), model.modules.end(),
+                                        [](const Module& m) { return m.name == "lora_A"; });
   const WrapSpec spec = {WrapSpec::Kind::kAccelerate, 0, ""};
   for (UnitPlan& unit : Wrap(model, spec, {}, Dialect::kFsdp2, "accelerate")) {
     const bool is_block =
         unit.modules.size() == 1 && IsBlock(model, FindModule(model, unit.modules[0]));
+    if (has_adapters && unit.modules.size() > 1) {
+      std::erase_if(unit.modules, [&](const std::string& fqn) {
+        return ClassOf(model, fqn).find("Norm") != std::string::npos;
+      });
+      unit.name = Listed(unit.modules, {}, "+");
+    }
     if (!is_block && !IsRootUnit(unit)) {
       own.push_back(std::move(unit));
     }
@@ -110,6 +121,8 @@ void ApplyUnitsV1(const HfFsdp& settings, PlanFile& file) {
     modules.insert(modules.end(), leaves.begin(), leaves.end());
   }
   std::vector<UnitPlan> units = UnitsOfModules(model, modules);
+  const WrapSpec spec = {modules.empty() ? WrapSpec::Kind::kRoot : WrapSpec::Kind::kBlock, 0, ""};
+  AddReferenceUnits(model, spec, Dialect::kFsdp1, units);
   if (!settings.reshard_after_forward) {
     for (UnitPlan& unit : units) {
       unit.reshard.kind = Reshard::Kind::kNever;

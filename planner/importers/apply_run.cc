@@ -280,6 +280,19 @@ void ApplyLlamaFactoryV1(const RunSettings& run, PlanFile& file) {
   file.job.precision = {.master = master, .param = param, .reduce = DType::kFp32};
 }
 
+// Files count pairs. Nobody upcasts a reference, which does not learn.
+void ApplyPairs(const RunSettings& run, PlanFile& file) {
+  const std::int64_t samples = SamplesPerExample(file.job.trains_by);
+  file.plan.micro_batch *= samples;
+  file.job.global_batch *= samples;
+  const Precision& precision = file.job.precision;
+  if (file.job.trains_by == TrainsBy::kDpo && run.script.adapters.rank == 0 &&
+      run.script.has_bf16_weights && IsTorch(file.plan.dialect) &&
+      precision.master != precision.param) {
+    file.job.frozen_format = FrozenFormat::kParam;
+  }
+}
+
 void ApplyHf(const RunSettings& run, PlanFile& file) {
   const std::string& where = run.files.front();
   if (run.script.has_bf16_weights && run.script.adapters.rank == 0) {
@@ -340,6 +353,7 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
     file.plan.accumulation = run.script.global_batch / pass;
     file.job.global_batch = run.script.global_batch;
   }
+  ApplyPairs(run, file);
   file.plan.offload.activations |= run.script.offloads_activations;
   const bool is_whole = file.job.optimizer.states == StateFormat::kMaster;
   if (!is_whole && (run.deepspeed || file.plan.offload.parameters)) {
@@ -538,6 +552,9 @@ std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& fi
   }
   if (run.trainer) {
     list.insert(list.end(), run.script.assumed.begin(), run.script.assumed.end());
+    if (SamplesPerExample(file.job.trains_by) > 1) {
+      list.push_back({"samples", "each answer of a pair"});
+    }
     AppendTrainer(run, file, list);
   }
   AppendPrecision(run, file, list);

@@ -155,6 +155,24 @@ void Demand(const JsonValue& value, Keys values, std::string_view expected) {
   }
 }
 
+// Pairs, whose two answers run as one batch, without dropout (TRL's disable_dropout). Without a
+// reference are the losses orpo and simpo.
+void ReadPreferences(const JsonValue& root, std::string_view loss_key, TrainerFile& file) {
+  const auto loss = root.Find(loss_key);
+  if (loss) {
+    Demand(*loss,
+           {"dpo", "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair",
+            "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "kto_pair",
+            "orpo", "simpo"},
+           "a loss of pairs");
+  }
+  const bool is_alone = loss && (loss->AsString() == "orpo" || loss->AsString() == "simpo");
+  file.script.trains_by = is_alone                                 ? TrainsBy::kOrpo
+                          : IsOn(root, "precompute_ref_log_probs") ? TrainsBy::kDpoPrecomputed
+                                                                   : TrainsBy::kDpo;
+  file.script.adapters.dropout = 0.0;
+}
+
 // LLaMA-Factory recomputes every layer unless it is told not to, and trains an adapter unless it is
 // told to train all.
 void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
@@ -183,7 +201,10 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
     RefuseQuantized(root);
   }
   if (const auto stage = root.Find("stage")) {
-    Demand(*stage, {"pt", "sft"}, "pt or sft");
+    Demand(*stage, {"pt", "sft", "dpo"}, "pt, sft or dpo");
+    if (stage->AsString() == "dpo") {
+      ReadPreferences(root, "pref_loss", file);
+    }
   }
   if (root.Find(kLlamaFactoryRecompute)) {
     s.gradient_checkpointing = !IsOn(root, kLlamaFactoryRecompute);
@@ -204,6 +225,15 @@ constexpr std::int64_t kLossRows = 256;
 // TRL before 0.20 says max_seq_length, and runs head and loss over all rows at once; later ones run
 // a chunk of rows after the other unless they are told not to, or Liger does it.
 void ReadTrlLoss(const JsonValue& root, TrainerFile& file) {
+  if (FindOne(root, {"beta", "max_prompt_length", "precompute_ref_log_probs"})) {
+    file.script.assumed.push_back({"script", "TRL's dpo"});
+    ReadPreferences(root, "loss_type", file);
+    if (!root.Find("max_prompt_length") && !file.result.settings.use_liger_kernel.value_or(false)) {
+      file.script.assumed.push_back({"head and loss", "in chunks (TRL 1.16)"});
+      file.script.loss_rows = kLossRows;
+    }
+    return;
+  }
   const bool is_old = root.Find("max_seq_length").has_value();
   const auto type = root.Find("loss_type");
   if (type) {
@@ -221,7 +251,6 @@ void ReadTrlLoss(const JsonValue& root, TrainerFile& file) {
 // SFTConfig and its siblings have other defaults than TrainingArguments.
 void ReadTrl(const JsonValue& root, TrainerFile& file) {
   TrainerSettings& s = file.result.settings;
-  ReadTrlLoss(root, file);
   if (IsOn(root, "use_peft")) {
     file.script.adapters = ReadAdapters(root, TrlAdapters(), LoadedBase(file));
     // SFTTrainer makes bf16 of the adapters above quantized weights.
@@ -229,6 +258,7 @@ void ReadTrl(const JsonValue& root, TrainerFile& file) {
   } else {
     RefuseQuantized(root);
   }
+  ReadTrlLoss(root, file);
   TakeDefault(s.gradient_checkpointing, true, "gradient_checkpointing", file);
   if (!s.fp16.value_or(false)) {
     TakeDefault(s.bf16, true, "bf16", file);
@@ -283,7 +313,8 @@ void ReadScript(const JsonValue& root, TrainerFile& file) {
   }
   const bool says_trl =
       FindOne(root, {"max_length", "packing", "dataset_mixture", "dataset_text_field",
-                     "assistant_only_loss", "completion_only_loss", "loss_type"})
+                     "assistant_only_loss", "completion_only_loss", "loss_type", "beta",
+                     "max_prompt_length"})
           .has_value();
   // Transformers' run_clm.py has this one, too, beside others of its own.
   const bool may_be_trl = root.Find("dataset_name") &&
@@ -394,6 +425,47 @@ void ReadAxolotlRecompute(const JsonValue& root, TrainerFile& file) {
   }
 }
 
+// A list that has the language model and its head freezes towers beside it, which models here do
+// not have. Beside adapters such names match nothing, and nothing learns (freeze_layers_except).
+void CheckUnfrozen(const JsonValue& root, const TrainerFile& file) {
+  const auto list = root.Find("unfrozen_parameters");
+  bool has_model = false, has_head = false, has_more = false;
+  for (std::size_t i = 0; list && list->IsArray() && i < list->size(); ++i) {
+    const std::string name = (*list)[i].AsString();
+    const bool is_model = name.find("model.language_model") != std::string::npos;
+    const bool is_head = name.find("lm_head") != std::string::npos;
+    has_model |= is_model;
+    has_head |= is_head;
+    has_more |= !is_model && !is_head && name != "embed_tokens";
+  }
+  if (list && list->IsArray() && list->size() > 0 &&
+      (has_more || !has_model || !has_head || file.script.adapters.rank > 0)) {
+    throw list->Error(
+        "[], or model.language_model.* and lm_head.*, since parameters frozen by name cannot be "
+        "predicted");
+  }
+}
+
+// Answers are compared by their log-probabilities, or by a score.
+void ReadAxolotlPairs(const JsonValue& root, TrainerFile& file) {
+  const auto rl = root.Find("rl");
+  if (rl && !rl->AsString().empty()) {
+    Demand(*rl, {"dpo", "ipo", "orpo"}, "dpo, ipo or orpo");
+    ReadPreferences(root, "rl", file);
+  } else if (IsOn(root, "reward_model")) {
+    file.script.trains_by = TrainsBy::kReward;
+    if (const auto labels = root.Find("num_labels")) {
+      (void)labels->AsInt(1, 1);
+    }
+    file.script.adapters.dropout = 0.0;
+    if (file.script.adapters.rank > 0) {
+      file.script.adapters.saved.emplace_back("score");
+    }
+  } else if (const auto labels = root.Find("num_labels")) {
+    throw labels->Error("no such key, since a reward head cannot be predicted");
+  }
+}
+
 }  // namespace
 
 TrainerFile ReadTrainer(const JsonValue& root, const std::optional<JsonValue>& fsdp_config) {
@@ -435,6 +507,8 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
       throw root.At("quantize_moe_experts").Error("false without an adapter, as axolotl demands");
     }
   }
+  ReadAxolotlPairs(root, file);
+  CheckUnfrozen(root, file);
   CheckDequantized(root);
   s.bf16 = HasBf16(root);
   s.find_unused_parameters = s.find_unused_parameters.value_or(false);  // it says so to the Trainer

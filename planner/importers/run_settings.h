@@ -57,9 +57,10 @@ struct ScriptFacts {
   std::int64_t gpus_per_node = 0;
   Adapters adapters;
   bool is_llamafactory_v1 = false;
-  std::int64_t global_batch = 0;    // of version 1: samples of a step on all ranks
-  bool has_bf16_adapters = false;   // otherwise fp32 (PEFT's autocast_adapter_dtype)
-  std::vector<Assumption> assumed;  // the script's own defaults
+  std::int64_t global_batch = 0;        // of version 1: samples of a step on all ranks
+  bool has_bf16_adapters = false;       // otherwise fp32 (PEFT's autocast_adapter_dtype)
+  TrainsBy trains_by = TrainsBy::kOwn;  // batch sizes of a file count pairs
+  std::vector<Assumption> assumed;      // the script's own defaults
 };
 
 // One file of each kind at most; a run is torchtitan's, fairseq's, or some of the other three.
@@ -91,6 +92,7 @@ struct RunFacts {
   std::string attention;         // as --attention
   std::int64_t loss_chunks = 0;  // as --loss-chunks
   Adapters adapters;
+  TrainsBy trains_by = TrainsBy::kOwn;
   bool has_micro_batch = false;   // otherwise the user's script decides
   bool has_accumulation = false;  // the same
   bool has_optimizer = false;     // the same

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "models/reference.h"
+
 namespace shardwright::internal {
 namespace {
 
@@ -38,7 +40,8 @@ const ModelOp* ProducerThrough(const Model& model, TensorId tensor) {
 void FindHead(const Model& model, const std::vector<ModuleId>& blocks, Ends& ends) {
   for (const ModelOp& loss : model.ops) {
     const OpKind kind = model.SpecOf(loss).kind;
-    if (kind != OpKind::kCrossEntropy && kind != OpKind::kNllLoss) {
+    if ((kind != OpKind::kCrossEntropy && kind != OpKind::kNllLoss) ||
+        IsOfReference(model, loss.module)) {
       continue;
     }
     const ModelOp* head = ProducerThrough(model, loss.inputs[0]);

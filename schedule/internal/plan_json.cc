@@ -77,6 +77,8 @@ constexpr auto kJobFields = [](auto& job, auto& visit) {
       {.holds = IsFraction, .expected = kFraction.expected, .is_written = job.lora_dropout > 0.0});
   visit("lora_saved", job.lora_saved, {.is_written = !job.lora_saved.empty()});
   visit("lora_magnitudes", job.lora_magnitudes, {.is_written = job.lora_magnitudes});
+  visit("trains_by", job.trains_by,
+        {.names = kTrainsByNames, .is_written = job.trains_by != TrainsBy::kOwn});
   visit("frozen_format", job.frozen_format,
         {.names = kFrozenFormatNames, .is_written = job.frozen_format != FrozenFormat::kMaster});
   visit("quantized_experts", job.quantized_experts, {.is_written = job.quantized_experts});

@@ -15,7 +15,7 @@ FlatRules::FlatRules(Emitter& emitter, const UnitSpans& spans,
       shard_group_(e_.AddGroup({Axis::kShard})),
       pending_(units.size(), false) {
   for (const ResolvedUnit& u : units) {
-    is_root_.push_back(u.modules.front() == ModuleId(0));
+    is_root_.push_back(!emitter.in.model.modules[u.modules.front().value].parent.valid());
   }
   FindRequiresGrad();
 }
@@ -50,10 +50,11 @@ void FlatRules::FindRequiresGrad() {
 // tools/export_model.py writes detach() and .data as an op "detach"; the other ops without
 // gradients run under torch.no_grad().
 std::optional<bool> FlatRules::IsWithoutGrad(const ModelOp& op) const {
-  if (!WouldMakeNode(op) || e_.in.model.SpecOf(op).other.function == "detach") {
+  const OtherCost& other = e_.in.model.SpecOf(op).other;
+  if (other.function == "detach" || (!other.stops_gradient && !WouldMakeNode(op))) {
     return std::nullopt;
   }
-  return e_.in.model.SpecOf(op).other.stops_gradient;
+  return other.stops_gradient;
 }
 
 bool FlatRules::IsWithoutGrad(UnitSpans::Span call) const {

@@ -90,6 +90,22 @@ bool MayRunLoss(const Model& model, std::uint32_t i, const ModelAnalysis& a) {
          a.ops[i + 1].region == kNoRegion;
 }
 
+// A head and a loss without backward, of a reference: forward has the logits of one chunk.
+void ChunkForward(const LowerInput& in, std::uint32_t i,
+                  std::map<std::uint32_t, std::uint32_t>& made, ModelAnalysis& a) {
+  const auto part = [&](Bytes& whole) {
+    whole = Bytes((whole.value + in.kernels.loss_chunks - 1) / in.kernels.loss_chunks);
+  };
+  part(a.storages[a.storage_of[in.model.ops[i].outputs.front().value]].bytes);
+  const auto change = [&](OpKernels& k) {
+    part(k.extra_saved);
+    part(k.forward_workspace);
+    std::for_each(k.extra_saved_tensors.begin(), k.extra_saved_tensors.end(), part);
+    std::for_each(k.forward_workspace_tensors.begin(), k.forward_workspace_tensors.end(), part);
+  };
+  ChangeVariant(i + 1, change, made, a);
+}
+
 }  // namespace
 
 bool IsNormOfWhole(const Model& model, const ModelOp& op) {
@@ -124,7 +140,11 @@ void FuseGelu(const LowerInput& in, const PlannedRegions& regions, ModelAnalysis
 
 void FuseLoss(const LowerInput& in, ModelAnalysis& a) {
   const Model& model = in.model;
+  std::map<std::uint32_t, std::uint32_t> chunked;  // variants made of variants
   for (std::uint32_t i = 0; i + 1 < model.ops.size(); ++i) {
+    if (IsLinearLoss(model, i) && !a.ops[i].has_backward && !a.ops[i + 1].has_backward) {
+      ChunkForward(in, i, chunked, a);
+    }
     if (!MayRunLoss(model, i, a)) {
       continue;
     }

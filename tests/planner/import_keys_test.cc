@@ -87,7 +87,7 @@ TEST_CASE("Keys: degrees, second models and quantization are refused by their na
       {"use_asft_loss: true", "a reference model"},
       {"process_reward_model: true", "a reward head"},
       {"num_labels: 2", "a reward head"},
-      {"rl: dpo", "training on preferences or rewards"},
+      {"kto_desirable_weight: 2", "training on preferences or rewards"},
   };
   for (const auto& [line, feature] : kFeatures) {
     for (const std::string text : {kTrainer, kAxolotl, kAccelerate}) {
@@ -96,8 +96,7 @@ TEST_CASE("Keys: degrees, second models and quantization are refused by their na
                 .ends_with(", since " + std::string(feature) + " cannot be predicted"));
     }
     const std::string word(line, std::string(line).find(':'));
-    const std::string value = std::string(line).substr(word.size() + 2);
-    const std::string json = value == "dpo" ? "\"dpo\"" : value;
+    const std::string json = std::string(line).substr(word.size() + 2);
     CHECK(ErrorOf({{"d.json", kDeepSpeed + (", \"" + word + "\": ") + json + "}"}})
               .ends_with(", since " + std::string(feature) + " cannot be predicted"));
     CHECK(ErrorOf({{"t.toml", "[training]\nseq_len = 128\n" + word + " = " + json + "\n"}})

@@ -293,11 +293,12 @@ TEST_CASE("Scripts: what cannot be predicted is refused") {
   CHECK(error("finetuning_type: oft") ==
         "a.yaml: finetuning_type: got \"oft\", expected full or lora, since oft training cannot be "
         "predicted");
-  CHECK(error("finetuning_type: full\nstage: dpo") ==
-        "a.yaml: stage: got \"dpo\", expected pt or sft, since dpo training cannot be predicted");
-  CHECK(error("max_prompt_length: 512") ==
-        "a.yaml: max_prompt_length: got 512, expected false, since training on preferences or "
-        "rewards cannot be predicted");
+  CHECK(error("finetuning_type: full\nstage: kto") ==
+        "a.yaml: stage: got \"kto\", expected pt, sft or dpo, since kto training cannot be "
+        "predicted");
+  CHECK(error("beta: 0.1\nloss_type: bradley_terry") ==
+        "a.yaml: loss_type: got \"bradley_terry\", expected a loss of pairs, since bradley_terry "
+        "training cannot be predicted");
   for (const char* optim : {"apollo_adamw", "galore_adamw", "lomo", "muon"}) {
     const std::string said = error("optim: " + std::string(optim));
     CAPTURE(said);
@@ -682,6 +683,52 @@ TEST_CASE("DeepSpeed: optimizers by any case, and none by the name of another") 
   const RunSettings run = Read(folder, {{"ds.json", text("AdamW")}});
   REQUIRE(run.unknown.size() == 1);
   CHECK(run.unknown[0].ends_with("ds.json: my_config.a"));
+}
+
+// Files count pairs, plans their answers.
+TEST_CASE("Scripts: pairs, by what their trainer compares") {
+  const auto facts = [](const std::string& text) {
+    const Folder folder;
+    return FactsOf(Read(folder, {{"a.yaml", text}}));
+  };
+  const std::string trl = "output_dir: o\nmax_length: 256\nper_device_train_batch_size: 2\n";
+  CHECK(facts(trl).trains_by == TrainsBy::kOwn);
+  CHECK(facts(trl + "beta: 0.1\n").trains_by == TrainsBy::kDpo);
+  CHECK(facts(trl + "beta: 0.1\nprecompute_ref_log_probs: true\n").trains_by ==
+        TrainsBy::kDpoPrecomputed);
+  CHECK(facts(trl + "beta: 0.1\nloss_type: ipo\n").loss_chunks == 4);  // 2 pairs of 256 in 256
+  CHECK(facts(trl + "beta: 0.1\nmax_prompt_length: 64\n").loss_chunks == 0);  // older
+  const std::string axolotl = "base_model: gpt2\nmicro_batch_size: 2\nlora_r: 8\n";
+  const std::string lora = axolotl + "adapter: lora\nlora_dropout: 0.1\nlora_alpha: 8\n";
+  CHECK(facts(lora + "rl: ipo\n").trains_by == TrainsBy::kDpo);
+  CHECK(facts(lora).adapters.dropout == 0.1);
+  CHECK(facts(lora + "rl: ipo\n").adapters.dropout == 0.0);
+  CHECK(facts(axolotl + "rl: orpo\n").trains_by == TrainsBy::kOrpo);
+  CHECK(facts(lora + "reward_model: true\nnum_labels: 1\n").adapters.saved == Strings{"score"});
+  const std::string factory =
+      "output_dir: o\nper_device_train_batch_size: 2\nstage: dpo\npref_loss: simpo\n"
+      "finetuning_type: full\n";
+  CHECK(facts(factory).trains_by == TrainsBy::kOrpo);
+  CHECK(ErrorOf({{"a.yaml", axolotl + "rl: gdpo\n"}}) ==
+        "a.yaml: rl: got \"gdpo\", expected dpo, ipo or orpo, since gdpo training cannot be "
+        "predicted");
+  PlanFile file = Base(2);
+  file.job.trains_by = TrainsBy::kDpo;
+  const Folder folder;
+  ApplyRun(Read(folder, {{"a.yaml", trl + "beta: 0.1\ngradient_accumulation_steps: 3\n"}}), file);
+  CHECK(file.plan.micro_batch == 4);
+  CHECK(file.job.global_batch == file.cluster.RankCount() * 2 * 3 * 2);
+}
+
+TEST_CASE("axolotl: parameters frozen by name, where nothing else is there") {
+  const std::string text = "base_model: gpt2\nmicro_batch_size: 2\nunfrozen_parameters:\n";
+  CHECK(ErrorOf({{"a.yaml", text + "- ^model.language_model.*\n- lm_head\n"}}) == "no error");
+  for (const char* list : {"- model.layers.1.*\n", "- model.language_model.*\n", "- lm_head\n",
+                           "- model.language_model.*\n- lm_head\n- tower\n",
+                           "- ^model.language_model.*\n- ^lm_head.*\nadapter: lora\nlora_r: 8\n"}) {
+    CHECK(ErrorOf({{"a.yaml", text + list}})
+              .ends_with("since parameters frozen by name cannot be predicted"));
+  }
 }
 
 }  // namespace

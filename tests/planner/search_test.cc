@@ -460,6 +460,12 @@ TEST_CASE("Jobs that no plan can have are refused") {
   CHECK_THROWS_WITH_AS((void)Search(c.Input(), NativeSearch(c)),
                        "job: got a global batch of 6, expected a multiple of the 4 ranks",
                        InputError);
+  c.job.trains_by = TrainsBy::kDpo;
+  c.job.global_batch = 4;
+  CHECK_THROWS_WITH_AS(
+      (void)Search(c.Input(), NativeSearch(c)),
+      "job: got a global batch of 4, expected a multiple of the 4 ranks x 2 samples of a pair",
+      InputError);
 }
 
 }  // namespace

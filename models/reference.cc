@@ -1,0 +1,182 @@
+#include "models/reference.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardwright {
+namespace {
+
+// Which module and which parameter the reference has in the place of each of the model's.
+struct Places {
+  std::vector<ModuleId> modules;
+  std::vector<ParamId> params;
+};
+
+// The frozen base: of a module that learns as a copy, the one that was copied.
+Places BaseOf(const Model& model) {
+  Places places;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    const Module& module = model.modules[m];
+    places.modules.push_back(module.name == "modules_to_save" ? module.parent : ModuleId(m));
+  }
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    const ModuleId own = model.params[p].module;
+    const std::vector<ParamId>& copies = model.modules[own.value].params;
+    const auto at = std::find(copies.begin(), copies.end(), ParamId(p)) - copies.begin();
+    places.params.push_back(
+        model.modules[places.modules[own.value].value].params[static_cast<std::size_t>(at)]);
+  }
+  return places;
+}
+
+Places CopyModules(Model& model) {
+  const std::size_t modules = model.modules.size(), params = model.params.size();
+  Places places;
+  for (std::size_t m = 0; m < modules; ++m) {
+    places.modules.emplace_back(modules + m);
+  }
+  for (std::size_t p = 0; p < params; ++p) {
+    places.params.emplace_back(params + p);
+  }
+  const auto move = [&](ModuleId& id) { id = id.valid() ? places.modules[id.value] : id; };
+  const std::string root = kReferenceRoot;
+  for (std::size_t m = 0; m < modules; ++m) {
+    Module copy = model.modules[m];
+    copy.name = m == 0 ? root : copy.name;
+    copy.fqn = m == 0 ? root : root + '.' + copy.fqn;
+    move(copy.parent);
+    move(copy.same_as);
+    std::for_each(copy.children.begin(), copy.children.end(), move);
+    for (ParamId& id : copy.params) {
+      id = places.params[id.value];
+    }
+    model.modules.push_back(std::move(copy));
+  }
+  for (std::size_t p = 0; p < params; ++p) {
+    Parameter copy = model.params[p];
+    copy.fqn = root + '.' + copy.fqn;
+    copy.trainable = false;
+    move(copy.module);
+    copy.tied_to = copy.tied_to.valid() ? places.params[copy.tied_to.value] : copy.tied_to;
+    model.params.push_back(std::move(copy));
+  }
+  return places;
+}
+
+std::uint32_t WithoutGradient(Model& model, std::uint32_t spec) {
+  OpSpec stopped = model.specs[spec];
+  stopped.other.stops_gradient = true;
+  const auto known = std::find(model.specs.begin(), model.specs.end(), stopped);
+  const auto index = static_cast<std::uint32_t>(known - model.specs.begin());
+  if (known == model.specs.end()) {
+    model.specs.push_back(std::move(stopped));
+  }
+  return index;
+}
+
+}  // namespace
+
+bool IsOfReference(const Model& model, ModuleId module) {
+  while (model.modules[module.value].parent.valid()) {
+    module = model.modules[module.value].parent;
+  }
+  return module != ModuleId(0);
+}
+
+void AddReference(Model& model, bool has_adapters) {
+  const Places places = has_adapters ? BaseOf(model) : CopyModules(model);
+  const std::size_t count = model.ops.size();
+  std::vector<TensorId> made(model.tensors.size());
+  const auto given = [&](TensorId t) { return made[t.value].valid() ? made[t.value] : t; };
+  std::vector<std::uint32_t> stopped(model.specs.size(), 0);  // 0: not known yet
+  for (std::size_t i = 0; i < count; ++i) {
+    ModelOp op = model.ops[i];
+    if (op.name == "lora_add" || model.SpecOf(op).kind == OpKind::kDropout) {
+      made[op.outputs[0].value] = given(op.inputs[0]);
+      continue;
+    }
+    if (op.name.starts_with("lora_")) {
+      continue;
+    }
+    for (TensorId& t : op.inputs) {
+      t = given(t);
+    }
+    for (TensorId& t : op.outputs) {
+      Tensor tensor = model.tensors[t.value];
+      tensor.producer = ModelOpId(model.ops.size());
+      tensor.role = tensor.role == TensorRole::kLoss ? TensorRole::kFp32 : tensor.role;
+      made[t.value] = TensorId(model.tensors.size());
+      t = made[t.value];
+      model.tensors.push_back(tensor);
+    }
+    for (ParamId& id : op.params) {
+      id = places.params[id.value];
+    }
+    const auto move = [&](ModuleId& id) { id = id.valid() ? places.modules[id.value] : id; };
+    move(op.module);
+    move(op.called_again);
+    std::for_each(op.returns_input.begin(), op.returns_input.end(), move);
+    if (has_adapters) {
+      if (stopped[op.spec] == 0) {
+        stopped[op.spec] = WithoutGradient(model, op.spec);
+      }
+      op.spec = stopped[op.spec];
+      op.called_again = model.ops.size() == count ? ModuleId(0) : op.called_again;
+    }
+    model.ops.push_back(std::move(op));
+  }
+}
+
+void AddScore(Model& model, const Path& where) {
+  const auto loss = std::find_if(model.ops.rbegin(), model.ops.rend(), [&](const ModelOp& op) {
+    return model.SpecOf(op).kind == OpKind::kCrossEntropy;
+  });
+  const auto fail = [&] {
+    throw InputError(where.Field("trains_by").str(), "\"reward\" with model " + model.name,
+                     "a model whose loss a linear layer without bias feeds");
+  };
+  if (loss == model.ops.rend()) {
+    fail();
+  }
+  // Behind the head there may be a scale or a soft cap, which scores do not have.
+  TensorId logits = loss->inputs[0];
+  const auto maker = [&] { return model.tensors[logits.value].producer; };
+  while (maker().valid() && model.ops[maker().value].params.empty()) {
+    logits = model.ops[maker().value].inputs[0];
+  }
+  if (!maker().valid() || model.SpecOf(model.ops[maker().value]).kind != OpKind::kLinear ||
+      model.ops[maker().value].params.size() != 1) {
+    fail();
+  }
+  const std::size_t head = maker().value;
+  const std::size_t last =
+      model.ops.size() - 1 - static_cast<std::size_t>(loss - model.ops.rbegin());
+  for (std::size_t i = head; i <= last; ++i) {
+    OpSpec spec = model.SpecOf(model.ops[i]);
+    (i == head ? spec.out : spec.in) = 1;
+    model.ops[i].spec = static_cast<std::uint32_t>(model.specs.size());
+    model.specs.push_back(std::move(spec));
+    for (const TensorId t : model.ops[i].outputs) {
+      Tensor& tensor = model.tensors[t.value];
+      tensor.elements =
+          tensor.role == TensorRole::kLoss ? tensor.elements : model.SpecOf(model.ops[i]).rows;
+    }
+  }
+  Parameter& weight = model.params[model.ops[head].params[0].value];
+  Module& module = model.modules[model.ops[head].module.value];
+  const bool has_own = weight.module == model.ops[head].module && module.children.empty();
+  if (!has_own) {
+    fail();
+  }
+  weight.shape = {1, model.SpecOf(model.ops[head]).in};
+  weight.tied_to = ParamId();
+  module.fqn = module.fqn.substr(0, module.fqn.size() - module.name.size()) + "score";
+  module.name = "score";
+  model.ops[head].name = "score";
+  weight.fqn = module.fqn + ".weight";
+}
+
+}  // namespace shardwright

@@ -1,0 +1,110 @@
+#include "models/reference.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "models/loader.h"
+#include "models/model.h"
+#include "models/totals.h"
+#include "models/trainable.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::int64_t kLlama = 6738415616;  // of llama-2-7b
+
+Model Made(const std::string& name, const TrainableSpec& spec) {
+  Model model = LoadModel(name);
+  ApplyTrainable(model, spec, Path("job"));
+  return model;
+}
+
+TEST_CASE("Reference.OfAWholeModelIsACopyInATreeOfItsOwn") {
+  const Model alone = LoadModel("llama-2-7b");
+  const Model model = Made("llama-2-7b", {.trains_by = TrainsBy::kDpo});
+  CHECK(CountParameters(model) == 2 * kLlama);
+  CHECK(CountParameters(model, /*trainable_only=*/true) == kLlama);
+  REQUIRE(model.ops.size() == 2 * alone.ops.size());
+  const std::vector<bool> reaches = OpsBehindResult(model);
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const bool is_reference = i >= alone.ops.size();
+    CHECK(IsOfReference(model, model.ops[i].module) == is_reference);
+    CHECK((is_reference || reaches[i]));
+  }
+  CHECK_FALSE(model.modules[FindModule(model, kReferenceRoot).value].parent.valid());
+  CHECK(FindModule(model, "reference.model.layers.31.mlp.up_proj").valid());
+  // The reference has 2 of the 6 FLOPs of each weight and a third of attention's.
+  CHECK(ConventionFlopsPerSample(model).value ==
+        doctest::Approx(ConventionFlopsPerSample(alone).value * 4 / 3));
+}
+
+// "Trainable params" stay those of the adapters, and no weight is there twice.
+TEST_CASE("Reference.OfAdaptersIsTheirBaseOnceMore") {
+  const Model alone = LoadModel("llama-2-7b");
+  const TrainableSpec lora = {.lora_rank = 16, .lora_targets = {"q_proj", "v_proj"}};
+  TrainableSpec spec = lora;
+  spec.trains_by = TrainsBy::kDpo;
+  spec.lora_dropout = 0.1;
+  const Model model = Made("llama-2-7b", spec);
+  CHECK(CountParameters(model) == kLlama + 8388608);
+  CHECK(CountParameters(model, /*trainable_only=*/true) == 8388608);
+  const std::size_t adapted = alone.ops.size() + 64 * 5;  // dropout, A, B, scale, add
+  REQUIRE(model.ops.size() == adapted + alone.ops.size());
+  CHECK(model.ops[adapted].called_again == ModuleId(0));
+  const std::vector<bool> reaches = OpsBehindResult(model);
+  for (std::size_t i = 0; i < alone.ops.size(); ++i) {
+    const ModelOp& op = model.ops[adapted + i];
+    CHECK(op.name == alone.ops[i].name);
+    CHECK(model.modules[op.module.value].fqn == alone.modules[alone.ops[i].module.value].fqn);
+    CHECK_FALSE(reaches[adapted + i]);
+    for (const TensorId t : op.inputs) {  // its own, or those of the batch
+      const ModelOpId maker = model.tensors[t.value].producer;
+      CHECK((!maker.valid() || maker.value >= adapted));
+    }
+  }
+}
+
+// A module that learns as a copy runs as it was.
+TEST_CASE("Reference.ReadsTheOriginalsOfSavedModules") {
+  const TrainableSpec spec = {.lora_rank = 2,
+                              .lora_targets = {"up_proj"},
+                              .lora_saved = {"embed_tokens"},
+                              .trains_by = TrainsBy::kDpo};
+  const Model model = Made("data/models/tiny-llama", spec);
+  std::vector<std::string> read;
+  for (const ModelOp& op : model.ops) {
+    if (model.SpecOf(op).kind == OpKind::kEmbedding) {
+      read.push_back(model.params[op.params[0].value].fqn);
+    }
+  }
+  CHECK(read == std::vector<std::string>{"model.embed_tokens.modules_to_save.weight",
+                                         "model.embed_tokens.weight"});
+}
+
+// transformers 5.23: LlamaForSequenceClassification and GPT2ForSequenceClassification of one label.
+TEST_CASE("Reference.ScoreTakesTheHeadsPlace") {
+  const Model llama = Made("llama-2-7b", {.trains_by = TrainsBy::kReward});
+  CHECK(CountParameters(llama) == kLlama - 32000 * 4096 + 4096);
+  CHECK_NOTHROW(ValidateModel(llama, "reward"));
+  const Model gpt2 = Made("gpt2", {.trains_by = TrainsBy::kReward});
+  CHECK(CountParameters(gpt2) == 124439808 + 768);
+  CHECK(gpt2.params.back().fqn == "score.weight");
+  CHECK_FALSE(gpt2.params.back().tied_to.valid());
+  // No op is wider than the blocks' any more.
+  for (const Tensor& tensor : llama.tensors) {
+    CHECK(tensor.elements < std::int64_t{2048} * 32000);
+  }
+}
+
+TEST_CASE("Reference.ScoresNeedAHead") {
+  Model model = LoadModel("mnist-convnet");
+  CHECK_THROWS_AS(ApplyTrainable(model, {.trains_by = TrainsBy::kReward}, Path("job")), InputError);
+}
+
+}  // namespace
+}  // namespace shardwright

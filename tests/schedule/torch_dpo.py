@@ -1,0 +1,212 @@
+"""Pairs of answers under TRL's own DPOTrainer: its collectives are those of the plans that import-run makes.
+
+    python3 tests/schedule/torch_dpo.py SHARDWRIGHT [--only NAME]
+
+Tiny Llamas train in gloo processes, by TRL and Accelerate under FSDP2 and by the same calls under FSDP1: whole beside a reference of
+their own, and by adapters above a base that is the reference. Compared are order, kind, elements and dtype of all collectives, and
+the bytes of gathered parameters at each. What the metrics and the counts of tokens gather is left out. Ours come from the files of
+such a run.
+
+Not equal yet: with adapters and recomputation the Trainer makes the embedding's output ask for a gradient
+(enable_input_require_grads). The last units are then freed behind the first block's reduction, ours before: that case compares no
+bytes.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import sys
+import warnings
+
+try:
+    import accelerate
+    import datasets
+    import peft
+    import tokenizers
+    import torch
+    import transformers
+    import trl
+    from peft.utils.other import fsdp_auto_wrap_policy
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+except ImportError as missing:
+    print(f"{missing}: skipped")
+    sys.exit(77)
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from random_cases import Shardwright, Tally, attempt, compare  # noqa: E402
+from torch_fsdp1_random import gathered_bytes  # noqa: E402
+from torch_pool import Pools, Recorder  # noqa: E402
+
+LAYER = "LlamaDecoderLayer"
+CONFIG = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False}
+TOKENS = 12
+CASES = {
+    "fsdp2 full": {"ranks": 2, "version": 2, "rank": 0, "recompute": False},
+    "fsdp2 full, bf16, recomputed": {"ranks": 2, "version": 2, "rank": 0, "recompute": True, "bf16": True},
+    "fsdp2 adapters": {"ranks": 2, "version": 2, "rank": 4, "recompute": False},
+    "fsdp2 adapters, bf16, recomputed": {"ranks": 2, "version": 2, "rank": 4, "recompute": True, "bf16": True, "bytes": False},
+    "fsdp1 full": {"ranks": 2, "version": 1, "rank": 0, "recompute": False},
+    "fsdp1 adapters": {"ranks": 2, "version": 1, "rank": 4, "recompute": False},
+}
+
+
+def config_of(case):
+    """Adapters: of a model with tied ends. TRL 1.16's head takes the weight of a head of its own without its unit's hooks."""
+    return {**CONFIG, "tie_word_embeddings": case["rank"] > 0}
+
+
+def write_model(where, case):
+    """Weights and a tokenizer of one word a token."""
+    keys = config_of(case)
+    config = transformers.AutoConfig.for_model(keys.pop("model_type"), **keys)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(where)
+    words = {f"w{i}": i for i in range(CONFIG["vocab_size"])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=model, eos_token="w1", pad_token="w2", unk_token="w0").save_pretrained(where)
+
+
+class Steps(transformers.TrainerCallback):
+    def __init__(self, recorder):
+        self.recorder, self.steps = recorder, []
+
+    def on_step_begin(self, *_, **__):
+        self.recorder.take()
+
+    def on_step_end(self, *_, **__):
+        self.steps.append(self.recorder.take())
+
+
+def wrapped_v1(model):
+    """As Accelerate and TRL's prepare_fsdp do, whose plugin for version 1 asks for a GPU."""
+    policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer})
+    if hasattr(model, "peft_config"):
+        model.base_model.model._no_split_modules = [LAYER]
+        policy = fsdp_auto_wrap_policy(model)
+    return FullyShardedDataParallel(model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu"))
+
+
+def has_bytes(case):
+    return case.get("bytes", True)
+
+
+def gathered_bytes_v2(model):
+    """What the units of fully_shard have gathered."""
+    groups = (module._get_fsdp_state()._fsdp_param_group for module in model.modules() if isinstance(module, FSDPModule))
+    units = {id(group): group for group in groups}.values()  # modules may share one
+    return sum(tensor.untyped_storage().size() for unit in units if unit for param in unit.fsdp_params for tensor in param.all_gather_outputs)
+
+
+def run_by_hand(case, where):
+    """FSDP1: the forwards and the loss of TRL's DPOTrainer."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(where).train()
+    if case["rank"]:
+        model = peft.get_peft_model(model, peft.LoraConfig(r=case["rank"], target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    model = wrapped_v1(model)
+    reference = wrapped_v1(transformers.AutoModelForCausalLM.from_pretrained(where).eval()) if not case["rank"] else model
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    ids = torch.arange(3, 3 + TOKENS).repeat(2, 1)
+    steps = []
+
+    def scores(of):
+        return of(input_ids=ids, use_cache=False).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None]).sum((1, 2))
+
+    models = {id(m): m for m in (model, reference)}.values()
+    with Recorder({tuple(range(case["ranks"])): "shard"}, lambda: (sum(map(gathered_bytes, models)),)) as recorder:
+        for _ in range(3):
+            chosen, rejected = scores(model)
+            with torch.no_grad(), model.module.disable_adapter() if case["rank"] else contextlib.nullcontext():
+                other = scores(reference)
+            (-torch.nn.functional.logsigmoid(chosen - rejected - other[0] + other[1])).backward()
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.append(recorder.take())
+    return steps
+
+
+def run_case(rank, argument):
+    """Three steps of TRL's trainer in this process."""
+    case, folder = argument
+    warnings.simplefilter("ignore")
+    if case["version"] == 1:
+        return run_by_hand(case, pathlib.Path(folder) / "model")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(case["ranks"]), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerate.state.GradientState._reset_state()
+    where = pathlib.Path(folder) / "model"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(where)
+    words = [f"w{i + 3}" for i in range(TOKENS - 1)]  # and the end of the text
+    half = TOKENS // 2
+    rows = [{"prompt": " ".join(words[:half]), "chosen": " " + " ".join(words[half:]), "rejected": " " + " ".join(words[half:])}] * 24
+    fsdp = {"version": case["version"], "transformer_layer_cls_to_wrap": [LAYER], "reshard_after_forward": True}
+    options = trl.DPOConfig(output_dir=str(where.parent / f"out{rank}"), per_device_train_batch_size=1, max_steps=3, report_to=[],
+                            logging_strategy="no", save_strategy="no", bf16=case.get("bf16", False), gradient_checkpointing=case["recompute"], use_cpu=True,
+                            gradient_checkpointing_kwargs={"use_reentrant": False}, max_grad_norm=1.0, disable_tqdm=True,
+                            fsdp=True, fsdp_config=fsdp)
+    # Accelerate has FSDP on a CPU for one process alone.
+    accelerate.PartialState._shared_state["distributed_type"] = accelerate.DistributedType.MULTI_GPU
+    lora = peft.LoraConfig(r=case["rank"], target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM") if case["rank"] else None
+    trainer = trl.DPOTrainer(str(where), args=options, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer,
+                             peft_config=lora)
+    for name in ("gather", "gather_for_metrics"):
+        setattr(trainer.accelerator, name, lambda given: given)
+    models = [m for m in (trainer.model, trainer.ref_model) if m is not None]
+    with Recorder({tuple(range(case["ranks"])): "shard"}, lambda: (sum(map(gathered_bytes_v2, models)),) if has_bytes(case) else ()) as recorder:
+        steps = Steps(recorder)
+        trainer.add_callback(steps)
+        trainer.train()
+    return steps.steps
+
+
+def judge(ours, pools, case):
+    folder = pathlib.Path(ours.folder.name)
+
+    write_model(folder / "model", case)
+
+    def program():
+        (folder / "config.json").write_text(json.dumps(config_of(case)), encoding="utf-8")
+        file = {"model_name_or_path": "somewhere/model", "beta": 0.1, "max_length": TOKENS, "per_device_train_batch_size": 1,
+                "gradient_checkpointing": case["recompute"], "bf16": case.get("bf16", False), "max_grad_norm": 1.0,
+                "use_peft": case["rank"] > 0,
+                "fsdp": "full_shard auto_wrap", "fsdp_config": {
+                    "fsdp_version": case["version"], "transformer_layer_cls_to_wrap": LAYER, "reshard_after_forward": True,
+                    "backward_prefetch": "backward_pre", "use_orig_params": True}}
+        if case["rank"]:
+            file |= {"lora_r": case["rank"], "lora_alpha": 8, "lora_target_modules": ["q_proj", "v_proj"]}
+        if case["version"] == 2:
+            for key in ("backward_prefetch", "use_orig_params"):
+                del file["fsdp_config"][key]
+        (folder / "run.json").write_text(json.dumps(file), encoding="utf-8")
+        ours.call("import-run", str(folder / "run.json"), "--model", str(folder / "config.json"), "--cluster",
+                  f"a100-80 x{case['ranks']}, nvlink 300 GB/s", "-o", str(folder / "made.json"))
+        return ours.collectives(json.loads((folder / "made.json").read_text(encoding="utf-8")), categories=["unsharded_parameter"] * has_bytes(case))
+
+    return compare(attempt(program), attempt(lambda: pools.run(case["ranks"], "torch_dpo", "run_case", (case, str(folder)))[0]))
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--only", default="")
+    options = parser.parse_args(arguments)
+    transformers.utils.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    ours, tally = Shardwright(options.program), Tally("tests/schedule/torch_dpo.py")
+    with Pools() as pools:
+        for name, case in CASES.items():
+            if options.only in name:
+                tally.add(name, judge(ours, pools, case), case)
+    print(tally.summary())
+    return 1 if tally.bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
