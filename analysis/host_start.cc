@@ -28,8 +28,8 @@ Sizes SizesOf(const PlanFile& file) {
     const Bytes bytes(param.Elements() * SizeOf(dtype));
     const StateSize state = SizeOfState(job.optimizer.states, param.Elements(), false, dtype);
     const int states = param.trainable ? StateCount(job.optimizer.kind) : 0;
-    sizes.weights += bytes;
-    sizes.all += bytes + (state.codes + state.scales) * states;
+    sizes.weights += bytes * param.parts;
+    sizes.all += (bytes + (state.codes + state.scales) * states) * param.parts;
     sizes.largest = std::max(sizes.largest, bytes);
   }
   return sizes;

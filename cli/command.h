@@ -2,7 +2,8 @@
 
 // One subcommand = one table (help, flags: cli/commands/NAME.json) and one function.
 // cli/command_line.cc parses the words into Arguments by these tables; the function reads them. A
-// new subcommand is a table, a .cc file, a declaration below and a line in cli/all_commands.cc.
+// new subcommand is a table (listed in cli/embed.cmake), a .cc file, a declaration below and a line
+// in cli/all_commands.cc.
 
 #include <atomic>
 #include <cstdint>

@@ -75,8 +75,8 @@ void FillIn(const Command& command, Parsed& parsed) {
   }
 }
 
-// Those that the words may mean with their tables, the others by name. No word names one: all, for
-// --help shows them.
+// Adds every command. Flags are read only for commands that a word names; if none does, for all,
+// since --help lists what each is about.
 std::vector<Parsed> AddCommands(CLI::App& app, const std::set<std::string_view>& words) {
   const std::span<const CommandFunction> functions = CommandFunctions();
   const auto is_meant = [&](const CommandFunction& function) {
@@ -291,7 +291,7 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
     words.erase(words.begin() + 1, words.begin() + std::min(argc, 2));
     words.push_back("--help");
   }
-  std::vector<Parsed> commands = AddCommands(app, {words.begin(), words.end()});
+  std::vector<Parsed> commands = AddCommands(app, {words.begin() + 1, words.end()});
   try {
     app.parse(static_cast<int>(words.size()), words.data());
   } catch (const CLI::CallForHelp&) {

@@ -68,7 +68,8 @@ void ReadRow(const JsonValue& row, SwitchRow& read) {
 template <class Row>
 void ReadRows(const JsonValue& list, std::vector<Row>& rows);
 
-// {"all_of": "plan", "but": ["--nodes"]} stands for rows of shared.json; with "only": for those.
+// {"all_of": "plan", "but": ["--nodes"]} stands for rows of shared.json. "but": without these;
+// "only": these alone.
 template <class Row>
 void AddShared(const JsonValue& set, std::vector<Row>& rows) {
   set.AllowOnly({"all_of", "but", "only"});
@@ -77,6 +78,11 @@ void AddShared(const JsonValue& set, std::vector<Row>& rows) {
   for (const char* key : {"but", "only"}) {
     if (const auto list = set.Find(key)) {
       const std::vector<std::string> names = TextsOf(*list);
+      for (const std::string& name : names) {
+        SW_CHECK(std::any_of(shared.begin(), shared.end(),
+                             [&](const Row& row) { return row.name == name; }),
+                 "no row " + name + " to leave out or take");
+      }
       std::erase_if(shared, [&](const Row& row) {
         const bool is_named = std::find(names.begin(), names.end(), row.name) != names.end();
         return is_named == (key == std::string_view("but"));

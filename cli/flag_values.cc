@@ -369,18 +369,22 @@ ReshardChoice ReadReshard(const Flag& flag) {
 }
 
 ShardChoice ReadShard(const Flag& flag) {
+  constexpr std::string_view kExperts = "ep=";
   ShardChoice choice;
-  const std::size_t at = flag.text.find("ep=");
-  const std::string size = flag.text.substr(0, at);
-  if (at != std::string::npos) {
-    choice.experts = ReadCount({flag.name, flag.text.substr(at + 3)}, 1, kMaxRanks);
+  const std::size_t comma = flag.text.find(',');
+  const std::string first = flag.text.substr(0, comma);
+  const bool has_size = !first.starts_with(kExperts);
+  const std::string second = comma == std::string::npos ? "" : flag.text.substr(comma + 1);
+  const std::string& experts = has_size ? second : first;
+  const bool is_split = comma == std::string::npos || (has_size && second.starts_with(kExperts));
+  if (!is_split || (!has_size && comma != std::string::npos)) {
+    throw FlagError(flag, "ranks, those that share out experts, or both: 64 or ep=8 or 64,ep=8");
   }
-  if (!size.empty() && at != std::string::npos && size.back() != ',') {
-    throw FlagError(flag, "a number of ranks, or one with the ranks that share experts: 64,ep=8");
+  if (has_size) {
+    choice.size = ReadCount({flag.name, first}, 1, kMaxRanks);
   }
-  const std::string digits = size.substr(0, size.find(','));
-  if (!digits.empty() || at == std::string::npos) {
-    choice.size = ReadCount({flag.name, digits}, 1, kMaxRanks);
+  if (!experts.empty()) {
+    choice.experts = ReadCount({flag.name, experts.substr(kExperts.size())}, 1, kMaxRanks);
   }
   return choice;
 }

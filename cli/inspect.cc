@@ -278,6 +278,9 @@ Report InspectPlan(const PlanFile& file, const InspectOptions& options) {
   json["dialect"] = NameOf(file.plan.dialect);
   json["shard_size"] = file.plan.shard_size;
   json["replicate_size"] = file.plan.replicate_size;
+  if (file.plan.expert_size > 1) {
+    json["expert_size"] = file.plan.expert_size;
+  }
   json["micro_batch"] = file.plan.micro_batch;
   json["accumulation"] = file.plan.accumulation;
   json["units"] = UnitsJson(file, program);

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +21,7 @@
 #include "core/json.h"
 #include "core/ordered_json.h"
 #include "core/printable.h"
+#include "models/cut_experts.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
 #include "planner/fastest_emitted.h"
@@ -36,6 +36,13 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
+// ", of which 8 share out the experts"; empty: each rank has all.
+std::string ExpertWords(const Plan& plan) {
+  return plan.expert_size == 1
+             ? ""
+             : ", of which " + WithCommas(plan.expert_size) + " share out the experts";
+}
+
 std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::string& output) {
   const Plan& plan = file.plan;
   std::int64_t largest = 0;
@@ -49,7 +56,7 @@ std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::str
                           WithCommas(largest) + " parameters"});
   table.Row({"ranks", WithCommas(MeshOf(plan).RankCount()) + " = shard " +
                           WithCommas(plan.shard_size) + " x replicate " +
-                          WithCommas(plan.replicate_size)});
+                          WithCommas(plan.replicate_size) + ExpertWords(plan)});
   table.Row({"batch", WithCommas(file.job.global_batch) + " = ranks x micro-batch " +
                           WithCommas(plan.micro_batch) + " x accumulation " +
                           WithCommas(plan.accumulation)});
@@ -75,6 +82,9 @@ std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std:
   json["dialect"] = NameOf(file.plan.dialect);
   json["shard_size"] = file.plan.shard_size;
   json["replicate_size"] = file.plan.replicate_size;
+  if (file.plan.expert_size > 1) {
+    json["expert_size"] = file.plan.expert_size;
+  }
   json["micro_batch"] = file.plan.micro_batch;
   json["accumulation"] = file.plan.accumulation;
   json["global_batch"] = file.job.global_batch;
@@ -215,13 +225,15 @@ std::vector<std::string> ShardWords(const Arguments& arguments) {
   one.text["--dialect"] = std::string(NameOf(Dialect::kFsdp2));
   const PlanOptions options = ReadPlanOptions(one);
   const PlanFile file = MakeJobFile(options);
-  std::int64_t most = options.shard_size > 0 ? options.shard_size : file.cluster.RankCount();
-  for (const ModelOp& op : file.model.model.ops) {
-    const OpSpec& spec = file.model.model.SpecOf(op);
-    most = spec.kind == OpKind::kExperts ? std::gcd(most, spec.experts) : most;
-  }
-  std::vector<std::string> words;
-  for (std::int64_t experts = 1; most % experts == 0; experts *= 2) {
+  const std::int64_t most = MeshOver(file.cluster.RankCount(), MeshOf(options)).Along(Axis::kShard);
+  std::vector<std::string> words = {size + "ep=1"};
+  for (std::int64_t experts = 2; most % experts == 0; experts *= 2) {
+    try {
+      Model model = file.model.model;
+      CutExperts(model, experts, "--shard");
+    } catch (const InputError&) {  // too many for the experts, or none that can be shared out
+      break;
+    }
     words.push_back(size + "ep=" + std::to_string(experts));
   }
   return words;
@@ -231,9 +243,13 @@ std::vector<std::string> ShardWords(const Arguments& arguments) {
 std::vector<Arguments> Variants(const Arguments& arguments) {
   std::vector<Arguments> variants;
   const std::string words = arguments.Get("--dialect").text;
+  const std::vector<std::string> shards = ShardWords(arguments);
   for (const std::string& dialect :
        words.empty() ? std::vector<std::string>{""} : ReadList(arguments.Get("--dialect"))) {
-    for (const std::string& shard : ShardWords(arguments)) {
+    for (const std::string& shard : shards) {
+      if (!dialect.empty() && dialect != NameOf(Dialect::kFsdp2) && &shard != &shards.front()) {
+        continue;  // they share out no experts
+      }
       Arguments one = arguments;
       one.text["--dialect"] = dialect;
       one.text["--shard"] = shard;
@@ -334,6 +350,9 @@ void CheckFlagsBesideRun(const Arguments& arguments) {
   if (arguments.Has("--no-search")) {
     throw UsageError("--no-search: --from searches");
   }
+  if (arguments.Get("--shard").text.find("ep=") != std::string::npos) {
+    throw UsageError("--shard: ep: the run of --from says who shares out experts");
+  }
 }
 
 // Choices that flags do not fix start from those of the run.
@@ -348,6 +367,10 @@ PlanOptions OptionsBesideRun(const Arguments& given, const PlanFile& run) {
   PlanOptions options = ReadPlanOptions(arguments);
   ReadSearchOptions(arguments, options);
   const Plan typed = options.plan;
+  if (run.plan.expert_size > 1 && typed.dialect != run.plan.dialect) {
+    throw UsageError("--dialect " + std::string(NameOf(typed.dialect)) +
+                     ": the run of --from shares out experts, which fsdp2 alone does");
+  }
   // The options of one dialect are no plan of another one.
   options.plan =
       typed.dialect == run.plan.dialect ? run.plan : WithDialect(run.plan, typed.dialect);

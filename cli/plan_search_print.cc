@@ -197,6 +197,9 @@ void AddChosen(const SearchedPlan& searched, Json& json) {
   json["dialect"] = NameOf(plan.dialect);
   json["shard_size"] = plan.shard_size;
   json["replicate_size"] = plan.replicate_size;
+  if (plan.expert_size > 1) {
+    json["expert_size"] = plan.expert_size;
+  }
   json["micro_batch"] = plan.micro_batch;
   json["accumulation"] = plan.accumulation;
   json["units"] = plan.units.size();

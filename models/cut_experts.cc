@@ -70,7 +70,21 @@ class Cutter {
       const auto kept = static_cast<std::ptrdiff_t>(op.params.size()) / ranks_;
       std::for_each(op.params.begin() + kept, op.params.end(),
                     [&](ParamId p) { keeps_[p.value] = false; });
+      CheckAlike(op.params, static_cast<std::size_t>(kept));
       op.params.resize(static_cast<std::size_t>(kept));
+    }
+  }
+
+  // The first rank's experts stand for those of all.
+  void CheckAlike(const std::vector<ParamId>& params, std::size_t kept) const {
+    for (std::size_t k = kept; k < params.size(); ++k) {
+      const Parameter& param = model_.params[params[k].value];
+      if (param.trainable != model_.params[params[k % kept].value].trainable) {
+        throw InputError(where_, std::to_string(ranks_),
+                         "1: " + Quoted(param.fqn) +
+                             " and the same expert of the first rank are "
+                             "not both trained or both frozen");
+      }
     }
   }
 
@@ -187,6 +201,9 @@ class Cutter {
 }  // namespace
 
 void CutExperts(Model& model, std::int64_t ranks, const std::string& where) {
+  if (ranks < 1) {
+    throw InputError(where, std::to_string(ranks), "at least 1");
+  }
   const bool is_cut = std::any_of(model.params.begin(), model.params.end(),
                                   [&](const Parameter& param) { return param.parts == ranks; });
   if (ranks != 1 && !is_cut) {

@@ -47,15 +47,18 @@ constexpr std::pair<const char*, std::int64_t Options::*> kCounts[] = {
     {"loss_chunks", &Options::loss_chunks},
     {"loss_metrics", &Options::loss_metrics},
 };
-constexpr std::array<std::string_view, 3> kAttentions = {"materialized", "cudnn", "triton"};
-constexpr std::array<AttentionImpl, 3> kAttentionImpls = {
-    AttentionImpl::kMaterialized, AttentionImpl::kCudnn, AttentionImpl::kTriton};
+// In the order of AttentionImpl.
+constexpr std::array<std::string_view, kAttentionImplCount> kAttentions = {
+    "flash", "materialized", "cudnn", "flash3", "triton", "ck", "own"};
 
 KernelSetOptions ReadSet(const JsonValue& row, const std::vector<KernelSetOptions>& before) {
   KernelSetOptions set;
   if (const auto like = row.Find("like")) {
-    set = *std::find_if(before.begin(), before.end(),
-                        [&](const KernelSetOptions& one) { return one.name == like->AsString(); });
+    const auto found = std::find_if(before.begin(), before.end(), [&](const KernelSetOptions& one) {
+      return one.name == like->AsString();
+    });
+    SW_CHECK(found != before.end(), "no kernel set " + like->AsString() + " above it");
+    set = *found;
   }
   set.name = row.At("name").AsString();
   std::vector<std::string> keys = {"name", "like", "attention"};
@@ -68,7 +71,7 @@ KernelSetOptions ReadSet(const JsonValue& row, const std::vector<KernelSetOption
     set.*option = value ? value->AsInt() : set.*option;
   }
   if (const auto attention = row.Find("attention")) {
-    set.attention = kAttentionImpls[attention->AsChoice(kAttentions)];
+    set.attention = static_cast<AttentionImpl>(attention->AsChoice(kAttentions));
   }
   row.AllowOnly(keys);
   return set;

@@ -179,10 +179,12 @@ Plan BaselinePlan(Baseline baseline, const Model& model, std::int64_t ranks,
   plan.micro_batch = choice.micro_batch;
   plan.accumulation = choice.accumulation;
   plan.units = Wrap(model, ParseWrap(std::string(row.wrap), where), {}, plan.dialect, where);
-  for (const Parameter& param : model.params) {
-    plan.expert_size = std::max(plan.expert_size, param.parts);
+  if (baseline == Baseline::kTorchtitan) {  // who shares out experts
+    for (const Parameter& param : model.params) {
+      plan.expert_size = std::max(plan.expert_size, param.parts);
+    }
+    AddExpertUnits(model, plan.units);
   }
-  AddExpertUnits(model, plan.units);
   if (choice.recompute) {
     const bool is_selective = *choice.recompute == RecomputeKind::kSelective;
     plan.recompute =

@@ -41,6 +41,10 @@ NodeCountResult SearchCount(const SearchInput& input, const SearchOptions& optio
     row.refusal = "the global batch is no multiple of its ranks";
     return row;
   }
+  if (!Mesh{{1, row.ranks}}.SplitsInto(options.base.expert_size)) {
+    row.refusal = "ranks that share out experts (ep) do not divide its ranks";
+    return row;
+  }
   SearchOptions here = options;
   if (options.fixed.mesh) {
     const Mesh mesh = MeshOver(row.ranks, {{0, here.base.shard_size}});

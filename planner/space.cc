@@ -52,6 +52,10 @@ std::vector<std::int64_t> ShardSizes(const SearchInput& input, const SearchOptio
   }
   std::vector<std::int64_t> sizes = DivisorsOf(ranks);
   std::erase_if(sizes, [&](std::int64_t size) { return size % options.base.expert_size != 0; });
+  if (sizes.empty()) {
+    throw InputError("--shard: ep", std::to_string(options.base.expert_size),
+                     "a divisor of the " + std::to_string(ranks) + " ranks");
+  }
   return sizes;
 }
 

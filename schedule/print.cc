@@ -43,6 +43,10 @@ constexpr std::array<std::string_view, 9> kHoldsNames = {
     "other", "tensors", "whole", "shards", "shard", "slice", "mixed", "rows", "uses"};
 constexpr std::array<std::string_view, 3> kPointNames = {"alloc", "free", "alloc_once"};
 
+static_assert(kDTypeNames.size() == static_cast<std::size_t>(DType::kBool) + 1);
+static_assert(kRoleNames.size() == static_cast<std::size_t>(Role::kLoss) + 1);
+static_assert(kHoldsNames.size() == static_cast<std::size_t>(Holds::kUses) + 1);
+
 std::string InBytes(Bytes bytes) {
   return std::to_string(bytes.value) + " B";
 }

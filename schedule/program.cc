@@ -50,6 +50,7 @@ static_assert(TableFollowsEnum());
 constexpr std::array<std::string_view, kStreamCount> kStreamNames = {
     "host", "compute", "copy_in", "gather", "reduce", "replicate", "h2d", "d2h"};
 constexpr std::array<std::string_view, 5> kPhaseNames = {"init", "fwd", "rec", "bwd", "opt"};
+static_assert(kPhaseNames.size() == static_cast<std::size_t>(Phase::kOptimizer) + 1);
 constexpr std::array<std::string_view, kCategoryCount> kCategoryNames = {
     "parameter_shard",     "unsharded_parameter", "all_gather",      "unsharded_gradient",
     "reduce_scatter",      "sharded_gradient",    "optimizer_state", "activation",

@@ -707,10 +707,15 @@ void CheckExperts(const Model& model, const Plan& plan, const std::string& where
   const auto refuse = [&](const std::string& expected, const std::string& hint = "") {
     throw InputError(field, std::to_string(plan.expert_size), expected, hint);
   };
+  std::int64_t parts = 1;
   for (const Parameter& param : model.params) {
-    if (param.parts != 1 && param.parts != plan.expert_size) {
-      refuse(std::to_string(param.parts), "the model has a part of its experts");
-    }
+    parts = std::max(parts, param.parts);
+  }
+  if (plan.expert_size > 1 && (plan.dialect != Dialect::kFsdp2 || plan.offload.parameters)) {
+    refuse("1", "experts are shared out under dialect fsdp2 alone, without offloaded parameters");
+  }
+  if (parts != plan.expert_size) {
+    refuse(std::to_string(parts), "the model has one of so many parts of its experts");
   }
   if (plan.expert_size == 1) {
     return;
@@ -718,8 +723,11 @@ void CheckExperts(const Model& model, const Plan& plan, const std::string& where
   if (!MeshOf(plan).SplitsInto(plan.expert_size)) {
     refuse("a divisor of shard_size " + std::to_string(plan.shard_size));
   }
-  if (plan.dialect != Dialect::kFsdp2 || plan.offload.parameters) {
-    refuse("1", "experts are shared out under dialect fsdp2 alone, without offloaded parameters");
+}
+
+void CheckExpertUnits(const Model& model, const Plan& plan, const std::string& where) {
+  if (plan.expert_size == 1) {
+    return;
   }
   const std::vector<ResolvedUnit> units = ResolveUnits(model, plan, where);
   for (std::size_t u = 0; u < units.size(); ++u) {
@@ -756,6 +764,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckAllocator(job.allocator, where);
   CheckFormats(model, job, plan, where);
   CheckSizes(model, job, plan, where);
+  CheckExperts(model, plan, where);
   CheckDialect(plan, where);
   CheckUnits(plan, where);
   CheckRecompute(model, plan, where);
@@ -766,7 +775,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckMatrices(job, plan, where);
   CheckStaticGraph(job, plan, where);
   CheckOffloadedSums(job, plan, where);
-  CheckExperts(model, plan, where);
+  CheckExpertUnits(model, plan, where);
 }
 
 }  // namespace shardwright

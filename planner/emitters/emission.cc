@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "models/cut_experts.h"
 #include "models/loader.h"
 #include "planner/loss_reasons.h"
 #include "schedule/lower/optimizer.h"
@@ -86,6 +87,7 @@ void TrainAll(PlanFile& file) {
                      ? LoadModel(loaded.model.name, options)
                      : ModelFromJson(JsonValue::Parse(loaded.json, loaded.model.name),
                                      loaded.model.name, options);
+  CutExperts(loaded.model, file.plan.expert_size, "plan: expert_size");
 }
 
 // Why a target runs fields differently: by a beginning of the field's name, longer ones first.

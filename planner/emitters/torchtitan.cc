@@ -81,9 +81,13 @@ bool HasModel(const std::string& name) {
   return std::find(kModels.begin(), kModels.end(), name) != kModels.end();
 }
 
-// "llama-3.1-8b" -> "8B".
+// "llama-3.1-8b" -> "8B", "qwen3-30b-a3b" -> "30B-A3B".
 std::string FlavorOf(const std::string& model) {
-  std::string flavor = model.substr(model.rfind('-') + 1);
+  std::size_t dash = model.rfind('-');
+  const bool is_active = dash != std::string::npos && dash > 0 && dash + 2 < model.size() &&
+                         model[dash + 1] == 'a' && std::isdigit(model[dash + 2]) != 0;
+  dash = is_active ? model.rfind('-', dash - 1) : dash;
+  std::string flavor = model == "deepseek-v3" ? "671b" : model.substr(dash + 1);
   std::transform(flavor.begin(), flavor.end(), flavor.begin(),
                  [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   return flavor;

@@ -340,8 +340,12 @@ Plan ReadPlan(const JsonValue& json) {
 }
 
 KernelSetOptions ReadKernelSet(const JsonValue& json) {
+  KernelSetOptions options;
+  KeyList known;
+  kKernelSetFields(options, known);
+  json.AllowOnly(known.keys);
   const JsonValue name = json.At("name");
-  KernelSetOptions options = FindKernelSet(name.AsString(), name.path().str());
+  options = FindKernelSet(name.AsString(), name.path().str());
   ReadPart(json, kKernelSetFields, options);
   return options;
 }
