@@ -10,6 +10,7 @@
 
 #include <doctest/doctest.h>
 
+#include "models/cut_experts.h"
 #include "models/loader.h"
 #include "planner/local.h"
 #include "planner/measure.h"
@@ -17,6 +18,7 @@
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/plan_file.h"
+#include "schedule/wrap.h"
 #include "tests/planner/random_jobs.h"
 #include "tests/sanitizers.h"
 
@@ -214,6 +216,75 @@ TEST_CASE("No random plan is faster than the bound") {
   CHECK(ruled_out > 0);  // not vacuous
   MESSAGE(ruled_out << " random plans that need too much of the host");
   MESSAGE(fitting << " random plans that fit; their bound is below the nearest by " << tightest);
+}
+
+// Mixtral 8x7B, whose experts `experts` ranks share out, with any mesh, batch, units, resharding
+// and checkpointed blocks.
+Plan DrawShared(std::mt19937& random, const Case& c, std::int64_t experts) {
+  Plan plan;
+  const std::int64_t ranks = c.cluster.RankCount();
+  plan.expert_size = experts;
+  do {
+    plan.shard_size = experts * Draw(random, 1, ranks / experts);
+  } while (ranks % plan.shard_size != 0);
+  plan.replicate_size = ranks / plan.shard_size;
+  const std::int64_t samples = c.job.global_batch / ranks;
+  plan.micro_batch = Draw(random, 0, 1) == 1 ? samples : 1;
+  plan.accumulation = samples / plan.micro_batch;
+  plan.sync = plan.accumulation > 1 && Draw(random, 0, 1) == 1 ? SyncMode::kLast : SyncMode::kEvery;
+  const char* const rule = Draw(random, 0, 1) == 1 ? "block" : "torchtitan";
+  plan.units = Wrap(c.model, ParseWrap(rule, "test"), {}, Dialect::kFsdp2, "test");
+  AddExpertUnits(c.model, plan.units);
+  for (UnitPlan& unit : plan.units) {
+    unit.reshard = {Draw(random, 0, 2) == 0 ? Reshard::Kind::kNever : Reshard::Kind::kAlways, 0};
+  }
+  for (const ModuleId block : BlocksOf(c.model)) {
+    if (Draw(random, 0, 2) > 0) {
+      plan.recompute.push_back({c.model.modules[block.value].fqn, RecomputeKind::kFull, 1});
+    }
+  }
+  return plan;
+}
+
+TEST_CASE("No random plan that shares out experts is faster than the bound") {
+  const int jobs = IsDeep() ? 24 : 2;
+  double tightest = INFINITY;
+  for (int i = 0; i < jobs; ++i) {
+    std::mt19937 random(static_cast<unsigned>(70 + i));
+    Case c = DrawCase(random, 2);
+    c.cluster = LoadCluster(i % 2 == 0 ? "dgx-h100" : "p4d", i % 3 + 1, 0);
+    c.kernels = FindKernelSet(i % 4 < 2 ? "torch-eager" : "torch-compile", "test");
+    c.profile = DefaultProfile(c.cluster.gpu, c.kernels.name);
+    c.job = Job();
+    c.job.sequence_length = 512;
+    c.job.global_batch = 2 * c.cluster.RankCount();
+    LoadOptions load;
+    load.sequence_length = c.job.sequence_length;
+    c.model = LoadModel("mixtral-8x7b", load);
+    SearchOptions options;
+    options.base.expert_size = std::int64_t{1} << Draw(random, 1, 3);
+    CutExperts(c.model, options.base.expert_size, "test");
+    options.effort = 0;
+    std::vector<std::pair<Simulated, Plan>> all;
+    for (int p = 0; p < (IsDeep() ? 60 : 6); ++p) {
+      const Plan plan = DrawShared(random, c, options.base.expert_size);
+      all.emplace_back(SimulatePlan(c, plan), plan);
+      options.memory_limit = std::max(options.memory_limit, all.back().first.memory);
+    }
+    const SearchResult result = Search(c.Input(), options);
+    for (const auto& [simulated, plan] : all) {
+      CAPTURE(i);
+      CAPTURE(plan.shard_size);
+      CAPTURE(plan.expert_size);
+      const Seconds own = BoundOf(result, plan);
+      CHECK(own.value <= simulated.seconds);
+      tightest = std::min(tightest, simulated.seconds / own.value - 1);
+      if (const Candidate* const candidate = CandidateOf(result, plan); candidate != nullptr) {
+        CHECK(candidate->memory_bound <= simulated.memory);
+      }
+    }
+  }
+  MESSAGE("their bound is below the nearest by " << tightest);
 }
 
 // A plan of a chain of `runs` blocks as one of a model with many: each block becomes a run of them.
