@@ -1,6 +1,6 @@
 """Expert parallel around real FSDP2: the collectives of a mixture in gloo processes are those of our programs.
 
-    python3 tests/schedule/torch_experts.py SHARDWRIGHT [--all] [--verbose]
+    python3 tests/schedule/torch_experts.py SHARDWRIGHT [--all] [--random FIRST COUNT] [--verbose]
 
 The network's experts send their rows as torchtitan's do (models/common/token_dispatcher.py): numbers first, which the host reads,
 then rows, and back. Every expert gets as many rows as any other (torchtitan's _debug_force_load_balance). `plan` makes the units;
@@ -9,6 +9,7 @@ compared are order, kind, ranks, elements and dtype of all collectives of the fi
 
 import json
 import pathlib
+import random
 import sys
 import warnings
 
@@ -171,6 +172,22 @@ def model_json():
             {"op": "cross_entropy", "name": "loss", "inputs": ["logits", "labels"], "output": "loss"}]}
 
 
+def random_case(seed):
+    draw = random.Random(seed)
+    ranks = draw.choice((2, 4, 4, 8))
+    ep = draw.choice([n for n in (2, 4, 8) if n <= ranks])
+    shard = draw.choice([n for n in (2, 4, 8) if ep <= n <= ranks])
+    accumulation = draw.choice((1, 1, 2, 3))
+    syncs = ["every"] + (["last"] if accumulation > 1 else []) + (["replicate_last"] if accumulation > 1 and shard < ranks else [])
+    flags = [f"--shard {shard} --replicate {ranks // shard}", f"--accumulation {accumulation} --sync {draw.choice(syncs)}",
+             "--precision " + draw.choice(("fp32", "bf16-mixed", "bf16", "fp32/bf16/bf16")), "--clip " + draw.choice(("on", "off")),
+             "--wrap " + draw.choice(("block", "torchtitan", "root")), "--micro-batch " + draw.choice(("1", "2"))]
+    flags += draw.choice(([], ["--reshard never"], ["--reshard always"]))
+    flags += draw.choice(([], ["--recompute full"], ["--recompute full:0.5"]))
+    flags += draw.choice(([], [], ["--frozen embed.*"]))
+    return ranks, ep, " ".join(flags)
+
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -307,7 +324,11 @@ def memory_agrees(ours, pools, ranks, ep, flags):
 def main(arguments):
     ours, failures = Shardwright(arguments[0]), 0
     with Pools() as pools:
-        for ranks, ep, flags in CASES if "--all" in arguments else CASES[3:8]:
+        cases = CASES if "--all" in arguments else CASES[3:8]
+        if "--random" in arguments:  # FIRST COUNT
+            first, count = (int(word) for word in arguments[arguments.index("--random") + 1:][:2])
+            cases = [random_case(seed) for seed in range(first, first + count)]
+        for ranks, ep, flags in cases:
             made = made_by(ours, ranks, ep, flags) | {"experts": 4 if flags == "4" else 8}
             names = ranks_of(made["plan"])
             expected = [[(row[0], names[row[1]], *row[2:]) for row in step] for step in ours.collectives({k: v for k, v in made.items() if k != "experts"})]
