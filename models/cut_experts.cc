@@ -111,13 +111,18 @@ class Cutter {
     exchange.kind = OpKind::kExchange;
     OpSpec leave = exchange;
     leave.routed = true;
+    // Frameworks dispatch and combine around the module that holds the experts, which sends and
+    // receives.
+    const ModuleId module = ExpertsModule(model_, op);
+    if (IsInside(model_, op.module, module)) {
+      op.module = model_.modules[module.value].parent;
+    }
     const TensorId router = op.inputs[1];
     TensorId x = Add(op, "dispatch", of_tokens(OpKind::kDispatch), {op.inputs[0], router}, {});
     const TensorId counts = AddCounts(whole.experts);
     x = Add(op, "to_experts", leave, {x, counts}, {});
     x = Add(op, op.name, experts, {x}, op.params);
     x = Add(op, "from_experts", exchange, {x}, {});
-    const ModuleId module = ExpertsModule(model_, op);  // it sends and receives, too
     std::for_each(model_.ops.end() - 3, model_.ops.end(), [&](ModelOp& o) { o.module = module; });
     op.inputs = {x, router};
     op.name = "combine";
