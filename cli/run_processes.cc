@@ -48,6 +48,11 @@ void CheckPlacement(MessagePassing& processes, std::int64_t per_machine) {
   std::vector<std::string> hosts;
   for (const auto& its : CollectBytes(processes, MessagePassing::kAll, {"names of machines"},
                                       {bytes, bytes + name.size()})) {
+    constexpr std::size_t kLongest = 80;
+    if (its.empty() || its.size() > kLongest) {
+      throw RunError("rank " + std::to_string(hosts.size()) + ": a machine's name of " +
+                     std::to_string(its.size()) + " bytes");
+    }
     hosts.emplace_back(reinterpret_cast<const char*>(its.data()), its.size());
   }
   if (const std::string problem = DescribePlacement(hosts, per_machine); !problem.empty()) {
