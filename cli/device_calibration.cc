@@ -103,12 +103,14 @@ TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string 
   host.threads = result.file.cluster.ThreadsPerRank();
   host.processes = device.processes;
   if (device.processes != nullptr) {
+    device.processes->set_timeout(host.set_up_timeout);  // EndSetUp of the plan before
     JoinRun(*device.processes, run);
   }
   RunSession session({model, result.file.kernels, result.file.job, result.program, training}, host,
                      std::move(run), {.gpu = device.gpu});
   EndProcessOnFault(session, device.processes);
   session.runtime().Initialize();
+  EndSetUp(device.processes, host.timeout);
   session.runtime().RunSteps(steps);
   result.trace = TakeWholeTrace(session, result.program, device.processes);
   return result;

@@ -55,7 +55,7 @@ int LocalGpu(const Launch& launch) {
   const std::string text = visible == nullptr ? "" : visible;
   const bool sees_one = !text.empty() && text.find(',') == std::string::npos;
   if (launch.local_rank < 0 && !sees_one) {
-    throw InputError("environment: LOCAL_RANK", "nothing",
+    throw InputError("environment: " + launch.local_rank_name, "nothing",
                      "the number of this process's GPU on its machine, from 0",
                      "or CUDA_VISIBLE_DEVICES with one GPU per process");
   }

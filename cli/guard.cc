@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <mutex>
 #include <new>
 
 #include <fcntl.h>
@@ -17,6 +18,23 @@
 namespace shardwright {
 namespace {
 
+// What kSaidVariable names, if it is RunLocalProcesses' file, which alone has its seal; -1:
+// nothing. Processes that this one starts get neither.
+int SaidFile() {
+  static const int file = [] {
+    const char* const text = std::getenv(kSaidVariable);
+    const auto its = static_cast<int>(IntegerIn(text == nullptr ? "" : text).value_or(-1));
+    const int seals = ::fcntl(its, F_GET_SEALS);
+    if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_SEAL)) != F_SEAL_SHRINK) {
+      return -1;
+    }
+    (void)::fcntl(its, F_SETFD, FD_CLOEXEC);
+    (void)::unsetenv(kSaidVariable);
+    return its;
+  }();
+  return file;
+}
+
 int Fail(int code, const std::string& label, const char* text) {
   SayOnce(label + ": " + text);
   return code;
@@ -25,12 +43,12 @@ int Fail(int code, const std::string& label, const char* text) {
 }  // namespace
 
 void SayOnce(const std::string& line) {
-  const char* const text = std::getenv(kSaidVariable);
-  const auto file = static_cast<int>(IntegerIn(text == nullptr ? "" : text).value_or(-1));
+  static std::mutex mutex;  // the file's lock keeps other processes out, not other threads
+  const std::lock_guard guard(mutex);
+  const int file = SaidFile();
   struct flock lock {};
   lock.l_type = F_WRLCK;
-  // Only what memfd_create has made has seals.
-  if (::fcntl(file, F_GET_SEALS) < 0 || ::fcntl(file, F_SETLKW, &lock) != 0) {
+  if (file < 0 || ::fcntl(file, F_SETLKW, &lock) != 0) {
     Say(line);
     return;
   }
@@ -38,7 +56,7 @@ void SayOnce(const std::string& line) {
   said.resize(
       static_cast<std::size_t>(std::max<ssize_t>(0, ::pread(file, said.data(), said.size(), 0))));
   const std::string entry = line + '\n';
-  if (said.find(entry) == std::string::npos) {
+  if (!said.starts_with(entry) && said.find('\n' + entry) == std::string::npos) {
     (void)!::pwrite(file, entry.data(), entry.size(), static_cast<off_t>(said.size()));
     Say(line);
   }
@@ -47,6 +65,7 @@ void SayOnce(const std::string& line) {
 }
 
 int GuardedRun(const std::function<int()>& body) {
+  (void)SaidFile();  // before there are threads, which may read the environment
   try {
     return body();
   } catch (const UsageError& error) {

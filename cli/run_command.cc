@@ -67,7 +67,7 @@ std::unique_ptr<RunFolder> TakeFolder(const RunFlags& flags, const RunProcesses&
   if (!flags.checkpoint.empty()) {
     CheckAlike(group.get(), {{"lock in --checkpoint", RunFolder::LockIn(flags.checkpoint)}});
     AllOrNone(group.get(), MessagePassing::kAll, {"folder of checkpoints"},
-              [&] { MakeCheckpointFolder(flags.checkpoint); });
+              [&] { CheckCheckpointFolder(flags.checkpoint); });
   }
   return folder;
 }

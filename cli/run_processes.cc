@@ -23,6 +23,7 @@
 #include "cli/stop_signals.h"
 #include "core/cores.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"
 #include "core/threads.h"
@@ -36,12 +37,23 @@ namespace {
 
 // Every rank's machine by its name, as NCCL tells machines apart.
 void CheckPlacement(MessagePassing& processes, std::int64_t per_machine) {
-  std::array<std::byte, 64> name{};
-  (void)::gethostname(reinterpret_cast<char*>(name.data()), name.size() - 1);
+  std::array<char, 64> host{};
+  (void)::gethostname(host.data(), host.size() - 1);
+  std::string name = host.data();
+  constexpr const char* kBoot = "/proc/sys/kernel/random/boot_id";
+  if (Exists(kBoot)) {  // several machines may be called "localhost"
+    name += " (boot " + ReadTextFile(kBoot).substr(0, 8) + ')';
+  }
+  const auto* const bytes = reinterpret_cast<const std::byte*>(name.data());
   std::vector<std::string> hosts;
   for (const auto& its : CollectBytes(processes, MessagePassing::kAll, {"names of machines"},
-                                      {name.begin(), name.end()})) {
-    hosts.emplace_back(reinterpret_cast<const char*>(its.data()));
+                                      {bytes, bytes + name.size()})) {
+    constexpr std::size_t kLongest = 80;
+    if (its.empty() || its.size() > kLongest) {
+      throw RunError("rank " + std::to_string(hosts.size()) + ": a machine's name of " +
+                     std::to_string(its.size()) + " bytes");
+    }
+    hosts.emplace_back(reinterpret_cast<const char*>(its.data()), its.size());
   }
   if (const std::string problem = DescribePlacement(hosts, per_machine); !problem.empty()) {
     Warn(problem);
@@ -182,7 +194,8 @@ int RunLocalProcesses(std::int64_t ranks) {
   tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
   const std::string key = tcp::NewKey();
   (void)::fcntl(listener.fd(), F_SETFD, 0);  // children inherit it
-  const tcp::Socket said(::memfd_create("errors", 0));
+  const tcp::Socket said(::memfd_create("errors", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  (void)::fcntl(said.fd(), F_ADD_SEALS, F_SEAL_SHRINK);  // SayOnce knows it by that
   std::vector<std::string> words = OwnCommandLine();
   std::vector<pid_t> children;
   children.reserve(static_cast<std::size_t>(ranks));
@@ -194,6 +207,7 @@ int RunLocalProcesses(std::int64_t ranks) {
     const pid_t child = ::fork();
     if (child == 0) {
       (void)::prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody is left behind
+      (void)::fcntl(said.fd(), F_SETFD, 0);
       if (r > 0) {
         ::close(listener.fd());
       }

@@ -68,7 +68,7 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
   if (host.processes != nullptr) {
     std::array<char, 64> machine{};
     (void)::gethostname(machine.data(), machine.size() - 1);
-    where_ = "rank " + std::to_string(host.processes->rank()) + ": GPU " +
+    where_ = "rank " + std::to_string(host.processes->rank()) + ": local rank " +
              std::to_string(*place.gpu) + " of " + machine.data() + ", " + info.name +
              "; `dmesg | grep Xid` there shows what its driver reports\n";
   }

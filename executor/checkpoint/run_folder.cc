@@ -107,22 +107,22 @@ void RunFolder::Lock() {
     ::close(descriptor_);
     throw InputError(file, "a file that is no lock", "one that a run has made, or none");
   }
-  if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) {
-    const std::string text = ThisProcess();
-    if (::ftruncate(descriptor_, 0) == 0) {
-      (void)!::pwrite(descriptor_, text.data(), text.size(),
-                      0);          // a courtesy: the disk may be full
-      (void)::fsync(descriptor_);  // for other machines
-    }
-    return;
-  }
-  const int error = errno;
-  const std::string holder = error == EWOULDBLOCK ? HolderOf(descriptor_) : "";
+  const int error = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
   if (error == EWOULDBLOCK) {
+    const std::string holder = HolderOf(descriptor_);
     ::close(descriptor_);
     throw EnvironmentError(folder_ + ": another run" + holder +
                            " is at work in it; give another --checkpoint FOLDER, or wait for its "
                            "end");
+  }
+  // Also where nothing can be locked: by this text other ranks know the folder.
+  const std::string text = ThisProcess();
+  if (::ftruncate(descriptor_, 0) == 0) {
+    (void)!::pwrite(descriptor_, text.data(), text.size(), 0);  // the disk may be full
+    (void)::fsync(descriptor_);                                 // for other machines
+  }
+  if (error == 0) {
+    return;
   }
   Say("warning: " + folder_ + ": cannot be locked (" + std::strerror(error) +
       "): see to it that no other run uses it");
@@ -142,10 +142,13 @@ void RunFolder::CheckPlace() const {
 std::string RunFolder::LockIn(const std::string& folder) {
   const int descriptor =
       ::open(LockFile(folder).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0) {
+    return "none";
+  }
   std::string text = TextOf(descriptor);
   ::close(descriptor);
   std::replace(text.begin(), text.end(), '\n', ' ');
-  return text.empty() ? "none" : text;
+  return text.empty() ? "empty" : text;
 }
 
 RunFolder::~RunFolder() {

@@ -23,7 +23,8 @@ class RunFolder {
 
   // Throws EnvironmentError unless the folder's name still leads to the folder that is locked.
   void CheckPlace() const;
-  // What the lock in `folder` says of its run, in one line that no other run has, or "none".
+  // What the lock in `folder` says of its run, in one line that no other run has; "none" where
+  // there is no lock, "empty" where it says nothing.
   [[nodiscard]] static std::string LockIn(const std::string& folder);
 
  private:

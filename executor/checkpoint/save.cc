@@ -171,7 +171,11 @@ void MakeCheckpointFolder(const std::string& folder) {
   if (error) {
     throw Cannot("create", folder, error.value());
   }
-  if (::access(folder.c_str(), W_OK) != 0) {
+  CheckCheckpointFolder(folder);
+}
+
+void CheckCheckpointFolder(const std::string& folder) {
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
     throw Cannot("write into", folder, errno);
   }
 }

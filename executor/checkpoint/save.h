@@ -106,6 +106,8 @@ class BackgroundWriter {
 // Makes the folder of checkpoints where it is missing. Throws EnvironmentError when it cannot be
 // made or written into.
 void MakeCheckpointFolder(const std::string& folder);
+// Throws EnvironmentError when files cannot be made in it.
+void CheckCheckpointFolder(const std::string& folder);
 
 // Removes what interrupted writers left in a folder of checkpoints. No writer may be at work there.
 void RemoveUnfinishedCheckpoints(const std::string& folder);

@@ -56,14 +56,27 @@ bool CudnnPlans::Run(Cache<Problem>& cache, const Problem& problem, const std::s
 
 bool CudnnPlans::Attend(const gpu::AttentionArgs& args, bool is_backward, void* workspace,
                         std::int64_t workspace_bytes, void* stream, bool is_captured) {
-  // Up to this version graphs of attention over keys that fill no tile end the process.
+  // Release notes of cuDNN frontend 1.16.0: before 9.15.1 gradients in a replayed graph read
+  // invalid memory where the length of the keys is no multiple of 128 and there is no padding mask.
+  // Like TransformerEngine we do without both passes there.
   constexpr std::size_t kLastWithFaultyGraphs = 91500;
   constexpr std::int64_t kTile = 128;
   const bool crashes =
       is_captured && args.seq_k % kTile != 0 && table_.get_version() <= kLastWithFaultyGraphs;
-  return IsForCudnn(args, is_backward) && !crashes &&
-         Run(attention_, CudnnProblemOf(args, is_backward),
-             is_backward ? "attention's gradients" : "attention",
+  if (!IsForCudnn(args, is_backward)) {
+    return false;
+  }
+  const std::string kind = is_backward ? "attention's gradients" : "attention";
+  if (crashes) {
+    const std::size_t version = table_.get_version();
+    const std::lock_guard lock(mutex_);
+    SayOnce(kind + " in graphs by our own kernel, where keys fill no tile of " +
+            std::to_string(kTile) + ": cuDNN " + std::to_string(version / 10'000) + '.' +
+            std::to_string(version / 100 % 100) + '.' + std::to_string(version % 100) +
+            " reads invalid memory there, 9.15.1 does not");
+    return false;
+  }
+  return Run(attention_, CudnnProblemOf(args, is_backward), kind,
              {CudnnPointersOf(args, is_backward), workspace, workspace_bytes}, stream);
 }
 

@@ -59,6 +59,7 @@ class NcclWorld::NcclGroup : public GpuGroup {
       world_.faults_.ThrowIfFailed();
       place.gpu.MakeCurrent();
       Enqueue(member, call, place, lock);
+      world_.communicators_[index_].is_connected = true;
     }
     place.gpu.Record(events.end, place.stream);
     world_.watch_->Submitted(index_, name, events);
@@ -270,6 +271,12 @@ std::string NcclWorld::ProblemOf(int result, void* communicator, const char* cal
 void NcclWorld::Settle(int result, void* communicator, const char* call,
                        std::unique_lock<std::mutex>& lock) {
   const Clock::time_point begin = Clock::now();
+  const bool is_connected =
+      communicator == all_ ||
+      std::any_of(communicators_.begin(), communicators_.end(), [&](const Communicator& its) {
+        return its.handle == communicator && its.is_connected;
+      });
+  const std::chrono::milliseconds limit = is_connected ? processes_.timeout() : set_up_;
   while (result == NcclNumbers::kInProgress) {
     const Clock::duration waited = Clock::now() - begin;
     lock.unlock();
@@ -278,8 +285,8 @@ void NcclWorld::Settle(int result, void* communicator, const char* call,
       std::this_thread::sleep_for(pause);
     }
     lock.lock();
-    if (waited > set_up_) {
-      throw RunError(std::string(call) + ": waited " + std::to_string(set_up_.count()) +
+    if (waited > limit) {
+      throw RunError(std::string(call) + ": waited " + std::to_string(limit.count()) +
                      " ms for the other ranks");
     }
     faults_.ThrowIfFailed();
@@ -303,7 +310,8 @@ std::size_t NcclWorld::Split(const GroupRanks& ranks, const std::string& name) {
   gpu_.MakeCurrent();
   NcclConfig config = NcclConfigFor(version_);
   // NCCL may fill it in later, when this call has given up.
-  void*& handle = communicators_.emplace_back(Communicator{nullptr, ranks}).handle;
+  void*& handle =
+      communicators_.emplace_back(Communicator{.handle = nullptr, .ranks = ranks}).handle;
   const int result =
       table_.comm_split(all_, static_cast<int>(ranks.first), processes_.rank(), &handle, &config);
   Settle(Begun(result), all_, "ncclCommSplit", lock);

@@ -55,12 +55,14 @@ class NcclWorld {
   struct Communicator {
     void* handle = nullptr;  // null: aborted
     GroupRanks ranks;
+    bool is_connected = false;       // has had a collective
     std::deque<void*> windows = {};  // NCCL may fill them in later
   };
 
   [[nodiscard]] std::size_t Split(const GroupRanks& ranks, const std::string& name);
   // Throws what `result` of a call means; waits while it is in progress. `lock` holds mutex_ and is
-  // released while it waits.
+  // released while it waits: for MessagePassing::timeout() of then, or in the first collective of a
+  // communicator, in which the ranks connect, for that of the set-up.
   void Settle(int result, void* communicator, const char* call, std::unique_lock<std::mutex>& lock);
   [[nodiscard]] std::string ProblemOf(int result, void* communicator, const char* call) const;
   void AbortAll();

@@ -1,10 +1,10 @@
 #include "executor/host/launch.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -40,6 +40,12 @@ class Environment {
   [[nodiscard]] int Number(const char* name, int least, int most, int otherwise) const {
     return Has(name) ? Number(name, least, most) : otherwise;
   }
+  // The first of these that is set; where none is, the first of all.
+  [[nodiscard]] const char* FirstOf(std::initializer_list<const char*> names) const {
+    const auto* const found = std::find_if(
+        names.begin(), names.end(), [&](const char* name) { return name != nullptr && Has(name); });
+    return found == names.end() ? *names.begin() : *found;
+  }
 
  private:
   const EnvironmentLookup& lookup_;
@@ -56,20 +62,29 @@ constexpr LauncherNames kOpenMpi = {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM
 constexpr LauncherNames kSlurm = {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
                                   "SLURM_NTASKS_PER_NODE"};
 // Of MPIs that the MPI module is not built for: their ranks meet as those of torchrun.
-constexpr std::array<LauncherNames, 3> kOthers = {{
-    {"MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
-     "MV2_COMM_WORLD_LOCAL_SIZE"},
-    {"mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-    {"flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", ""},
-}};
+constexpr LauncherNames kMvapich = {"MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+                                    "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"};
+constexpr LauncherNames kHydra = {"mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
+                                  "MPI_LOCALNRANKS"};
+constexpr LauncherNames kFlux = {"flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID",
+                                 ""};
 
 Launch NumbersOf(const Environment& env, const LauncherNames& names) {
   Launch launch;
   launch.launcher = names.launcher;
   launch.size = env.Number(names.size, 1, kMostRanks);
   launch.rank = env.Number(names.rank, 0, launch.size - 1);
-  launch.local_rank = env.Number(names.local_rank, 0, launch.size - 1, launch.size > 1 ? -1 : 0);
-  launch.local_size = env.Number(names.local_size, 1, kMostRanks, launch.size);
+  // Launchers that set PMI_RANK have one of three names for what is local; a wrapper may know more.
+  const bool is_hydra = names.rank == kHydra.rank;
+  const char* const local_rank =
+      env.FirstOf({names.local_rank, is_hydra ? "PMI_LOCAL_RANK" : nullptr,
+                   is_hydra ? "PALS_LOCAL_RANKID" : nullptr, kTorchrun.local_rank});
+  const char* const local_size =
+      env.FirstOf({names.local_size, is_hydra ? "PMI_LOCAL_SIZE" : nullptr,
+                   is_hydra ? "PALS_LOCAL_SIZE" : nullptr});
+  launch.local_rank = env.Number(local_rank, 0, launch.size - 1, launch.size > 1 ? -1 : 0);
+  launch.local_size = env.Number(local_size, 1, kMostRanks, launch.size);
+  launch.local_rank_name = names.local_rank;
   return launch;
 }
 
@@ -138,6 +153,25 @@ Launch OfSlurm(const Environment& env) {
   return launch;
 }
 
+bool HasRank(const Environment& env, const LauncherNames& names) {
+  return env.Has(names.rank) && env.Has(names.size);
+}
+
+// Whether srun has started this process. sbatch sets the same for its script, which is one process:
+// its step's number, if it has one, is a huge one.
+bool IsInStep(const Environment& env) {
+  constexpr std::size_t kDigits = 6;
+  const std::string step = env.Text("SLURM_STEP_ID");
+  return HasRank(env, kSlurm) && !step.empty() && step.size() <= kDigits;
+}
+
+// srun and flux set PMI_RANK as well. Where it differs from their own numbers, or says more than
+// they would, they have started another launcher.
+bool HasSetPmi(const Environment& env, const LauncherNames& names) {
+  return HasRank(env, names) && env.Text(kHydra.rank) == env.Text(names.rank) &&
+         env.Text(kHydra.size) == env.Text(names.size) && !env.Has(kHydra.local_rank);
+}
+
 }  // namespace
 
 std::string DescribePlacement(const std::vector<std::string>& hosts, std::int64_t per_machine) {
@@ -188,20 +222,18 @@ Launch ReadLaunch(const EnvironmentLookup& lookup) {
   if (env.Has("OMPI_COMM_WORLD_SIZE")) {
     return NumbersOf(env, kOpenMpi);
   }
-  for (const LauncherNames& names : kOthers) {
-    // srun sets PMI_RANK as well. Where its own numbers differ, it has started another launcher.
-    const bool is_srun = env.Text(names.rank) == env.Text(kSlurm.rank) &&
-                         env.Text(names.size) == env.Text(kSlurm.size);
-    if (env.Has(names.rank) && env.Has(names.size) && !is_srun) {
-      return OfTorchrun(env, names);
-    }
+  if (HasRank(env, kMvapich)) {
+    return OfTorchrun(env, kMvapich);
   }
-  // sbatch sets these for its script as well, which is one process: its step's number, if it has
-  // one, is a huge one.
-  constexpr std::size_t kDigits = 6;
-  const std::string step = env.Text("SLURM_STEP_ID");
-  if (env.Has("SLURM_PROCID") && env.Has("SLURM_NTASKS") && !step.empty() &&
-      step.size() <= kDigits) {
+  const bool has_pmi = HasRank(env, kHydra);
+  if (HasRank(env, kFlux) && (!has_pmi || HasSetPmi(env, kFlux))) {
+    return OfTorchrun(env, kFlux);
+  }
+  const bool is_srun = IsInStep(env) && !env.Has(kFlux.rank);
+  if (has_pmi && !(is_srun && HasSetPmi(env, kSlurm))) {
+    return OfTorchrun(env, kHydra);
+  }
+  if (is_srun) {
     return OfSlurm(env);
   }
   // A rank of several that runs the whole plan would train it as often as there are ranks.

@@ -27,7 +27,8 @@ struct Launch {
   // What all ranks prove to each other before they meet (tcp_handshake.h): of --rendezvous-key, or
   // the environment's SHARDWRIGHT_KEY, which only this user's processes see. Empty: there is none.
   std::string key = {};
-  bool is_insecure = false;  // whoever reaches rank 0 may be a rank
+  bool is_insecure = false;                    // whoever reaches rank 0 may be a rank
+  std::string local_rank_name = "LOCAL_RANK";  // the launcher's variable for it, for messages
 };
 inline constexpr std::size_t kShortestKey = 32;
 

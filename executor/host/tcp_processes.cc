@@ -53,6 +53,9 @@ class TcpProcesses : public MessagePassing {
   void set_timeout(std::chrono::milliseconds timeout) override {
     MessagePassing::set_timeout(timeout);
     socket_.LimitWrites(timeout);
+    if (relay_ != nullptr) {
+      relay_->set_timeout(timeout);
+    }
   }
 
   [[nodiscard]] Channel Split(int color) override {

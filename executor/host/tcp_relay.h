@@ -25,6 +25,8 @@ class Relay {
   // Process 0's own connection, which is no network's; to be taken once.
   [[nodiscard]] Socket TakeOwn() { return std::move(own_); }
   [[nodiscard]] int port() const { return port_; }
+  // How long others may wait for a rank that takes nothing; any thread.
+  void set_timeout(std::chrono::milliseconds timeout) { board_.set_timeout(timeout); }
 
  private:
   using Clock = Switchboard::Clock;

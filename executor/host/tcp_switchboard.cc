@@ -23,7 +23,8 @@ Switchboard::Switchboard(const Launch& launch, int port, std::chrono::millisecon
       key_(launch.key),
       job_(JobOf(launch)),
       deadline_(Clock::now() + timeout),
-      timeout_(timeout) {}
+      timeout_(timeout),
+      stuck_after_(timeout) {}
 
 // Nobody else can have rank 0.
 Switchboard::Peer& Switchboard::AddOwn(Socket socket) {
@@ -368,10 +369,11 @@ void Switchboard::CheckLate(Clock::time_point now) {
 
 // Others wait to send to a process that takes nothing.
 void Switchboard::CheckStuck(Clock::time_point now) {
+  const std::chrono::milliseconds limit = stuck_after_;
   for (const std::unique_ptr<Peer>& peer : peers_) {
     const Peer* const target = peer->waits_for >= 0 ? MemberOf(peer->waits_for) : nullptr;
-    if (target != nullptr && now - target->last_took > timeout_) {
-      FailAll("rank 0, messages for " + NameOf(*target) + ": waited " + TextOf(timeout_) + " for " +
+    if (target != nullptr && now - target->last_took > limit) {
+      FailAll("rank 0, messages for " + NameOf(*target) + ": waited " + TextOf(limit) + " for " +
                   RankText(target->rank),
               nullptr);
       return;

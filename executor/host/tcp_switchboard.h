@@ -4,6 +4,7 @@
 // passes members' messages on, and ends the run when one breaks the rules. It reads and writes no
 // socket: tcp_relay.h does.
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +44,8 @@ class Switchboard {
     }
   };
 
-  // `port` is for messages; ranks may come until `timeout` is over.
+  // `port` is for messages; ranks may come until `timeout` is over, which is also how long one may
+  // take nothing, until set_timeout.
   Switchboard(const Launch& launch, int port, std::chrono::milliseconds timeout);
 
   // Who has connected and proven nothing yet: at most so many at once, each for so long. If more
@@ -76,6 +78,9 @@ class Switchboard {
   // Ends the run if ranks have not come in time, or one takes nothing while others wait for it.
   void CheckTimes(Clock::time_point now);
 
+  // Any thread.
+  void set_timeout(std::chrono::milliseconds timeout) { stuck_after_ = timeout; }
+
   [[nodiscard]] const std::vector<std::unique_ptr<Peer>>& peers() const { return peers_; }
   void Clear() { peers_.clear(); }
   [[nodiscard]] bool IsEmptied() const;
@@ -102,7 +107,8 @@ class Switchboard {
   const std::string key_;
   const std::string job_;
   const Clock::time_point deadline_;
-  const std::chrono::milliseconds timeout_;
+  const std::chrono::milliseconds timeout_;  // for ranks to come
+  std::atomic<std::chrono::milliseconds> stuck_after_;
   std::vector<std::unique_ptr<Peer>> peers_;
   int known_ = 0;                 // peers with a rank
   std::int64_t turned_away_ = 0;  // proved nothing

@@ -159,7 +159,7 @@ class Emulated(Cuda):
         self.assertEqual(err.count("error: rank 2, op "), 1, err)
         self.assertEqual(err.count("error: "), 1, err)
         # Each rank says where it runs.
-        self.assertRegex(err, r"rank 2: GPU 2 of \S+, emulated GPU; `dmesg \| grep Xid` there shows")
+        self.assertRegex(err, r"rank 2: local rank 2 of \S+, emulated GPU; `dmesg \| grep Xid` there shows")
 
     def test_a_rank_that_stands_still_is_named(self):
         plan = self.plan("shardwright-cuda-plain", 4)

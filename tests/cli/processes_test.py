@@ -210,7 +210,8 @@ class Processes(ShardwrightTestCase):
         whole = self.launch(self.torchrun, "--steps", "20", "--checkpoint", "whole")
         self.assertEqual([end[0] for end in whole], [0, 0], whole)
         moments = random.Random(7)
-        flags = ("run", "p.json", "--data", "random:100", "--steps", "20", "--checkpoint", "c", "--every", "1", "--resume")
+        flags = ("run", "p.json", "--data", "random:100", "--steps", "20", "--checkpoint", "c", "--every", "1", "--resume",
+                 "--timeout", "60 s")  # one that is killed before they meet is waited for
         for victim in (0, 1, 1):
             runs = self.start(self.torchrun, flags)
             try:

@@ -1,6 +1,7 @@
 #include "executor/checkpoint/checkpoint.h"
 
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -10,7 +11,9 @@
 
 #include <doctest/doctest.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "core/error.h"
@@ -24,6 +27,19 @@
 #include "models/loader.h"
 #include "schedule/lower/layout.h"
 #include "tests/executor/scratch_folder.h"
+
+namespace {
+int flock_error = 0;  // of the next calls; 0: none
+}  // namespace
+
+// In the place of the C library's: as on a file system that has no locks.
+extern "C" int flock(int descriptor, int operation) noexcept {
+  if (flock_error != 0) {
+    errno = flock_error;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_flock, descriptor, operation));
+}
 
 namespace shardwright {
 namespace {
@@ -416,6 +432,22 @@ TEST_CASE("a folder belongs to one run") {
         saved + ": got a checkpoint, expected a folder for checkpoints, such as the one it is in");
   CHECK(NewRunId() != NewRunId());
   CHECK(NewRunId().size() == 16);
+}
+
+TEST_CASE("ranks know the folder of a file system without locks") {
+  const ScratchFolder scratch;
+  const std::string base = scratch.File("c");
+  flock_error = ENOLCK;
+  const RunFolder folder(base, false);
+  flock_error = 0;
+  CHECK(RunFolder::LockIn(base).starts_with("process " + std::to_string(::getpid()) + " on "));
+  CHECK(RunFolder::LockIn(scratch.File("other")) == "none");
+  std::filesystem::resize_file(base + "/.lock", 0);
+  CHECK(RunFolder::LockIn(base) == "empty");
+  // A rank that does not find the folder makes none.
+  CHECK(ErrorOf([&] { CheckCheckpointFolder(scratch.File("other")); }) ==
+        scratch.File("other") + ": cannot write into: No such file or directory");
+  CHECK(!std::filesystem::exists(scratch.File("other")));
 }
 
 TEST_CASE("a folder that is no longer the run's is told from one that is") {

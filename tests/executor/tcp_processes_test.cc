@@ -151,6 +151,23 @@ TEST_CASE("Launch.EveryLauncherIsKnownOrRefused") {
                             {"SLURM_STEP_ID", "0"},
                             {"SLURM_JOB_NODELIST", "n[1-2]"}});
   CHECK(srun.launcher == "srun");
+  // mpiexec in a script of sbatch, whose own process is task 0 of 2; and mpiexec whose proxies srun
+  // has started.
+  for (const char* const step : {"", "4294967291", "0"}) {
+    for (const char* const rank : {"0", "1"}) {
+      Variables variables = {{"PMI_RANK", rank},      {"PMI_SIZE", "2"},
+                             {"SLURM_PROCID", "0"},   {"SLURM_NTASKS", "2"},
+                             {"SLURM_STEP_ID", step}, {"SLURM_JOB_NODELIST", "n[1-2]"}};
+      if (*step == '0') {
+        variables["MPI_LOCALRANKID"] = rank;
+      }
+      CHECK_THROWS_AS(Read(variables), InputError);  // MASTER_ADDR
+      const Launch launch = with(variables);
+      CHECK(launch.launcher == "mpiexec");
+      CHECK(launch.rank == *rank - '0');
+      CHECK(launch.size == 2);
+    }
+  }
   CHECK_THROWS_WITH_AS(
       Read({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}),
       "environment: MASTER_ADDR: got nothing, expected the machine that rank 0 runs "
@@ -160,6 +177,34 @@ TEST_CASE("Launch.EveryLauncherIsKnownOrRefused") {
     CHECK_THROWS_AS(Read({{name, "1"}}), InputError);
   }
   CHECK(Read({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).size == 1);
+}
+
+TEST_CASE("Launch.LocalRankOfEveryLauncher") {
+  Variables variables = {
+      {"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MASTER_ADDR", "n1"}, {"MASTER_PORT", "29500"}};
+  CHECK(Read(variables).local_rank == -1);
+  CHECK(Read(variables).local_rank_name == "MPI_LOCALRANKID");
+  variables["LOCAL_RANK"] = "3";  // of a script that knows better
+  CHECK(Read(variables).local_rank == 3);
+  variables["PALS_LOCAL_RANKID"] = "2";
+  variables["PALS_LOCAL_SIZE"] = "3";
+  CHECK(Read(variables).local_rank == 2);
+  CHECK(Read(variables).local_size == 3);
+  variables["PMI_LOCAL_RANK"] = "1";
+  variables["PMI_LOCAL_SIZE"] = "2";
+  CHECK(Read(variables).local_rank == 1);
+  CHECK(Read(variables).local_size == 2);
+  variables["MPI_LOCALRANKID"] = "0";
+  CHECK(Read(variables).local_rank == 0);
+  // flux sets PMI_RANK as well.
+  variables = {{"PMI_RANK", "1"},       {"PMI_SIZE", "2"},           {"FLUX_TASK_RANK", "1"},
+               {"FLUX_JOB_SIZE", "2"},  {"FLUX_TASK_LOCAL_ID", "0"}, {"MASTER_ADDR", "n1"},
+               {"MASTER_PORT", "29500"}};
+  CHECK(Read(variables).launcher == "flux");
+  CHECK(Read(variables).local_rank == 0);
+  variables["PMI_RANK"] = "0";  // mpiexec in a task of flux
+  CHECK(Read(variables).launcher == "mpiexec");
+  CHECK(Read(variables).rank == 0);
 }
 
 TEST_CASE("Launch.AGpuIsNotTakenByChance") {
