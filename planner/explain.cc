@@ -53,10 +53,23 @@ class Explainer {
     Refitted("micro-batch", [](const Plan& plan) { return std::to_string(plan.micro_batch); });
     FindSensitivities();
     Note();
+    GroupByChoice();
     return std::move(explanation_);
   }
 
  private:
+  // Rows of one choice stand together: other units with the same cuts are another resharding.
+  void GroupByChoice() {
+    std::map<std::string, std::size_t> place;
+    for (const Alternative& row : explanation_.alternatives) {
+      place.try_emplace(row.choice, place.size());
+    }
+    std::stable_sort(explanation_.alternatives.begin(), explanation_.alternatives.end(),
+                     [&](const Alternative& a, const Alternative& b) {
+                       return place.at(a.choice) < place.at(b.choice);
+                     });
+  }
+
   // The alternatives of one choice; keeps the nearest.
   void Keep(std::vector<Alternative> found) {
     std::stable_sort(found.begin(), found.end(), IsNearer);
