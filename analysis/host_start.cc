@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "models/model.h"
+#include "models/reference.h"
 #include "schedule/lower/optimizer.h"
 #include "topologies/mesh.h"
 #include "topologies/routing.h"
@@ -29,7 +30,9 @@ Sizes SizesOf(const PlanFile& file) {
     const StateSize state = SizeOfState(job.optimizer.states, param.Elements(), false, dtype);
     const int states = param.trainable ? StateCount(job.optimizer.kind) : 0;
     sizes.weights += bytes * param.parts;
-    sizes.all += (bytes + (state.codes + state.scales) * states) * param.parts;
+    if (!IsOfReference(file.model.model, param.module)) {  // nobody saves it
+      sizes.all += (bytes + (state.codes + state.scales) * states) * param.parts;
+    }
     sizes.largest = std::max(sizes.largest, bytes);
   }
   return sizes;

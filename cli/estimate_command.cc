@@ -308,6 +308,10 @@ int AnswerQuestion(const Arguments& arguments, const std::string& solved) {
 int RunSolve(Arguments arguments) {
   constexpr std::array<std::string_view, 4> kNames = {"seq", "micro-batch", "gpus", "lora-rank"};
   const Asked& asked = kAsked[ReadChoice(arguments.Get("--solve"), kNames)];
+  const std::string mode = arguments.Get("--mode").text;
+  if (!mode.empty() && mode != "train" && asked.name == std::string_view("micro-batch")) {
+    throw UsageError("--solve micro-batch: not for pairs of answers; --micro-batch 2 asks for one");
+  }
   const bool are_gpus = std::string_view(asked.name) == "gpus";
   for (const char* flag : {asked.flag, "--deadline", are_gpus ? "--nodes" : asked.flag}) {
     if (arguments.Get(flag).is_given()) {

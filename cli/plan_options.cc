@@ -207,6 +207,9 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.recompute_part = recompute.part;
   ReadJobFlags(arguments, options.job);
   options.plan.micro_batch = SamplesPerExample(options.job.trains_by);
+  if (options.job.trains_by == TrainsBy::kReward && options.job.lora_rank > 0) {
+    options.job.lora_saved.emplace_back("score");  // PEFT trains the head of SEQ_CLS whole
+  }
   ReadPlanFlags(arguments, options.plan);
   CheckChoices(options, arguments);
   CheckAllocatorFlag(arguments, options.plan);

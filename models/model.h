@@ -63,16 +63,16 @@ enum class OpKind : std::uint8_t {
   kRouter,        // MoE: (rows, in) -> (rows, experts) probabilities + top-k; params: weight
   kExperts,       // MoE: all expert MLPs on the routed rows, dispatch and combine included; inputs
                   // x and the router's output; params: per expert gate (if gated), up, down
-  kLogSoftmax,  // (rows, in)
-  kNllLoss,     // (rows, in) -> scalar
+  kLogSoftmax,    // (rows, in)
+  kNllLoss,       // (rows, in) -> scalar
   kCrossEntropy,  // logits (rows, vocab=in) -> scalar
   kOther,         // any op that is only known by what it costs (OpSpec::other)
   // What CutExperts makes of kExperts, in this order, with kExperts on routed rows in the middle.
-  kDispatch,    // inputs x and the router's output: (rows, in) -> (rows * experts_per_token, in),
-                // a copy of each token per chosen expert, in the experts' order; and their numbers
-  kExchange,    // (rows, in) -> (rows, in): all-to-all among the ranks that share the experts;
-                // routed: input 1 are the numbers, which are exchanged first
-  kCombine,     // inputs those rows and the router's output: weighted sum per token (rows, in)
+  kDispatch,  // inputs x and the router's output: (rows, in) -> (rows * experts_per_token, in),
+              // a copy of each token per chosen expert, in the experts' order; and their numbers
+  kExchange,  // (rows, in) -> (rows, in): all-to-all among the ranks that share the experts;
+              // routed: input 1 are the numbers, which are exchanged first
+  kCombine,   // inputs those rows and the router's output: weighted sum per token (rows, in)
 };
 
 // How the positions of a rotary embedding are stretched beyond the trained length. kOther stands

@@ -297,6 +297,14 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
   CheckRange(plan.bucket.value, 1, kMaxRanks * kMaxRanks, where, "bucket");
   CheckRange(plan.reduce_scatter_bucket.value, 0, kMaxRanks * kMaxRanks, where,
              "reduce_scatter_bucket");
+  if (job.trains_by != TrainsBy::kOwn &&
+      (job.mode == JobMode::kForward || model.sequence_length == 0)) {
+    throw InputError(where,
+                     "a job with trains_by " + std::string(NameIn(kTrainsByNames, job.trains_by)) +
+                         (job.mode == JobMode::kForward ? " and mode forward"
+                                                        : " and a model without sequences"),
+                     "mode train, and answers of tokens");
+  }
   if (plan.micro_batch % SamplesPerExample(job.trains_by) != 0) {
     throw InputError(FieldOf(where, "micro_batch"), std::to_string(plan.micro_batch),
                      "an even number, since job.trains_by " +

@@ -440,6 +440,9 @@ void AddExpertUnits(const Model& model, std::vector<UnitPlan>& units) {
   Stretches stretches;
   std::vector<std::string> inside;
   for (const UnitPlan& unit : units) {
+    if (IsOfReference(model, FindModule(model, unit.modules[0]))) {
+      continue;  // it runs behind the model, without a backward
+    }
     if (added.contains(unit.name)) {
       inside.push_back(unit.name);
     } else if (unit.modules != std::vector<std::string>{""}) {

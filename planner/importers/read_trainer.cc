@@ -226,8 +226,17 @@ constexpr std::int64_t kLossRows = 256;
 // a chunk of rows after the other unless they are told not to, or Liger does it.
 void ReadTrlLoss(const JsonValue& root, TrainerFile& file) {
   if (FindOne(root, {"beta", "max_prompt_length", "precompute_ref_log_probs"})) {
-    file.script.assumed.push_back({"script", "TRL's dpo"});
+    // Files of ORPO and KTO have the same keys: the name of the file or of its folder tells them.
+    const std::string name = root.path().str();
+    if (name.find("kto") != name.npos || name.find("grpo") != name.npos) {
+      throw InputError(name, "a script of TRL that compares no pairs", "dpo or orpo");
+    }
+    const bool is_orpo = name.find("orpo") != name.npos;
+    file.script.assumed.push_back({"script", is_orpo ? "TRL's orpo" : "TRL's dpo"});
     ReadPreferences(root, "loss_type", file);
+    if (is_orpo) {
+      file.script.trains_by = TrainsBy::kOrpo;
+    }
     if (!root.Find("max_prompt_length") && !file.result.settings.use_liger_kernel.value_or(false)) {
       file.script.assumed.push_back({"head and loss", "in chunks (TRL 1.16)"});
       file.script.loss_rows = kLossRows;
