@@ -270,7 +270,9 @@ int RunVariants(const Arguments& arguments) {
     DialectSearch search{ReadPlanOptions(one), {}};
     ReadSearchOptions(one, search.options);
     if (!search.options.search || search.options.objective == Objective::kCost) {
-      throw UsageError("--dialect, ep=any: several are for a search of one number of nodes");
+      const bool is_dialects = arguments.Get("--dialect").text.find(',') != std::string::npos;
+      throw UsageError(std::string(is_dialects ? "--dialect" : "--shard: ep=any") +
+                       ": several are for a search of one number of nodes");
     }
     searches.push_back(std::move(search));
   }
