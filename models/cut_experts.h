@@ -8,8 +8,9 @@
 //                     -> exchange -> combine (with the router's weights)                -> y
 //
 // Example: 8 ranks, 128 experts of which a token takes 8, 4,096 tokens a rank. A rank copies its
-// tokens to 32,768 rows, sends seven eighths of them away, gets as many back for its 16 experts,
-// and the results go home the same way. Every expert is taken to have as many tokens as any other.
+// tokens to 32,768 rows and sends seven eighths of them away. It gets as many back for its 16
+// experts. The results go home the same way. Every expert is taken to have as many tokens as any
+// other.
 //
 // Source: torchtitan, models/common/token_dispatcher.py (AllToAllTokenDispatcher), 2026-08-21.
 

@@ -79,10 +79,10 @@ void AddReferenceUnits(const Model& model, const WrapSpec& spec, Dialect dialect
 void KeepFullPrecision(const Model& model, const Precision& precision, Plan& plan);
 
 // Of a model whose experts ranks share out (CutExperts): gives the experts of each layer a unit of
-// their own, in front of the one that they would be in and resharded like it, and says which units
-// are gathered early, as torchtitan does (v0.2.2, models/llama4/infra/parallelize.py): the host,
-// which waits in each layer for the numbers of rows, issues gathers too late otherwise. Changes
-// nothing for other models. Doing it twice is doing it once. O(units * experts).
+// their own. It stands in front of the unit that held them and reshards like it. Also says which
+// units are gathered early: the host waits in each layer for the numbers of rows, and would issue
+// gathers too late. Source: torchtitan v0.2.2, models/llama4/infra/parallelize.py. Changes nothing
+// for other models. Doing it twice is doing it once. O(units * experts).
 void AddExpertUnits(const Model& model, std::vector<UnitPlan>& units);
 
 // One checkpointed region per block. Throws InputError naming `where` for a model without blocks.

@@ -81,8 +81,8 @@ struct NcclTable {
 // What is wrong with a version as NCCL numbers it (22809 for 2.28.9), or an empty text.
 [[nodiscard]] std::string DescribeNcclVersion(int version);
 
-// What is wrong with a version, or with what the environment tells it, that does not keep the order
-// in which the host launches collectives of several communicators, or an empty text.
+// NCCL may start collectives of several communicators in another order than the host launched them.
+// Says which version, or which variable of the environment, allows that; an empty text: neither.
 [[nodiscard]] std::string DescribeNoLaunchOrder(int version);
 
 // As the library in use reads it: all-gathers by copy engines where `version` has them.
