@@ -272,7 +272,9 @@ int RunVariants(const Arguments& arguments) {
     if (!search.options.search || search.options.objective == Objective::kCost) {
       const bool is_dialects = arguments.Get("--dialect").text.find(',') != std::string::npos;
       throw UsageError(std::string(is_dialects ? "--dialect" : "--shard: ep=any") +
-                       ": several are for a search of one number of nodes");
+                       (search.options.search
+                            ? ": several are for a search of one number of nodes"
+                            : ": a search compares several; give --global-batch"));
     }
     searches.push_back(std::move(search));
   }

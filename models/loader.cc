@@ -70,8 +70,9 @@ JsonValue FindRow(const JsonValue& type, const std::optional<JsonValue>& extra) 
     known.insert(known.end(), more.begin(), more.end());
     std::sort(known.begin(), known.end());
   }
-  throw type.Error("one of " + Listed(known, Quoted) +
-                       ", or the model.json that \"shardwright export " + type.path().file() +
+  throw type.Error("one of " + std::to_string(known.size()) +
+                       " known types, or the model.json that \"shardwright export " +
+                       type.path().file() +
                        " --seq 2048 -o model.json\" writes (of images: --image 224)",
                    DidYouMean(name, known));
 }

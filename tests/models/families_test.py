@@ -30,16 +30,17 @@ import export_model  # noqa: E402
 from families import FAMILIES  # noqa: E402
 from model_export import trace  # noqa: E402
 
-SOME = ("bloom", "falcon", "stablelm", "olmo2", "glm4", "qwen2_moe", "roberta", "distilbert", "modernbert", "deberta-v2", "clip", "mamba2")
+SOME = ("bloom", "falcon", "stablelm", "olmo2", "glm4", "qwen2_moe", "roberta", "distilbert", "modernbert", "deberta-v2", "clip", "mamba2", "olmo3", "glm4_moe", "hunyuan_v1_dense")
 # The program names a matrix per expert of these.
-SEPARATE = {"deepseek_v2", "deepseek_v3"}
+SEPARATE = {"deepseek_v2", "deepseek_v3", "glm4_moe_lite"}
 # Without a trace: kinds of op that the exporter has no rule for, latent attention, sequences that an image is part of, and MPT, which
 # is built as llm-foundry runs it.
-UNTRACED = {"gpt_oss", "llama4_text", "deepseek_v2", "deepseek_v3", "qwen2_vl", "qwen2_5_vl", "mpt"}
+UNTRACED = {"gpt_oss", "llama4_text", "deepseek_v2", "deepseek_v3", "qwen2_vl", "qwen2_5_vl", "mpt", "youtu", "glm4_moe_lite"}
 # Whose routers and experts are one op each in a trace, without FLOPs: hidden size, an expert's size, experts, experts per token and
 # layers with experts of the small one. The tokens of a router are products, those of its experts three each.
 MIXTURES = {"qwen2_moe": (64, 48, 8, 2, 2), "olmoe": (64, 176, 8, 2, 2), "granitemoe": (64, 176, 8, 2, 2), "phimoe": (64, 176, 4, 2, 2),
-            "jamba": (64, 176, 4, 2, 4)}
+            "jamba": (64, 176, 4, 2, 4), "flex_olmo": (64, 176, 8, 2, 2), "glm4_moe": (64, 48, 8, 2, 1), "solar_open": (64, 48, 8, 2, 2),
+            "dots1": (64, 48, 8, 2, 1), "minimax_m2": (64, 176, 8, 2, 2), "hy_v3": (64, 48, 8, 2, 1), "exaone_moe": (64, 48, 8, 2, 3)}
 # The program keeps what fused kernels of scans keep, transformers what its loops do.
 SCANS = {"mamba", "mamba2", "jamba"}
 # The names of their checkpoints, which transformers 5 gives to modules of other names.
@@ -221,10 +222,8 @@ them.
   nor of scans. Small sizes overstate what tables of cosines and the loss keep.
 
 `tests/models/hub_configurations_test.py SHARDWRIGHT` tries 46 more configurations that go by names
-of the hub (`tests/data/hub_configurations.json`; written from memory, so that a value may differ
-from the file there). 37 load directly and exactly, the other 9 by one `shardwright export`,
-exactly, too, in 2 to 25 minutes each on a shared core (stablelm-2-12b, which has 1,600 norms of
-single heads, takes longest) and at most 0.8 GiB.
+of the hub (`tests/data/hub_configurations.json`, from memory). 37 load directly and exactly, the
+other 9 by `shardwright export`, in 2 to 25 minutes on a shared core.
 
 `tests/models/export_published_networks_test.py SHARDWRIGHT` exports networks of torchvision 0.28.0,
 timm 1.0.31 and diffusers 0.42.1 (classifiers, backbones of detectors, segmentation, video, UNets, a
