@@ -237,4 +237,10 @@ FAMILIES = {
     "youtu": ("", {**TINY, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}, {"Youtu-LLM-2B": {}}),
     "glm4_moe_lite": ("", {**MOE, "num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2, "q_lora_rank": 24, "kv_lora_rank": 32,
         "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}, {"GLM-4.7-Flash": {}}),
+    "qwen3_next": ("", {**MOE, "num_hidden_layers": 4, "head_dim": 16, "shared_expert_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2,
+        "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}, {"Qwen3-Next-80B-A3B": {}}),
+    "qwen3_5_text": ("", {**GROUPED, "num_hidden_layers": 4, "head_dim": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16}, {}),
+    "glm_moe_dsa": ("", {**MOE, "num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2, "q_lora_rank": 24, "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 32}, {"GLM-5": {}}),
 }

@@ -356,6 +356,9 @@ class Graph:
         if call.name.startswith("attention"):
             q, k = (self.t.shape(r) for r in call.inputs[1 if call.name.endswith("_backward") else 0:][:2])
             entry |= {"batch": self.amount(q[0] * q[1]), "m": self.amount(q[2]), "n": self.amount(k[2]), "k": self.amount(q[3])}
+        elif call.name.startswith("delta_rule"):  # its largest products: the states of a head, over all tokens
+            k, v = (self.t.shape(r) for r in call.inputs[2 if call.name.endswith("_backward") else 1:][:2])
+            entry |= {"batch": self.amount(v[0] * v[2]), "m": self.amount(k[3]), "n": self.amount(v[3]), "k": self.amount(k[1])}
         elif call.name in ("bmm", "baddbmm"):
             entry |= {"batch": self.amount(a[0]), "m": self.amount(a[1]), "n": self.amount(b[2]), "k": self.amount(a[2])}
         else:

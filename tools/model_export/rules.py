@@ -69,7 +69,8 @@ CONVOLUTIONS = words("convolution convolution_backward")
 CLASSES = {**dict.fromkeys(ELEMENTWISE, "elementwise"), **dict.fromkeys(COPIES, "copy"), **dict.fromkeys(REDUCTIONS, "norm"),
            **dict.fromkeys(SOFTMAX, "softmax"), **dict.fromkeys(GATHERS, "gather"), **dict.fromkeys(PRODUCTS, "gemm"),
            **dict.fromkeys(CONVOLUTIONS, "conv"), **dict.fromkeys(words("attention attention_biased"), "attention"),
-           **dict.fromkeys(words("attention_backward attention_biased_backward"), "attention_backward")}
+           **dict.fromkeys(words("attention_backward attention_biased_backward"), "attention_backward"),
+           **dict.fromkeys(words("delta_rule delta_rule_backward"), "gemm")}
 # Of those, what has a family in model.json's op "activation".
 ACTIVATIONS = {"relu": "relu", "silu": "silu", "tanh": "tanh", "sigmoid": "sigmoid"}
 
@@ -104,10 +105,24 @@ def convolution_flops(args):
     return int(conv_flop_count(list(x.shape), list(weight.shape), list(grad.shape), transposed=transposed))
 
 
+def delta_rule_flops(k, v, inverse):
+    """Products of a chunk of C tokens, by value heads: keys with keys, the triangle's inverse (a third of C^3), it with keys and with values;
+    the state is read twice and added to; queries with keys, scores with values. Backward runs all but the first two again, and two for each."""
+    chunk, rows = inverse.shape[3], inverse.numel() // inverse.shape[3]
+    size, value_size = k.shape[3], v.shape[3]
+    first = 2 * chunk * size + 2 * chunk * chunk // 3
+    rest = 2 * chunk * (size + value_size) + 6 * size * value_size + 2 * chunk * (size + value_size)
+    return rows * (first + rest), rows * (2 * first + 3 * rest)
+
+
 def attention_flops(func, args):
     """The counter's formulas of the flash kernels: two products forward; backward five, the scores once more among them."""
     name = func._schema.name.partition("::")[2]
     backward = name.endswith("_backward")
+    if name == "delta_rule":
+        return delta_rule_flops(args[1], args[2], args[3].unsqueeze(-1).expand(*args[3].shape, args[5]))[0]
+    if name == "delta_rule_backward":
+        return delta_rule_flops(args[2], args[3], args[8])[1]
     if name.removesuffix("_backward") not in ("attention", "attention_biased"):
         return 0
     q, k, v = args[1:4] if backward else args[:3]

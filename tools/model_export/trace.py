@@ -157,6 +157,54 @@ library = torch.library.Library("shardwright_export", "FRAGMENT")
 _stand_in("router", 2)
 _stand_in("experts", 4)
 
+# The gated delta rule as flash-linear-attention's chunk_gated_delta_rule has it (fla/ops/gated_delta_rule/chunk.py, 0.4): queries and
+# keys of unit length with their factors, sums of the decays, and the inverse of each chunk's triangle are kept beside values and betas.
+library.define("delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, int chunk) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+library.define("delta_rule_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor beta, Tensor qs, Tensor ks, Tensor g, Tensor inverse) -> "
+               "(Tensor, Tensor, Tensor, Tensor, Tensor)")
+
+
+def _delta_rule(q, k, v, g, beta, chunk):
+    sums = [t.new_empty(t.shape[:3], dtype=torch.float32) for t in (q, k)]
+    return torch.empty_like(v), torch.empty_like(q), torch.empty_like(k), *sums, g.new_empty(g.shape, dtype=torch.float32), k.new_empty(*g.shape, chunk)
+
+
+library.impl("delta_rule", _delta_rule, "Meta")
+library.impl("delta_rule_backward", lambda grad, q, k, v, beta, qs, ks, g, inverse: tuple(torch.empty_like(t) for t in (q, k, v, g, beta)), "Meta")
+
+
+def _keep_delta_rule(ctx, inputs, output):
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:3], inputs[2], inputs[4], *output[3:])
+
+
+def _delta_rule_gradient(ctx, grad, *_):
+    return (*torch.ops.shardwright_export.delta_rule_backward(grad, *ctx.saved_tensors), None)
+
+
+torch.library.register_autograd("shardwright_export::delta_rule", _delta_rule_gradient, setup_context=_keep_delta_rule, lib=library)
+
+
+def delta_rule(query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, **_):
+    if initial_state is not None or output_final_state or not use_qk_l2norm_in_kernel:
+        raise Unsupported("a gated delta rule with states, or without the norms of queries and keys")
+    return torch.ops.shardwright_export.delta_rule(query, key, value, g, beta, chunk_size)[0], None
+
+
+@contextlib.contextmanager
+def fused_delta_rules(model):
+    """Transformers calls flash-linear-attention where it is installed; what stands in its place here loops over chunks."""
+    name = "torch_chunk_gated_delta_rule"
+    homes = {type(module).__module__: sys.modules[type(module).__module__] for module in model.modules()}
+    found = [(home, getattr(home, name)) for home in homes.values() if hasattr(home, name)]
+    try:
+        for home, _ in found:
+            setattr(home, name, delta_rule)
+        yield
+    finally:
+        for home, original in found:
+            setattr(home, name, original)
+
 
 ATTENTION, DROPOUT = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.dropout
 
@@ -632,6 +680,7 @@ def run(model, inputs, positional=False, draw=0.99):
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(told_of_tracing())
+            stack.enter_context(fused_delta_rules(model))
             stack.enter_context(functions)
             stack.enter_context(recorder)
             with torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda t: t), refusing_contexts(recorder):
