@@ -191,21 +191,6 @@ def delta_rule(query, key, value, g, beta, chunk_size=64, initial_state=None, ou
     return torch.ops.shardwright_export.delta_rule(query, key, value, g, beta, chunk_size)[0], None
 
 
-@contextlib.contextmanager
-def fused_delta_rules(model):
-    """Transformers calls flash-linear-attention where it is installed; what stands in its place here loops over chunks."""
-    name = "torch_chunk_gated_delta_rule"
-    homes = {type(module).__module__: sys.modules[type(module).__module__] for module in model.modules()}
-    found = [(home, getattr(home, name)) for home in homes.values() if hasattr(home, name)]
-    try:
-        for home, _ in found:
-            setattr(home, name, delta_rule)
-        yield
-    finally:
-        for home, original in found:
-            setattr(home, name, original)
-
-
 ATTENTION, DROPOUT = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.dropout
 
 
@@ -628,6 +613,8 @@ def told_of_tracing(fused=True):
     changes = [("transformers.utils.import_utils", "is_fake_tensor", lambda tensor: True),
                ("transformers.masking_utils", "find_packed_sequence_indices", lambda positions: None),
                ("torch.nn.modules.transformer", "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal))]
+    # Where flash-linear-attention is installed, Transformers calls it; what stands in its place loops over chunks.
+    changes += [(home, "torch_chunk_gated_delta_rule", delta_rule) for home in sys.modules if home.startswith("transformers.models.")]
     if fused:  # a mode does not see what functions of torch.nn.functional call in their turn; their module does
         changes += [("torch.nn.functional", "scaled_dot_product_attention", fused_attention),
                     ("torch.nn.functional", "dropout", functools.partial(fused_dropout, DROPOUT))]
@@ -680,7 +667,6 @@ def run(model, inputs, positional=False, draw=0.99):
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(told_of_tracing())
-            stack.enter_context(fused_delta_rules(model))
             stack.enter_context(functions)
             stack.enter_context(recorder)
             with torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda t: t), refusing_contexts(recorder):
