@@ -133,16 +133,44 @@ bool LooksLikeHubId(std::string_view spec) {
          !spec.ends_with(".json") && std::all_of(spec.begin(), spec.end(), is_allowed);
 }
 
+// "llama-3" and "8b" of "llama-3-8b-instruct"; no size where no part is a number of parameters.
+std::pair<std::string, std::string> FamilyAndSize(const std::string& name) {
+  static constexpr std::string_view kDigits = "0123456789.";
+  for (std::size_t begin = name.find('-'); begin != std::string::npos;
+       begin = name.find('-', begin + 1)) {
+    const std::size_t end = name.find_first_not_of(kDigits, begin + 1);
+    const bool is_size = end != std::string::npos && end > begin + 1 &&
+                         (name[end] == 'b' || name[end] == 'm') &&
+                         (end + 1 == name.size() || name[end + 1] == '-');
+    if (is_size) {
+      return {name.substr(0, begin), name.substr(begin + 1, end - begin)};
+    }
+  }
+  return {name, ""};
+}
+
+// Another size of the same family, or another spelling of it: no other generation.
+bool IsNear(const std::string& spelled, const std::string& known) {
+  const auto [family, size] = FamilyAndSize(spelled);
+  const auto [other, its] = FamilyAndSize(known);
+  const auto digits = [](std::string text) {
+    std::erase_if(text, [](char c) { return c < '0' || c > '9'; });
+    return text;
+  };
+  return size.empty() || family == other || (size == its && digits(family) == digits(other));
+}
+
 [[noreturn]] void FailUnknown(const std::string& spec) {
   const std::string found = "\"" + spec + "\"";
   if (LooksLikeHubId(spec)) {
     const std::string folder = spec.substr(spec.find('/') + 1);
     throw InputError("model", found + ", which is no file here but looks like a hub id",
                      "a local file or a zoo name",
-                     "download its configuration with: huggingface-cli download " + spec +
+                     "download its configuration with: hf download " + spec +
                          " config.json --local-dir " + folder);
   }
-  const std::vector<std::string> zoo = ZooNames();
+  std::vector<std::string> zoo = ZooNames();
+  std::erase_if(zoo, [&](const std::string& name) { return !IsNear(spec, name); });
   // "gpt2-small" begins with "gpt2".
   const auto whole = std::find_if(zoo.begin(), zoo.end(), [&](const std::string& name) {
     return spec.starts_with(name + "-");

@@ -106,9 +106,19 @@ TEST_CASE("Loader.ErrorsOfNamesThatAreNothing") {
   CHECK(ErrorOf("llama-3-80b") ==
         "model: got \"llama-3-80b\", expected a zoo name (shardwright list models), a config.json, "
         "a folder with one, or a model.json; did you mean \"llama-3-70b\"?");
+  for (const auto& [spelled, meant] : {std::pair{"lama-3-8b", "llama-3-8b"},
+                                       {"qwen3-31b", "qwen3-32b"},
+                                       {"qwen3.5-27b", ""},  // another generation is another model
+                                       {"gemma-4-27b", ""},
+                                       {"gpt22", "gpt2"}}) {
+    CAPTURE(std::string(spelled));
+    const std::string said = ErrorOf(spelled);
+    CHECK((*meant == '\0' ? said.find("did you mean") == std::string::npos
+                          : said.ends_with("did you mean \"" + std::string(meant) + "\"?")));
+  }
   CHECK(ErrorOf("acme/Large-9B") ==
         "model: got \"acme/Large-9B\", which is no file here but looks like a hub id, "
-        "expected a local file or a zoo name; download its configuration with: huggingface-cli "
+        "expected a local file or a zoo name; download its configuration with: hf "
         "download acme/Large-9B config.json --local-dir Large-9B");
   CHECK(ErrorOf("data/models/none.json") ==
         "data/models/none.json: got no such file, expected a config.json or a model.json");
