@@ -16,6 +16,7 @@ Zero3Rules::Zero3Rules(Emitter& emitter, const UnitSpans& spans,
       low_(units.size()),
       grad_blocks_(units.size()),
       low_on_host_(units.size()),
+      sums_on_host_(units.size()),
       stored_(units.size()),
       due_(units.size()),
       persistent_(units.size()),
@@ -131,6 +132,10 @@ void Zero3Rules::InitUnit(UnitId u) {
                                 ? low_[u.value]
                                 : e_.AllocOnHost(GatherShard(u), Category::kParameterShard);
     HoldShard(low_on_host_[u.value], u);
+    if (plan_.accumulation > 1) {
+      sums_on_host_[u.value] =
+          HoldShard(e_.AllocOnHost(GatherShard(u), Category::kShardedGradient), u);
+    }
   } else if (!plan_.zero.before_deepspeed_0_6) {
     // Zeros, which the norm and the update read where no gradient comes.
     low_grads_[u.value] =
@@ -230,7 +235,8 @@ void Zero3Rules::PadHost() {
     return;
   }
   Buffer& buffer = e_.program.buffers[first.value];
-  const std::array blocks = {e_.Pinned(weights) - weights + buffer.size, e_.Pinned(sums)};
+  const Bytes named = plan_.accumulation > 1 ? sums : Bytes(0);  // sums_on_host_
+  const std::array blocks = {e_.Pinned(weights) - weights + buffer.size, e_.Pinned(sums) - named};
   buffer.pieces = e_.InternPieces(blocks);
 }
 

@@ -73,7 +73,7 @@ void Zero3Rules::Flush() {
   if (!plan_.zero.before_deepspeed_0_6) {
     FreeReduced();
   }
-  if (UpdatesOnHost() && last_micro_batch_) {
+  if (UpdatesOnHost()) {
     SendWhatIsComplete();
   }
   last_reduce_ = e_.body->last();
@@ -204,13 +204,17 @@ void Zero3Rules::AverageMembers() {
   }
 }
 
-// Where reduced gradients go. Beside an update on the host it lives until they are sent there;
-// before 0.6 the first reduction of a step made all of them.
+// Where reduced gradients go. Beside an update on the host it lives until they are sent there, and
+// begins with what earlier micro-batches sent; before 0.6 the first reduction of a step made all.
 BufferId Zero3Rules::Partition(UnitId u) {
   BufferId& part = low_grads_[u.value];
   if (!part.valid()) {
     if (UpdatesOnHost()) {
       part = HoldShard(e_.Alloc(GatherShard(u), Category::kShardedGradient, reduce_), u);
+      if (!first_micro_batch_) {
+        e_.AddTransfer(OpCode::kCopyH2d, reduce_, {Phase::kBackward, u.value}, GatherShard(u),
+                       sums_on_host_[u.value], part);
+      }
     } else {
       NewPartitions();
     }
@@ -245,7 +249,8 @@ void Zero3Rules::CountGradients() {
   }
 }
 
-// Units of which this pass has reduced every gradient: cast to the masters' dtype and copied.
+// Units of which this pass has reduced every gradient: their sum waits on the host for the next
+// micro-batch (grad_partitions_flat_buffer), or is sent to the update.
 void Zero3Rules::SendWhatIsComplete() {
   for (const Member& m : members_) {
     for (const auto& [unit, padded] : m.shares) {
@@ -257,20 +262,33 @@ void Zero3Rules::SendWhatIsComplete() {
       continue;
     }
     BufferId& low = low_grads_[u.value];
-    UnitState& state = At(u);
-    state.sharded_grad = low;
-    if (job_.precision.master != job_.precision.param) {
-      state.sharded_grad = NewShardedGrad(u, reduce_);
-      e_.AddCopy(OpCode::kGradStore, reduce_, {Phase::kOptimizer, u.value}, GatherShard(u),
-                 MasterShard(u),
-                 {{low, AccessMode::kRead, Role::kInput},
-                  {state.sharded_grad, AccessMode::kWrite, Role::kOutput}});
+    if (last_micro_batch_) {
+      SendToUpdate(u);
+    } else {
+      e_.AddTransfer(OpCode::kCopyD2h, reduce_, {Phase::kBackward, u.value}, GatherShard(u), low,
+                     sums_on_host_[u.value]);
       e_.body->Free(low);
     }
-    GradToHost(u, reduce_, e_.body->last());
-    e_.body->Free(state.sharded_grad);
-    state.sharded_grad = low = BufferId();
+    low = BufferId();
   }
+}
+
+// Cast to the masters' dtype and copied.
+void Zero3Rules::SendToUpdate(UnitId u) {
+  const BufferId low = low_grads_[u.value];
+  UnitState& state = At(u);
+  state.sharded_grad = low;
+  if (job_.precision.master != job_.precision.param) {
+    state.sharded_grad = NewShardedGrad(u, reduce_);
+    e_.AddCopy(OpCode::kGradStore, reduce_, {Phase::kOptimizer, u.value}, GatherShard(u),
+               MasterShard(u),
+               {{low, AccessMode::kRead, Role::kInput},
+                {state.sharded_grad, AccessMode::kWrite, Role::kOutput}});
+    e_.body->Free(low);
+  }
+  GradToHost(u, reduce_, e_.body->last());
+  e_.body->Free(state.sharded_grad);
+  state.sharded_grad = BufferId();
 }
 
 // Sums of all ranks over the first elements of `source`, of which each keeps its chunk of each

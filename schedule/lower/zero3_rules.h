@@ -149,6 +149,7 @@ class Zero3Rules : public ZeroRules {
   void NewPartitions();
   void CountGradients();
   void SendWhatIsComplete();
+  void SendToUpdate(UnitId u);
 
   // A unit's partition in the compute dtype.
   BufferId HoldShard(BufferId buffer, UnitId u) {
@@ -182,6 +183,7 @@ class Zero3Rules : public ZeroRules {
   std::vector<Bytes> grad_blocks_;             // of a sub-group's first unit: its gradients' block
                                                // on the host, less what its other units have
   std::vector<BufferId> low_on_host_;          // per unit: the same, as the host's update casts it
+  std::vector<BufferId> sums_on_host_;         // per unit: its gradient between micro-batches
   std::vector<std::int64_t> stored_;           // per unit: gradient elements reduced in this pass
   std::vector<std::int64_t> due_;              // per unit: those that a pass reduces
   std::vector<BufferId> persistent_;           // per unit: its weights, if they persist

@@ -466,6 +466,22 @@ TEST_CASE("ZeRO-3: what the host holds and what travels") {
   }
 }
 
+// As DeepSpeed's partition_grads with grad_partitions_flat_buffer on the host.
+TEST_CASE("ZeRO-3: gradients wait on the host for the next micro-batch") {
+  ChainSpec spec;
+  spec.blocks = 6;
+  const std::int64_t n = spec.width * spec.width, all = 6 * n + spec.width * spec.stem, w = 4;
+  Plan plan = ZeroPlan(spec, Dialect::kZero3, w);
+  plan.offload.optimizer = true;
+  plan.accumulation = 3;
+  const Program p = LowerChain(spec, plan, kMixed);
+  // Two sums in p and the whole in o leave; the sums come back, and the new weights.
+  CHECK(BytesOf(p, OpCode::kCopyD2h) == all / w * (2 + 2 + 4));
+  CHECK(BytesOf(p, OpCode::kCopyH2d) >= all / w * (2 + 2 + 2));
+  // No partition stays on the device from one micro-batch to the next.
+  CHECK(Of(AliveAt(p, "mb1.stem.fwd"), Category::kShardedGradient) == 0);
+}
+
 TEST_CASE("ZeRO-3: gradients go to the host without those that nothing makes") {
   ChainSpec spec;
   spec.blocks = 2;
