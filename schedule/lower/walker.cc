@@ -104,6 +104,14 @@ static Issue IssueOf(Dialect dialect) {
   return dialect == Dialect::kZero3 ? Issue::kHook : Issue::kLoop;
 }
 
+// With one sample in a micro-batch, Transformers' call of flash-attn asks the device whether the
+// positions are those of packed samples, and the host waits for the answer (_is_packed_sequence).
+// Its Python has that call where it does not repeat k and v, as it does for PyTorch's attention.
+static bool ChecksPacking(const LowerInput& in) {
+  return in.plan.micro_batch == 1 && in.kernels.python_gelu_tanh && !in.kernels.repeat_kv &&
+         IsFused(in.kernels.attention);
+}
+
 ShapeId Walker::ForwardShape(std::uint32_t i) {
   ShapeId& cached = forward_shape_[e_.a.variant[i]];
   if (!cached.valid()) {
@@ -346,6 +354,10 @@ void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId
   }
   rules_.BeforeForwardOp(i, phase);
   MakeWhole(i, phase);
+  if (ChecksPacking(e_.in) && e_.in.model.SpecOf(op).kind == OpKind::kAttention) {
+    const OpId before = e_.LastCompute();
+    e_.AddHostWait({&before, 1}, phase, kNoSubject);
+  }
   BufferId exchanged;
   if (e_.a.KernelsOf(i).forward_exchange.bytes > Bytes(0)) {
     exchanged = AddForwardExchange(i, phase);

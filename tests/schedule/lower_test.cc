@@ -10,7 +10,9 @@
 
 #include "core/error.h"
 #include "models/kernel_set.h"
+#include "models/loader.h"
 #include "schedule/verify.h"
+#include "schedule/wrap.h"
 #include "tests/schedule/chain_model.h"
 #include "tests/schedule/lowered.h"
 
@@ -252,6 +254,32 @@ TEST_CASE("A step of more ops than a program can name is refused") {
   plan.units.erase(plan.units.begin(), plan.units.end() - 1);
   CHECK(error_of(plan) ==
         "plan: got more than 65536 all_gather ops of one unit, expected larger buckets or pieces");
+}
+
+// transformers 5.23, modeling_flash_attention_utils.py: _is_packed_sequence looks at positions of
+// one sample only; scaled_dot_product_attention, before which k and v are repeated, is called
+// without.
+TEST_CASE("Transformers' flash-attn makes the host wait in every layer of one sample") {
+  const Model model = LoadModel("llama-3.2-1b", {.sequence_length = 128});
+  const auto waits = [&](const char* kernels, std::int64_t micro_batch, bool recomputes) {
+    Job job;
+    job.sequence_length = 128;
+    Plan plan;
+    plan.dialect = Dialect::kDdp;
+    plan.micro_batch = micro_batch;
+    plan.units = Wrap(model, ParseWrap("root", "test"), {}, Dialect::kDdp, "test");
+    for (int layer = 0; recomputes && layer < 16; ++layer) {
+      plan.recompute.push_back({"model.layers." + std::to_string(layer), RecomputeKind::kFull, 1});
+    }
+    const Program p = Lower({model, FindKernelSet(kernels, "test"), job, plan});
+    CHECK(Verify(p).empty());
+    return Count(p, OpCode::kHostWait);
+  };
+  CHECK(waits("hf-liger-full", 1, false) - waits("hf-liger-full", 2, false) == 16);
+  CHECK(waits("hf-liger-full", 1, true) - waits("hf-liger-full", 2, true) == 32);
+  for (const char* kernels : {"hf-eager", "hf-2022", "torch-eager"}) {
+    CHECK(waits(kernels, 1, false) == waits(kernels, 2, false));
+  }
 }
 
 }  // namespace
