@@ -447,6 +447,8 @@ def fill(job, names, profile):
     job.model, zoo_name = model_of(run, stack, notes, names.zoo if not run.layers or not run.ffn_hidden or not run.heads or not run.hidden else ())
     job.count_note = len(notes)
     dialect = dialect_of(run, stack, notes)
+    if dialect == "zero3" and run.date and run.date < "2022":
+        stack = {**stack, "waits_for_gathers": True}  # whoever's the model, the engine was DeepSpeed's
     shards = shards_of(run, dialect, per_node)
     offload = offload_of(run, stack)
     if dialect in ("zero1", "zero2") and "parameters" in offload:
@@ -467,6 +469,8 @@ def fill(job, names, profile):
         flags["--backward-prefetch"] = stack["backward_prefetch"]
     if dialect == "zero3":
         flags.update(zero_flags(run, stack))
+    if dialect == "zero1" and stack.get("scatters"):
+        flags.update({"--gradient-reduction": "reduce_scatter", "--wrap": "block"})
     if dialect != "ddp" and not is_zero(dialect):
         flags["--wrap"] = stack["wrap"]
         if "SHARD_GRAD_OP" in run.sharding or "never" in run.sharding:

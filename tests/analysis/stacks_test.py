@@ -1,5 +1,6 @@
 """What published runs are taken to be (bench/lab): frameworks, libraries and dtypes that are not known are named, and priced by the nearest."""
 
+import collections
 import pathlib
 import sys
 import types
@@ -34,6 +35,23 @@ class Stacks(unittest.TestCase):
             self.assertEqual((stack["kernel_set"], stack["is_known"]), (wanted, True), framework)
         self.assertEqual(jobs.stack_of(run(framework="DeepSpeed", date="2021-04"))["kernel_set"], "megatron-2021")
         self.assertFalse(jobs.stack_of(run(framework="DeepSpeed"), unknown=True)["is_known"])
+
+    def job(self, **fields):
+        """Of a framework that nobody knows, of a model with two layers on eight GPUs."""
+        names = types.SimpleNamespace(unknown=True, zoo=(), attention=collections.defaultdict(lambda: "flash"))
+        size = {"n_layers": "2", "hidden": "64", "n_heads": "4", "ffn_hidden": "256", "vocab": "512", "ffn_kind": "gelu", "seq_len": "128"}
+        found = jobs.job_of(run(gpus="8", microbatch_per_gpu="1", **size, **fields), names)
+        self.assertEqual(found.skipped, "")
+        return found
+
+    def test_stage_3_before_2022_has_deepspeeds_engine_whoever_made_the_model(self):
+        for date, wanted in (("2021-04", True), ("2022-03", False)):
+            found = self.job(framework="Megatron-LM of somebody", parallelism="zero3", date=date)
+            self.assertEqual((found.has_tensor_lists, "--before-deepspeed-0-6" in found.flags), (wanted, wanted), date)
+
+    def test_a_trainer_without_python_reduces_gradients_where_they_are(self):
+        for framework, wanted in (("a trainer (CUDA C++)", "reduce_scatter"), ("a loop of TRL", None)):
+            self.assertEqual(self.job(framework=framework, parallelism="ddp+zero1").flags.get("--gradient-reduction"), wanted, framework)
 
     def test_every_nearest_row_says_why(self):
         self.assertTrue(all(row["why"] for row in jobs.STACKS["nearest"]))
