@@ -58,6 +58,9 @@ KernelSetOptions KernelSetOf(const KernelRow& row) {
   if (row.stack.starts_with("liger")) {
     set.fused_loss = true;
   }
+  // Scores are scaled by the product that makes them (baddbmm's alpha in flash-attention's
+  // benchmark).
+  set.fused_softmax = row.stack == "torch-unfused";
   set.shifted_logits = false;  // the loss itself, not what Transformers does around it
   set.attention = row.stack == "cudnn"               ? AttentionImpl::kCudnn
                   : row.stack == "flash-attention-3" ? AttentionImpl::kFlash3
@@ -163,10 +166,27 @@ void AppendLeafGradient(const KernelRow& row, std::vector<Kernel>* kernels) {
     kernels->push_back(Pass(dtype, Bytes(0), bytes(row.rows)));
   }
   const Bytes leaf = bytes(row.op == "embedding" ? row.n : row.rows);
-  // Liger's loss leaves the gradient where the logits were, which are the leaf's own gradient after
-  // the first time: it is added to itself.
-  const bool is_itself = row.op == "cross_entropy" && row.stack.starts_with("liger");
-  kernels->push_back(Pass(dtype, leaf * (is_itself ? 1 : 2), leaf));
+  kernels->push_back(Pass(dtype, leaf * 2, leaf));
+}
+
+// Liger's loss reads each row of logits twice and leaves the gradient in it; backward scales it.
+std::vector<Kernel> LigerLoss(const KernelRow& row, bool forward, bool backward) {
+  Require({row.rows, row.features});
+  if (static_cast<double>(row.rows) * static_cast<double>(row.features) > kMostElements) {
+    throw CannotPrice{"more than 1e15 elements"};
+  }
+  const Bytes logits(row.rows * row.features * SizeOf(DTypeOf(row)));
+  std::vector<Kernel> kernels;
+  if (forward) {
+    kernels.push_back(Pass(DTypeOf(row), logits, logits));
+    kernels.back().kind = KernelClass::kSoftmax;
+    kernels.back().row = Bytes(row.features * SizeOf(DTypeOf(row)));
+    kernels.back().reread = logits;
+  }
+  if (backward) {
+    kernels.push_back(Pass(DTypeOf(row), logits, logits));
+  }
+  return kernels;
 }
 
 std::vector<Kernel> KernelsOf(const KernelRow& row) {
@@ -186,6 +206,10 @@ std::vector<Kernel> KernelsOf(const KernelRow& row) {
   if (!forward && !backward) {
     throw CannotPrice{"direction \"" + row.direction + '"'};
   }
+  const bool is_liger = row.stack.starts_with("liger");
+  if (is_liger && row.op == "cross_entropy") {
+    return LigerLoss(row, forward, backward);
+  }
   const OpSpec spec = SpecOf(row);
   OpKernels lowered;
   try {
@@ -199,6 +223,14 @@ std::vector<Kernel> KernelsOf(const KernelRow& row) {
   };
   if (forward) {
     append(lowered.forward);
+    for (Kernel& kernel : kernels) {
+      kernel.kind = is_liger ? KernelClass::kElementwise : kernel.kind;  // they stream
+    }
+    if (row.stack == "torch-unfused" && row.causal) {  // the mask is added
+      const std::int64_t rows = std::max<std::int64_t>(row.batch, 1) * row.heads * row.sequence;
+      const Bytes scores(rows * spec.seq_k * SizeOf(DTypeOf(row)));
+      kernels.push_back(Pass(DTypeOf(row), scores, scores));
+    }
   }
   if (backward) {
     append(lowered.backward_data);

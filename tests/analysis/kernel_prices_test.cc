@@ -125,6 +125,43 @@ TEST_CASE("PriceKernel: a norm moves its rows once each way") {
             .epsilon(1e-9));
 }
 
+TEST_CASE("PriceKernel: Liger's kernels stream, and its loss makes the gradient") {
+  const ComputeProfile& compute = H100Profile().compute;
+  // 4,096 rows of 1,024 numbers of a table of 8,192 rows: the rows are read and written, 8 bytes
+  // say which.
+  CHECK(
+      PredictedSeconds("h100-80,liger-0.2.1,embedding,forward,fp32,,,8192,,,,,,,,,,,,4096,1024") ==
+      doctest::Approx((2 * 4.0 * 4096 * 1024 + 8.0 * 4096) /
+                      (MemoryRate() * compute.elementwise.value))
+          .epsilon(1e-9));
+  // Rows of 64 KiB stay in the cache between both passes; the gradient is scaled in backward.
+  const double logits = 4.0 * 4096 * 16384;
+  const double forward = 2 * logits / (MemoryRate() * compute.rows.value);
+  const double backward = 2 * logits / (MemoryRate() * compute.elementwise.value);
+  const std::string row = ",fp32,,,,,,,,,,,,,,,4096,16384,400,,,";
+  CHECK(PredictedSeconds("h100-80,liger-0.2.1,cross_entropy,forward" + row) ==
+        doctest::Approx(forward).epsilon(1e-9));
+  CHECK(PredictedSeconds("h100-80,liger-0.2.1,cross_entropy,both" + row) ==
+        doctest::Approx(forward + backward + compute.kernel_gap.value.value).epsilon(1e-9));
+}
+
+TEST_CASE("PriceKernel: flash-attention's benchmark scales scores in their product") {
+  // One sample, one head of 64 features, 2,048 tokens: both products, the softmax, the output's
+  // copy.
+  const ComputeProfile& compute = H100Profile().compute;
+  const double one = PredictedSeconds(
+      "h100-80,torch-unfused,attention,forward,fp16,1,,,,,,2048,2048,1,1,64,64,0,,,,100,,,");
+  const double masked = PredictedSeconds(
+      "h100-80,torch-unfused,attention,forward,fp16,1,,,,,,2048,2048,1,1,64,64,1,,,,100,,,");
+  const double scores = 2.0 * 2048 * 2048;
+  CHECK(masked - one == doctest::Approx(2 * scores / (MemoryRate() * compute.elementwise.value) +
+                                        compute.kernel_gap.value.value)
+                            .epsilon(1e-9));  // the mask, alone
+  // The passes that are left: scores written, softmax both ways, scores read.
+  CHECK(one < 5 * scores / (MemoryRate() * compute.reduction.value) +
+                  2 * compute.gemm_ramp.value.value + 8e-6);
+}
+
 TEST_CASE("PriceKernel: a loss reads long rows again, and adds up in one block") {
   const ComputeProfile& compute = H100Profile().compute;
   const double rate = MemoryRate() * compute.rows.value;

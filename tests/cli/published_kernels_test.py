@@ -30,6 +30,13 @@ class ValidateKernels(BenchTestCase):
         self.assertIn("GPU not in the catalog: TPU", text)
         self.assertLessEqual(max(len(line) for line in text.splitlines()), 120)
 
+    def test_a_call_takes_as_long_as_python_needs_to_launch_it(self):
+        small = "H100,{},layer_norm,backward,fp32,,,,,,,,,,,,,128,256,99\n"
+        (self.folder / "k.csv").write_text(HEADER + small.format("liger-0.6.0") + small.format("torch-eager"))
+        liger, torch = json.loads(self.succeed("validate-kernels", "k.csv", "--json"))["rows"]
+        self.assertAlmostEqual(liger["predicted_s"], 99e-6)
+        self.assertLess(torch["predicted_s"], 20e-6)
+
     def test_a_faster_profile_is_faster(self):
         (self.folder / "k.csv").write_text(HEADER + PRODUCT.format(4096, 250))
         (self.folder / "fast.json").write_text(json.dumps({
