@@ -19,7 +19,8 @@ FITS = [
     ["--source", "llmfoundry", "--numbers",
      "compute.gemm.bf16,compute.elementwise,compute.triton_attention_forward,compute.triton_attention_backward,"
      "overlap.compute_sensitivity,compute.rank_spread,compute.gemm.fp8,compute.gemm_ramp"],
-    [*TORCH, "--gpu-class", "A100,H100", "--numbers",
+    [*TORCH, "--gpu-class", "A100", "--numbers", FEW],
+    [*TORCH, "--gpu-class", "H100", "--numbers",
      "compute.gemm.bf16,compute.elementwise,overlap.compute_sensitivity,compute.gemm.fp8,host.step,"
      "compute.rank_spread,compute.fp8_rowwise"],
     [*TORCH, "--gpu-class", "B200", "--numbers",
