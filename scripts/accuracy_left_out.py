@@ -188,8 +188,8 @@ def first_contact():
     return f"""## A source that nobody has seen
 
 Left out, of {RUNS_TEXT}, by `scripts/left_out.py PROGRAM kinds` and `bench/bands.py`: each row is predicted by profiles that do not know its source; then with its framework unknown,
-so that the nearest stack prices it; then with no profile fitted to steps on its chip. Bands are calibrated on these rows. Kinds with fewer than 20 rows take the width of "the chip's
-steps and the stack".
+so that the nearest stack prices it; then with no profile fitted to steps on its chip. Bands are calibrated on these rows. Kinds with fewer than 20 rows take the
+widest of the others. The rows were predicted before A100's profile lost a number (2026-11-29); those of blogs and bigscience without their stack, after.
 
 {kinds_table()}
 First contact: runs of sources that nobody had looked at, as their authors name them (`bench/first_contact.py`, bench/first_contact.csv). Nothing is fitted to them.
