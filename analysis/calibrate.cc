@@ -558,7 +558,7 @@ CalibrationResult Calibrate(const std::vector<CalibrationRun>& runs, const Profi
       continue;  // no steps
     }
     const auto simulate = [&](const Profile& profile) {
-      return ToSeconds(Simulate({run.program, run.cluster, profile, options}).step_time);
+      return ToSeconds(Simulate(run.program, run.cluster, profile, options).step_time);
     };
     result.runs.push_back(
         {run.name, MeasuredStepTime(run), simulate(start), simulate(result.profile)});

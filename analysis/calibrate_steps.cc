@@ -54,8 +54,7 @@ std::vector<StepRow> StepRowsOf(const std::vector<MeasuredRun>& runs, const Prof
       plan.profile.transports = own.transports;
       plan.profile.memory = own.memory;
     }
-    Program program = Lower(
-        {.model = plan.model.model, .kernels = plan.kernels, .job = plan.job, .plan = plan.plan});
+    Program program = Lower({plan, plan.plan});
     rows.push_back({run.id, run.step_time_s, std::move(plan), std::move(program)});
   }
   return rows;

@@ -31,14 +31,10 @@ struct Searched {
   }
 };
 
-SearchInput InputOf(const PlanFile& file) {
-  return {file.model.model, file.kernels, file.cluster, file.profile, file.job};
-}
-
 // A micro-batch of 0 is free, or `given`'s.
-Searched SearchBatch(const PlanFile& problem, std::int64_t global_batch, std::int64_t micro_batch,
+Searched SearchBatch(const Problem& problem, std::int64_t global_batch, std::int64_t micro_batch,
                      const SearchOptions& given) {
-  Searched searched{problem, given, {}};
+  Searched searched{{problem, {}}, given, {}};
   searched.file.job.global_batch = global_batch;
   SearchOptions& options = searched.options;
   options.base.dialect = Dialect::kFsdp2;
@@ -56,7 +52,7 @@ Searched SearchBatch(const PlanFile& problem, std::int64_t global_batch, std::in
 }
 
 // The fastest of the powers of two, and whether the last one that was tried still gained.
-std::pair<Searched, bool> SearchMicroBatches(const PlanFile& problem, const SearchOptions& given) {
+std::pair<Searched, bool> SearchMicroBatches(const Problem& problem, const SearchOptions& given) {
   const std::int64_t ranks = problem.cluster.RankCount();
   if (given.fixed.micro_batch) {
     return {SearchBatch(problem, ranks * given.base.micro_batch, 0, given), false};
@@ -83,16 +79,15 @@ std::pair<Searched, bool> SearchMicroBatches(const PlanFile& problem, const Sear
 
 }  // namespace
 
-SearchResult SearchSimplest(const PlanFile& job, const SearchOptions& options,
+SearchResult SearchSimplest(const Problem& problem, const SearchOptions& options,
                             std::optional<Seconds>* offloading) {
-  SearchResult all = Search(InputOf(job), options);
+  SearchResult all = Search(problem, options);
   const bool is_stopped = options.stop != nullptr && options.stop->load();
   if (!all.is_feasible || all.best.plan.offload == Offload() || options.fixed.offload ||
       options.objective != Objective::kTime || options.previous != nullptr || is_stopped) {
     return all;
   }
-  PlanFile chosen = job;
-  chosen.plan = all.best.plan;
+  const PlanFile chosen{problem, all.best.plan};
   const Seconds most = all.best.step_time * (1 + ConfidenceOf(chosen).band);
   // No second search where none of its plans can be as fast.
   if (std::none_of(all.candidates.begin(), all.candidates.end(), [&](const Candidate& c) {
@@ -105,7 +100,7 @@ SearchResult SearchSimplest(const PlanFile& job, const SearchOptions& options,
   SearchOptions without = options;
   without.fixed.offload = true;
   without.base.offload = {};
-  SearchResult simple = Search(InputOf(job), without);
+  SearchResult simple = Search(problem, without);
   if (!simple.is_feasible || simple.best.retries > all.best.retries ||
       simple.best.step_time > most) {
     return all;
@@ -118,7 +113,7 @@ SearchResult SearchSimplest(const PlanFile& job, const SearchOptions& options,
   return simple;
 }
 
-Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch, const SearchOptions& given,
+Estimate EstimateJob(const Problem& problem, std::int64_t global_batch, const SearchOptions& given,
                      bool explains_misfits) {
   Estimate estimate;
   auto [found, largest_tried] = global_batch > 0
@@ -132,11 +127,11 @@ Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch, const S
   }
   if (!estimate.fits) {
     estimate.floor = found.result.floor;
-    estimate.fixes = FindFixes(InputOf(estimate.file), found.options);
+    estimate.fixes = FindFixes(estimate.file, found.options);
     return estimate;
   }
   estimate.file.plan = std::move(found.result.best.plan);
-  estimate.outcome = Evaluate(estimate.file);
+  estimate.outcome = Evaluate(estimate.file, estimate.file.plan);
   estimate.confidence = ConfidenceOf(estimate.file);
   estimate.largest_tried = largest_tried;
   return estimate;
@@ -169,7 +164,7 @@ std::string RecomputeWords(const PlanFile& file) {
     return "nothing recomputed";
   }
   const std::vector<RecomputeRegion> blocks =
-      RecomputeBlocks(file.model.model, RecomputeKind::kFull, 1, "plan");
+      RecomputeBlocks(file.model, RecomputeKind::kFull, 1, "plan");
   std::size_t full = 0;
   std::size_t part = 0;  // selectively, or some of its modules
   for (const RecomputeRegion& block : blocks) {

@@ -29,18 +29,18 @@ struct Estimate {
   std::vector<Fix> fixes;
 };
 
-// Searches with PyTorch's fully_shard. `problem` has everything but the plan; a global batch of 0
+// Searches with PyTorch's fully_shard. A global batch of 0
 // means that it is free: the micro-batch, without accumulation, is then the smallest power of two
 // within 1 % of the highest throughput. Throws InputError as Search does.
 // `given` fixes choices: micro_batch and offload of its base where its `fixed` says so.
 // Without `explains_misfits` a job that does not fit gets no `floor` and no `fixes`.
-[[nodiscard]] Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch,
+[[nodiscard]] Estimate EstimateJob(const Problem& problem, std::int64_t global_batch,
                                    const SearchOptions& given = {}, bool explains_misfits = true);
 
 // Search by step time, but a plan that offloads gives way to the fastest one without offloading if
 // that is slower by no more than the prediction may be off. `offloading` then gets the step time of
 // the plan that gave way. The lower bound is that of all plans. At most twice the time of Search.
-[[nodiscard]] SearchResult SearchSimplest(const PlanFile& job, const SearchOptions& options,
+[[nodiscard]] SearchResult SearchSimplest(const Problem& problem, const SearchOptions& options,
                                           std::optional<Seconds>* offloading = nullptr);
 
 // The linear modules that get LoRA adapters where nobody says which, as PEFT chooses them by the

@@ -57,7 +57,7 @@ std::string_view NameOf(GateMetric metric) {
 }
 
 GateFigures GateFiguresOf(const PlanFile& file) {
-  const PlanOutcome outcome = Evaluate(file);
+  const PlanOutcome outcome = Evaluate(file, file.plan);
   GateFigures figures;
   const double step = ToSeconds(outcome.step_time).value;
   const double rate = outcome.rates.tokens_per_second_per_gpu;

@@ -19,10 +19,7 @@ class Times {
   Times(const PlanFile& file, const std::vector<Plan>& plans)
       : file_(file), simulator_(file.cluster, file.profile) {
     options_.reserved = false;
-    const auto add = [&](const Plan& plan) {
-      programs_.emplace_back(LowerInput{
-          .model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = plan});
-    };
+    const auto add = [&](const Plan& plan) { programs_.emplace_back(LowerInput{file, plan}); };
     add(file.plan);
     for (const Plan& plan : plans) {
       add(plan);

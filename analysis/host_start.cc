@@ -21,7 +21,7 @@ struct Sizes {
 Sizes SizesOf(const PlanFile& file) {
   const Job& job = file.job;
   Sizes sizes;
-  for (const Parameter& param : file.model.model.params) {
+  for (const Parameter& param : file.model.params) {
     if (param.tied_to.valid()) {
       continue;
     }
@@ -30,7 +30,7 @@ Sizes SizesOf(const PlanFile& file) {
     const StateSize state = SizeOfState(job.optimizer.states, param.Elements(), false, dtype);
     const int states = param.trainable ? StateCount(job.optimizer.kind) : 0;
     sizes.weights += bytes * param.parts;
-    if (!IsOfReference(file.model.model, param.module)) {  // nobody saves it
+    if (!IsOfReference(file.model, param.module)) {  // nobody saves it
       sizes.all += (bytes + (state.codes + state.scales) * states) * param.parts;
     }
     sizes.largest = std::max(sizes.largest, bytes);

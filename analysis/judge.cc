@@ -38,13 +38,13 @@ class SimulatedRun {
 
   // For the plan's tokens: a step of half the samples counts twice where the log says a rate.
   [[nodiscard]] JudgedStep Whole(const PlanFile& file) const {
-    const PlanOutcome outcome = Evaluate(file, {.telling = Telling::kOnAverage});
+    const PlanOutcome outcome = Evaluate(file, file.plan, {.telling = Telling::kOnAverage});
     const Seconds time = ToSeconds(outcome.step_time) * SharesOf(file);
     return {time > Seconds(0) ? time : Time(file), Counted(outcome)};  // 0: it does not fit
   }
   [[nodiscard]] Seconds Time(const PlanFile& file) const {
     const EvaluateOptions rough = {.reserved = false, .telling = Telling::kRoughly};
-    return ToSeconds(Evaluate(file, rough).step_time) * SharesOf(file);
+    return ToSeconds(Evaluate(file, file.plan, rough).step_time) * SharesOf(file);
   }
   [[nodiscard]] const PlanFile& file() const { return file_; }
   [[nodiscard]] const StepLog& log() const { return log_; }
@@ -70,7 +70,7 @@ Seconds MeasuredStep(const PlanFile& file, const StepLog& log, Seconds predicted
   const auto ranks = static_cast<double>(MeshOf(file.plan).RankCount());
   const auto samples = static_cast<double>(file.job.global_batch);
   const double tokens =
-      samples * static_cast<double>(std::max<std::int64_t>(file.model.model.sequence_length, 1));
+      samples * static_cast<double>(std::max<std::int64_t>(file.model.sequence_length, 1));
   if (log.tokens_per_second_per_gpu) {
     return Seconds(tokens / ranks / *log.tokens_per_second_per_gpu);
   }
@@ -109,8 +109,7 @@ struct Slowing {
 
 bool Recompute(PlanFile& file, bool is_on) {
   std::vector<RecomputeRegion> regions =
-      is_on ? FullRecompute(file.model.model, BlocksOf(file.model.model))
-            : std::vector<RecomputeRegion>();
+      is_on ? FullRecompute(file.model, BlocksOf(file.model)) : std::vector<RecomputeRegion>();
   const bool changes = regions != file.plan.recompute;
   file.plan.recompute = std::move(regions);
   return changes;

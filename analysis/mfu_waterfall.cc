@@ -29,7 +29,7 @@ class WaterfallBuilder {
       : program_(program),
         prices_(PriceProgram(program, file.cluster, file.profile)),
         rates_(FindKernelRates(file.cluster.gpu, file.profile.compute, file.cluster.RankCount())),
-        peak_(RatesOf(file, Seconds(1)).peak) {}
+        peak_(RatesOf(file, file.plan, Seconds(1)).peak) {}
 
   std::vector<SimTime> Sum(const SimulationResult& result);
 
@@ -168,7 +168,7 @@ MfuWaterfall ExplainMfu(const PlanFile& file, const std::vector<SimTime>& sums,
   std::copy_n(sums.begin(), kMfuLossCount, waterfall.lost.begin());
   waterfall.step_time = attribution.step_time;
   const Seconds step = ToSeconds(attribution.step_time);
-  waterfall.at_peak = ToSimTime(RatesOf(file, step).mfu * step);
+  waterfall.at_peak = ToSimTime(RatesOf(file, file.plan, step).mfu * step);
   for (const TimeShare& share : attribution.idle) {
     lost(LossOf(share)) += share.time;
   }

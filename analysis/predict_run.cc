@@ -25,12 +25,10 @@ Bytes BlasWorkspace(const PlanFile& file) {
 }  // namespace
 
 RunPrediction PredictRun(const PlanFile& file) {
-  const Program program = Lower(
-      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  const Program program = Lower({file, file.plan});
   SimulateOptions options;
   options.allocator = AllocatorOptionsOf(file.job.allocator);
-  const SimulationResult result = Simulate(
-      {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
+  const SimulationResult result = Simulate(program, file.cluster, file.profile, options);
   RunPrediction prediction;
   prediction.step_time = ToSeconds(result.step_time);
   const Bytes workspace = BlasWorkspace(file);
@@ -44,8 +42,7 @@ RunPrediction PredictRun(const PlanFile& file) {
 }
 
 double StepTimeBand(const PlanFile& file) {
-  PlanPrograms programs(
-      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  PlanPrograms programs({file, file.plan});
   SimulateOptions options;
   options.reserved = false;
   Simulator simulator(file.cluster, file.profile);

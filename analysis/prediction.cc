@@ -24,9 +24,9 @@ Prediction Predict(const PlanFile& file, const SimulationResult& result, StepAcc
   p.step_time = ToSeconds(result.step_time);
   p.first_step_time = ToSeconds(result.first_step_time);
   p.exposed_comm = ToSeconds(result.exposed_comm);
-  const Rates rates = RatesOf(file, p.step_time);
+  const Rates rates = RatesOf(file, file.plan, p.step_time);
   p.tokens_per_second_per_gpu = rates.tokens_per_second_per_gpu;
-  p.counts_images = file.model.model.sequence_length == 0;
+  p.counts_images = file.model.sequence_length == 0;
   p.mfu = rates.mfu;
   p.waterfall = ExplainMfu(file, account.sums, account.attribution);
   p.peak = rates.peak;
@@ -48,7 +48,7 @@ Prediction Predict(const PlanFile& file, const SimulationResult& result, StepAcc
   p.has_allocator = !FactsOf(file.plan).has_arena;
   p.host_peak = allocated.HostPeak().total * file.cluster.gpus_per_node;
   p.host_limit = file.cluster.node.pinned_limit;
-  for (const Misfit& misfit : FindMisfits(file, p.usable, p.placed, result)) {
+  for (const Misfit& misfit : FindMisfits(file, file.plan, p.usable, p.placed, result)) {
     p.misfits.push_back(misfit.text);
   }
   return p;

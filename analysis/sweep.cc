@@ -46,9 +46,9 @@ SweepResult Predict(const SweepPoint& point,
     row.global_batch = file.job.global_batch;
     row.sequence = file.job.sequence_length;
     row.shard_size = file.plan.shard_size;
-    row.counts_images = file.model.model.sequence_length == 0;
+    row.counts_images = file.model.sequence_length == 0;
     row.replicate_size = file.plan.replicate_size;
-    row.outcome = Evaluate(file);
+    row.outcome = Evaluate(file, file.plan);
     const Bytes whole = file.cluster.gpu.usable_memory.value;
     row.room = whole - row.outcome->DeviceTotal();
     row.memory_error = Bytes(

@@ -20,19 +20,19 @@ struct Setting {
 };
 
 void RunSearch(benchmark::State& state, const Setting& setting) {
-  const Cluster cluster = LoadCluster(setting.cluster, setting.nodes);
-  const KernelSetOptions kernels = FindKernelSet("torch-eager", "bench");
-  const Profile profile = DefaultProfile(cluster.gpu, kernels.name);
-  Job job;
-  job.sequence_length = setting.sequence;
-  job.global_batch = setting.batch;
-  const LoadedModel model = LoadModelForJob(setting.model, job, Path("bench"));
+  Problem problem;
+  problem.cluster = LoadCluster(setting.cluster, setting.nodes);
+  problem.kernels = FindKernelSet("torch-eager", "bench");
+  problem.profile = DefaultProfile(problem.cluster.gpu, problem.kernels.name);
+  problem.job.sequence_length = setting.sequence;
+  problem.job.global_batch = setting.batch;
+  problem.model = LoadModelForJob(setting.model, problem.job, Path("bench"));
   SearchOptions options;
   options.base.dialect = Dialect::kNative;
   options.threads = 2;
   SearchResult result;
   for (auto _ : state) {
-    result = Search({model.model, kernels, cluster, profile, job}, options);
+    result = Search(problem, options);
   }
   if (!result.is_feasible) {
     state.SkipWithError("nothing fits");

@@ -160,24 +160,24 @@ void MakePatch(const Emitter* emitter, const PlanFile& now, BetterPlan& better) 
 }
 
 // The fastest of what the search found and of single changes that fits, where that gains a percent.
-std::optional<BetterPlan> FindBetter(const PlanFile& now, const SearchInput& input,
-                                     const SearchOptions& options, const SingleChanges& changes) {
+std::optional<BetterPlan> FindBetter(const PlanFile& now, const SearchOptions& options,
+                                     const SingleChanges& changes) {
   std::vector<Plan> plans;
-  if (SearchResult found = Search(input, options); found.is_feasible) {
+  if (SearchResult found = Search(now, options); found.is_feasible) {
     plans.push_back(std::move(found.best.plan));
   }
   if (!changes.best.empty()) {
     plans.push_back(changes.best.front().plan);
   }
-  const PlanOutcome own = Evaluate(now);
+  const PlanOutcome own = Evaluate(now, now.plan);
   std::optional<BetterPlan> better;
   SimTime least = SimTime(
       static_cast<std::int64_t>(static_cast<double>(own.step_time.value) * (1 - kLeastGain)));
   for (Plan& plan : plans) {
     PlanFile file = now;
     file.plan = std::move(plan);
-    CheckPlan(file, "plan");
-    const PlanOutcome outcome = Evaluate(file);
+    CheckPlan(file, file.plan, "plan");
+    const PlanOutcome outcome = Evaluate(file, file.plan);
     if (outcome.Fits() && outcome.step_time < least) {
       least = outcome.step_time;
       better.emplace();
@@ -216,16 +216,15 @@ void AdviseWithPlan(const Arguments& arguments, const Traced& traced, AdviseRepo
   if (!traced.is_simulation) {  // which has nothing to tell about a profile
     Correct(run, now, report);
   }
-  const SearchInput input = {now.model.model, now.kernels, now.cluster, now.profile, now.job};
   const SearchOptions options = OptionsOf(arguments, now.plan);
-  const SingleChanges changes = FindSingleChanges(input, options);
+  const SingleChanges changes = FindSingleChanges(now, options);
   const double measured = report.costs.parts.period;
   const double unexplained = measured / changes.step_time.value - 1;
   std::vector<Plan> plans;
   for (const SingleChange& change : changes.best) {
     plans.push_back(change.plan);
   }
-  report.better = FindBetter(now, input, options, changes);
+  report.better = FindBetter(now, options, changes);
   if (report.better) {
     plans.push_back(report.better->file.plan);
   }

@@ -39,7 +39,7 @@ std::string Text(const std::vector<BaselineResult>& results) {
 
 std::string ToJson(const PlanFile& problem, const std::vector<BaselineResult>& results) {
   Json json = ReportHead("shardwright-baselines");
-  json["model"] = problem.model.model.name;
+  json["model"] = problem.model.name;
   json["cluster"] = problem.cluster.name;
   json["ranks"] = problem.cluster.RankCount();
   json["global_batch"] = problem.job.global_batch;

@@ -133,7 +133,7 @@ JobBudget ReadBudget(const std::string& file) {
   const JsonValue jobs = document.At("job");
   for (const std::string& name : jobs.Keys()) {
     budget.jobs.push_back(ReadBudgetJob(name, jobs.At(name)));
-    ops.Take(kLeastOps + std::ssize(budget.jobs.back().plan.model.model.ops));
+    ops.Take(kLeastOps + std::ssize(budget.jobs.back().plan.model.ops));
     budget.jobs.back().line = LineOf(text, name);
   }
   return budget;

@@ -91,8 +91,7 @@ Simulation SimulationOf(const std::string& sim, bool sim_is_plan, const PlanFile
   SimulateOptions options = SimulateOptionsOf(file, program);
   options.contention = contention;
   options.trace = true;
-  SimulationResult result = Simulate(
-      {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
+  SimulationResult result = Simulate(program, file.cluster, file.profile, options);
   return {std::move(result.trace), result.step_time};
 }
 
@@ -111,7 +110,7 @@ int SayNoRun(const Arguments& arguments, const PlanFile& file, const RunMatch& m
     return kExitNo;
   }
   nlohmann::ordered_json json = ReportHead("shardwright-comparison");
-  json["model"] = file.model.model.name;
+  json["model"] = file.model.name;
   json["cluster"] = file.cluster.name;
   json["match"] = nlohmann::ordered_json::parse(MatchJson(match));
   json["findings"] = {match.Verdict()};

@@ -232,7 +232,7 @@ std::string ComparisonText(const PlanFile& file, const Program& program, const C
 
 std::string ComparisonJson(const PlanFile& file, const Program& program, const Comparison& c) {
   Json json = ReportHead("shardwright-comparison");
-  json["model"] = file.model.model.name;
+  json["model"] = file.model.name;
   json["cluster"] = file.cluster.name;
   json["match"] = c.match.groups.empty() ? Json() : Json::parse(MatchJson(c.match));
   json["ranks"] = c.ranks;

@@ -41,13 +41,12 @@ std::string TransformerConfig(std::int64_t width, std::int64_t sequence, std::in
 }
 
 LoadedModel Transformer(std::int64_t width, std::int64_t sequence, std::int64_t vocabulary) {
-  LoadedModel model;
-  model.json = TransformerConfig(width, sequence, vocabulary);
-  model.model =
-      ModelFromJson(JsonValue::Parse(model.json, "calibrate"),
-                    "transformer-" + std::to_string(width), {.sequence_length = sequence});
-  model.hash = HashModel(model.model);
-  return model;
+  std::string json = TransformerConfig(width, sequence, vocabulary);
+  Model model =
+      ModelFromJson(JsonValue::Parse(json, "calibrate"), "transformer-" + std::to_string(width),
+                    {.sequence_length = sequence});
+  const std::uint64_t hash = HashModel(model);
+  return {std::move(model), std::move(json), hash};
 }
 
 // Of transformers as many times wider and longer than the device's narrowest one.
@@ -77,9 +76,9 @@ PlanFile CalibrationPlan(const CalibrationDevice& device, const Shape& shape) {
   file.plan.micro_batch = kMicroBatch;
   file.plan.offload.activations = shape.offloads;
   file.model = Transformer(shape.width * device.width, file.job.sequence_length, vocabulary);
-  file.plan.units = Wrap(file.model.model, ParseWrap("block", "calibrate"), ReshardChoice(),
+  file.plan.units = Wrap(file.model, ParseWrap("block", "calibrate"), ReshardChoice(),
                          file.plan.dialect, "calibrate");
-  CheckPlan(file, "calibrate");
+  CheckPlan(file, file.plan, "calibrate");
   return file;
 }
 
@@ -89,7 +88,7 @@ TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string 
                     std::int64_t steps) {
   TracedRun result{std::move(name), std::move(file), {}, {}};
   result.program = LowerAndVerify(result.file);
-  const Model& model = result.file.model.model;
+  const Model& model = result.file.model;
   const TrainingOptions training = DefaultTrainingOptions(result.file.job);
   const std::unique_ptr<Dataset> data = OpenDataset("random", model, training.seed);
   const Sampler sampler{data->size(), result.file.job.global_batch, training.seed, training.shuffle,
@@ -128,7 +127,7 @@ void RunShapes(const CalibrationDevice& device, std::vector<TracedRun>& runs,
   }
   for (const Shape& shape : shapes) {
     PlanFile plan = CalibrationPlan(device, shape);
-    std::string name = plan.model.model.name + " on " + std::to_string(device.ranks) +
+    std::string name = plan.model.name + " on " + std::to_string(device.ranks) +
                        (device.ranks == 1 ? " rank" : " ranks") +
                        (device.one_core ? " with one thread" : "") +
                        (shape.offloads ? ", offloading" : "");

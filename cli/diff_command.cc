@@ -77,8 +77,7 @@ std::string WithoutNumbers(const std::string& text) {
 }
 
 Prediction PredictPlan(const PlanFile& file) {
-  PlanPrograms programs(
-      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  PlanPrograms programs({file, file.plan});
   CheckLegal(programs.Largest());
   const SimulateOptions options = SimulateOptionsOf(file, programs.Largest());
   Simulator simulator(file.cluster, file.profile);

@@ -187,7 +187,7 @@ int EmitCommand(const Arguments& arguments) {
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   CheckEmittable(file, arguments.Get("PLAN").text, emitter.name);
   const Emission emission = Emit(emitter, file, options);
-  CheckPlan(emission.as_emitted, "the plan as emitted");
+  CheckPlan(emission.as_emitted, emission.as_emitted.plan, "the plan as emitted");
   for (const std::string& warning : WarningsOf(emission.as_emitted)) {
     Warn(warning);
   }
@@ -195,8 +195,9 @@ int EmitCommand(const Arguments& arguments) {
     throw UsageError("--to " + std::string(emitter.name) +
                      " writes several files, so it needs -o FOLDER or --json");
   }
-  const PlanOutcome planned = Evaluate(file);
-  const PlanOutcome emitted = emission.losses.empty() ? planned : Evaluate(emission.as_emitted);
+  const PlanOutcome planned = Evaluate(file, file.plan);
+  const PlanOutcome emitted =
+      emission.losses.empty() ? planned : Evaluate(emission.as_emitted, emission.as_emitted.plan);
   const bool writes = emission.losses.empty() || !arguments.Has("--exact");
   std::vector<std::string> paths;
   if (writes && !prints_files) {

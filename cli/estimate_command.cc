@@ -35,7 +35,7 @@ void TryLora(const Question& question, Estimate& estimate) {
   Question with = question;
   with.options.job.lora_rank = 16;
   with.options.job.precision = {DType::kBf16, DType::kBf16, DType::kBf16};
-  with.options.job.lora_targets = DefaultLoraTargets(estimate.file.model.model);
+  with.options.job.lora_targets = DefaultLoraTargets(estimate.file.model);
   if (question.options.job.lora_rank > 0 || with.options.job.lora_targets.empty()) {
     return;
   }

@@ -34,7 +34,7 @@ std::string Few(double value) {
 }
 
 std::string Samples(const PlanFile& file) {
-  return file.model.model.sequence_length > 0 ? "tokens" : "images";
+  return file.model.sequence_length > 0 ? "tokens" : "images";
 }
 
 // A word for the shell, quoted where it would not stay one.
@@ -99,7 +99,7 @@ std::string Title(const Estimate& e) {
           ? DescribedCluster(cluster)
           : WithCommas(cluster.node_count) + " x " + PrintableLine(cluster.name) + " (" +
                 std::to_string(cluster.RankCount()) + " x " + PrintableLine(cluster.gpu.name) + ")";
-  return PrintableLine(file.model.model.name) + what + " on " + where;
+  return PrintableLine(file.model.name) + what + " on " + where;
 }
 
 std::string OffloadWords(const Offload& offload) {
@@ -186,12 +186,12 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
   table.Row({"step",
              Format(ToSeconds(e.outcome.step_time)) + " for " + WithCommas(file.job.global_batch) +
                  (file.job.global_batch == 1 ? " sample of " : " samples of ") +
-                 WithCommas(file.model.model.tokens_per_sample) + " " + unit +
+                 WithCommas(file.model.tokens_per_sample) + " " + unit +
                  (file.plan.accumulation > 1
                       ? ", in " + WithCommas(file.plan.accumulation) + " micro-batches"
                       : "") +
                  (question.options.global_batch == 0 ? "; --global-batch N says otherwise" : "")});
-  if (const std::string window = WindowWords(file.model.model); !window.empty()) {
+  if (const std::string window = WindowWords(file.model); !window.empty()) {
     table.Row({"attention", window});
   }
   table.Row({"MFU", Percent(e.outcome.rates.mfu)});
@@ -294,7 +294,7 @@ std::string EstimateText(const Arguments& arguments, const Question& question, c
 std::string EstimateJson(const Arguments& arguments, const Question& question, const Estimate& e) {
   const PlanFile& file = e.file;
   Json json = ReportHead("shardwright-estimate");
-  json["model"] = file.model.model.name;
+  json["model"] = file.model.name;
   json["cluster"] = file.cluster.name;
   json["gpu"] = file.cluster.gpu.name;
   json["nodes"] = file.cluster.node_count;

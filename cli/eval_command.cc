@@ -39,7 +39,7 @@ int EvalCommand(const Arguments& arguments) {
   HostOptions host;
   SetTimeouts(arguments, host);
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   const TrainingOptions training = DefaultTrainingOptions(file.job);
   const ForwardPlan forward(file);
   const SessionInput input{model, file.kernels, forward.job, forward.program, training};

@@ -149,7 +149,7 @@ void SetLossChunks(const PlanOptions& options, PlanFile& file) {
   if (options.loss_chunks == 0) {
     return;
   }
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   std::size_t i = 0;
   while (i < model.ops.size() && !IsLinearLoss(model, i)) {
     ++i;
@@ -173,7 +173,7 @@ std::vector<std::string> UsualLoraTargets(const PlanOptions& options) {
   whole.job.lora_saved.clear();
   whole.job.lora_magnitudes = false;
   whole.job.lora_alpha = whole.job.lora_dropout = 0.0;
-  const Model model = MakeJobFile(whole).model.model;
+  const Model model = MakeJobFile(whole).model;
   if (!options.job.lora_targets.empty()) {
     return MatchedTargets(model, options.job.lora_targets, "--lora-targets");
   }
@@ -220,10 +220,10 @@ PlanFile MakeJobFile(const PlanOptions& options) {
                               : file.cluster.RankCount() * options.plan.micro_batch *
                                     std::max<std::int64_t>(options.accumulation, 1);
   file.model = LoadModelForJob(options.model, file.job, Path("plan"));
-  CutExperts(file.model.model, options.plan.expert_size, "--shard: ep");
-  if (options.job.sequence_length > 0 && file.model.model.sequence_length == 0) {
+  CutExperts(file.model, options.plan.expert_size, "--shard: ep");
+  if (options.job.sequence_length > 0 && file.model.sequence_length == 0) {
     throw InputError("--seq", std::to_string(options.job.sequence_length),
-                     "no such flag with " + file.model.model.name + ", which has no sequences");
+                     "no such flag with " + file.model.name + ", which has no sequences");
   }
   SetLossChunks(options, file);
   return file;
@@ -239,8 +239,8 @@ PlanFile MakePlanFile(const PlanOptions& options) {
   const std::int64_t ranks = file.cluster.RankCount();
   SetMesh(options, ranks, file.plan);
   SetBatch(options, ranks, file.job, file.plan);
-  SetUnits(options, file.model.model, file.job, file.plan);
-  CheckPlan(file, "plan");
+  SetUnits(options, file.model, file.job, file.plan);
+  CheckPlan(file, file.plan, "plan");
   return file;
 }
 
@@ -268,7 +268,7 @@ std::string TitleOf(const PlanFile& file) {
                                 : std::to_string(cluster.node_count) + " x " +
                                       PrintableLine(cluster.name) + " (" +
                                       std::to_string(cluster.RankCount()) + " GPUs)";
-  return PrintableLine(file.model.model.name) + " on " + where + ", " +
+  return PrintableLine(file.model.name) + " on " + where + ", " +
          std::string(NameOf(file.plan.dialect));
 }
 

@@ -18,7 +18,7 @@ ForwardPlan::ForwardPlan(const PlanFile& file) : job(file.job), plan(file.plan) 
   plan.offload.optimizer = false;
   plan.offload.moments = false;
   job.global_batch = plan.micro_batch * MeshOf(plan).RankCount();
-  program = Lower({file.model.model, file.kernels, job, plan});
+  program = Lower({file.model, file.kernels, job, plan});
   const std::vector<Finding> findings = Verify(program);
   SW_CHECK(findings.empty(), "an illegal program: " + findings[0].text);
 }

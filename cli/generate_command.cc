@@ -198,7 +198,7 @@ int GenerateCommand(const Arguments& arguments) {
   HostOptions host;
   arguments.Set("--timeout", host.timeout, ReadTimeout);
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   const DataShape shape = DataShapeOf(model);
   CheckModel(model, shape, request);
   host.threads = HostThreads(Launch(), file.cluster.RankCount());

@@ -78,7 +78,7 @@ std::string GoodputJson(const PlanFile& file, const GoodputFlags& flags, const P
                         const RunEstimate& run) {
   const Seconds step = ToSeconds(outcome.step_time);
   Json json = ReportHead("shardwright-goodput");
-  json["model"] = file.model.model.name;
+  json["model"] = file.model.name;
   json["cluster"] = file.cluster.name;
   json["nodes"] = file.cluster.node_count;
   json["ranks"] = file.cluster.RankCount();
@@ -108,10 +108,10 @@ int GoodputCommand(const Arguments& arguments) {
   if (file.job.mode != JobMode::kTrain) {
     throw InputError("job.mode", "forward", "train; a run that only infers has no state to save");
   }
-  const PlanOutcome outcome = Evaluate(file);
+  const PlanOutcome outcome = Evaluate(file, file.plan);
   flags.failures.nodes = file.cluster.node_count;
   const double per_step = static_cast<double>(file.job.global_batch) *
-                          static_cast<double>(file.model.model.tokens_per_sample);
+                          static_cast<double>(file.model.tokens_per_sample);
   const auto steps = static_cast<std::int64_t>(
       std::max(1.0, std::ceil(static_cast<double>(flags.tokens) / per_step)));
   const Seconds step = ToSeconds(outcome.step_time);

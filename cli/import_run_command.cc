@@ -123,7 +123,7 @@ void AppendDefaults(const Arguments& arguments, const RunFacts& facts, const Pla
   add("--nodes", facts.nodes > 0, std::to_string(file.cluster.node_count));
   add("--gpus", facts.gpus_per_node > 0, std::to_string(file.cluster.gpus_per_node));
   add("--profile", false, file.profile.name);
-  if (file.model.model.sequence_length > 0) {
+  if (file.model.sequence_length > 0) {
     add("--seq", facts.sequence_length > 0, std::to_string(file.job.sequence_length));
   }
 }
@@ -258,7 +258,7 @@ int ImportRunCommand(const Arguments& arguments) {
   PlanFile file = MakePlanFile(WithAdapters(base, facts.adapters, assumed));
   AppendDefaults(arguments, facts, file, assumed);
   ApplyRun(run, file);
-  CheckPlan(file, "the imported plan");
+  CheckPlan(file, file.plan, "the imported plan");
   for (Assumption& assumption : AssumptionsOf(run, file)) {
     assumed.push_back(std::move(assumption));
   }

@@ -265,11 +265,11 @@ Report InspectPlan(const PlanFile& file, const InspectOptions& options) {
     if (options.program) {
       return {.text = text + Print(program), .json = {}};
     }
-    text += ModuleTree(file.model.model, PlanNotes(file.model.model, file.plan, program));
+    text += ModuleTree(file.model, PlanNotes(file.model, file.plan, program));
     return {.text = text + "\n" + PrintSummary(program), .json = {}};
   }
   Json json = Header("plan");
-  json["model"] = file.model.model.name;
+  json["model"] = file.model.name;
   json["cluster"] = file.cluster.name;
   json["nodes"] = file.cluster.node_count;
   json["ranks"] = file.cluster.RankCount();

@@ -50,8 +50,8 @@ std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::str
     largest = std::max(largest, unit.padded_elements);
   }
   Table table({kLeft, kLeft});
-  table.Row({"parameters", WithCommas(CountParameters(file.model.model))});
-  table.Row({"trainable", WithCommas(CountParameters(file.model.model, true))});
+  table.Row({"parameters", WithCommas(CountParameters(file.model))});
+  table.Row({"trainable", WithCommas(CountParameters(file.model, true))});
   table.Row({"units", WithCommas(static_cast<std::int64_t>(plan.units.size())) + ", the largest " +
                           WithCommas(largest) + " parameters"});
   table.Row({"ranks", WithCommas(MeshOf(plan).RankCount()) + " = shard " +
@@ -74,9 +74,9 @@ std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::str
 std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std::string& output) {
   Json json = ReportHead("shardwright-plan-summary");
   json["file"] = output;
-  json["model"] = file.model.model.name;
-  json["parameters"] = CountParameters(file.model.model);
-  json["trainable_parameters"] = CountParameters(file.model.model, true);
+  json["model"] = file.model.name;
+  json["parameters"] = CountParameters(file.model);
+  json["trainable_parameters"] = CountParameters(file.model, true);
   json["cluster"] = file.cluster.name;
   json["ranks"] = file.cluster.RankCount();
   json["dialect"] = NameOf(file.plan.dialect);
@@ -102,7 +102,7 @@ void WarnOfFrozenBesideTrainable(const PlanFile& file) {
   if (file.plan.dialect != Dialect::kFsdp1 || file.job.mode != JobMode::kTrain) {
     return;
   }
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   std::size_t mixed = 0;
   std::string first;
   for (const ResolvedUnit& unit : ResolveUnits(model, file.plan, "plan")) {
@@ -229,7 +229,7 @@ std::vector<std::string> ShardWords(const Arguments& arguments) {
   std::vector<std::string> words = {size + "ep=1"};
   for (std::int64_t experts = 2; most % experts == 0; experts *= 2) {
     try {
-      Model model = file.model.model;
+      Model model = file.model;
       CutExperts(model, experts, "--shard");
     } catch (const InputError&) {  // too many for the experts, or none that can be shared out
       break;
@@ -362,7 +362,7 @@ void CheckFlagsBesideRun(const Arguments& arguments) {
 // Choices that flags do not fix start from those of the run.
 PlanOptions OptionsBesideRun(const Arguments& given, const PlanFile& run) {
   Arguments arguments = given;
-  arguments.text["--model"] = run.model.model.name;  // not looked at
+  arguments.text["--model"] = run.model.name;  // not looked at
   arguments.text["--cluster"] = run.cluster.name;
   if (!given.Get("--dialect").is_given()) {
     arguments.text["--dialect"] = std::string(NameOf(run.plan.dialect));
@@ -507,7 +507,7 @@ int RunFrom(const Arguments& arguments) {
       json["from_run"]["emit"] = emit;
       return json.dump(2) + "\n";
     }
-    return AgainstRun(ToSeconds(Evaluate(run, {.reserved = false}).step_time),
+    return AgainstRun(ToSeconds(Evaluate(run, run.plan, {.reserved = false}).step_time),
                       searched.result.best.step_time) +
            "\n" + PlanDiffText(run, searched.file) + "\n" + SearchText(searched, output) +
            (emit.empty() ? "" : "As the settings of the run's framework: " + emit + "\n");
@@ -542,8 +542,7 @@ int PlanCommand(const Arguments& given) {
   }
   WarnOfFrozenBesideTrainable(file);
   // Lowered here too, so that a plan that its dialect cannot express is never written.
-  PlanPrograms programs(
-      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  PlanPrograms programs({file, file.plan});
   CheckLegal(programs.Largest());
   DeliverPlan(options, arguments, file, [&](const std::string& output) {
     return options.json ? SummaryJson(file, programs, output) : Summary(file, programs, output);

@@ -67,8 +67,8 @@ class StopOnInterrupt {
 // What a step takes, whether or not it fits; none for choices that the plan's dialect lacks.
 std::optional<Seconds> TimeOf(const PlanFile& file) {
   try {
-    CheckPlan(file, "plan");
-    PlanPrograms programs({file.model.model, file.kernels, file.job, file.plan});
+    CheckPlan(file, file.plan, "plan");
+    PlanPrograms programs({file, file.plan});
     Simulator simulator(file.cluster, file.profile);
     SimulateOptions options;
     options.reserved = false;
@@ -97,7 +97,7 @@ std::optional<Seconds> NativeTime(const PlanFile& chosen) {
   std::sort(tries.begin(), tries.end());
   for (const auto& [time, in_flight] : tries) {
     file.plan.in_flight = in_flight;
-    if (Evaluate(file, {.reserved = false}).Fits()) {
+    if (Evaluate(file, file.plan, {.reserved = false}).Fits()) {
       return Seconds(time);
     }
   }
@@ -123,7 +123,7 @@ SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
   }
   if (options.fixed.units || options.fixed.recompute) {
     // Without --wrap the units are not used.
-    SetUnits(options, file.model.model, file.job, search.base);
+    SetUnits(options, file.model, file.job, search.base);
   }
   if (options.accumulation > 0) {
     const std::int64_t passes = ranks * options.accumulation;
@@ -156,9 +156,9 @@ std::string NearestBatch(const std::vector<NodeCountResult>& counts, std::int64_
 }
 
 // The plan of the cheapest node count, whose cluster becomes the file's.
-SearchResult SearchCost(const PlanOptions& options, const SearchInput& input,
-                        const SearchOptions& search, SearchedPlan& searched) {
-  searched.counts = SearchNodes(input, search, options.node_counts, options.token_budget);
+SearchResult SearchCost(const PlanOptions& options, const SearchOptions& search,
+                        SearchedPlan& searched) {
+  searched.counts = SearchNodes(searched.file, search, options.node_counts, options.token_budget);
   const std::optional<std::size_t> cheapest = CheapestOf(searched.counts, search.tie);
   // Where nothing fits the first count with a search says why.
   const auto shown = cheapest ? searched.counts.begin() + static_cast<std::ptrdiff_t>(*cheapest)
@@ -166,20 +166,20 @@ SearchResult SearchCost(const PlanOptions& options, const SearchInput& input,
                                              [](const auto& row) { return row.result; });
   if (shown == searched.counts.end()) {
     throw InputError("--nodes: none of them divides the global batch of " +
-                     std::to_string(input.job.global_batch) + " over its GPUs; " +
-                     NearestBatch(searched.counts, input.job.global_batch));
+                     std::to_string(searched.file.job.global_batch) + " over its GPUs; " +
+                     NearestBatch(searched.counts, searched.file.job.global_batch));
   }
   searched.file.cluster.node_count = shown->nodes;
   return *shown->result;
 }
 
-SearchResult RunSearch(const PlanOptions& options, const SearchInput& input,
-                       const SearchOptions& search, SearchedPlan& searched) {
+SearchResult RunSearch(const PlanOptions& options, const SearchOptions& search,
+                       SearchedPlan& searched) {
   if (options.objective == Objective::kCost) {
-    return SearchCost(options, input, search, searched);
+    return SearchCost(options, search, searched);
   }
   return options.objective == Objective::kPareto
-             ? SearchFront(input, search)
+             ? SearchFront(searched.file, search)
              : SearchSimplest(searched.file, search, &searched.offload_time);
 }
 
@@ -203,20 +203,19 @@ SearchedPlan SearchPlanOf(PlanFile job, const PlanOptions& options, const std::a
   search.progress = ProgressLines(/*ticks=*/stop == nullptr);
   searched.whole_front = options.objective == Objective::kPareto;
   searched.is_explained = options.explain;
-  const SearchInput input = {file.model.model, file.kernels, file.cluster, file.profile, file.job};
   std::optional<StopOnInterrupt> guard;
   if (stop == nullptr) {
     guard.emplace();
     stop = &g_stop;
   }
   search.stop = stop;
-  searched.result = RunSearch(options, input, search, searched);
+  searched.result = RunSearch(options, search, searched);
   const bool is_feasible = searched.result.is_feasible;
   if (!is_feasible && !stop->load()) {
-    searched.fixes = FindFixes(input, search);
+    searched.fixes = FindFixes(file, search);
   }
   if (is_feasible && options.explain && !stop->load()) {
-    searched.explanation = ExplainChoice(input, search, searched.result);
+    searched.explanation = ExplainChoice(file, search, searched.result);
   }
   if (!stop->load()) {
     searched.baselines =
@@ -224,7 +223,7 @@ SearchedPlan SearchPlanOf(PlanFile job, const PlanOptions& options, const std::a
   }
   if (is_feasible) {
     file.plan = searched.result.best.plan;
-    CheckPlan(file, "plan");
+    CheckPlan(file, file.plan, "plan");
   }
   if (is_feasible && !stop->load()) {
     searched.confidence = ConfidenceOf(file);

@@ -263,7 +263,7 @@ std::string SearchJson(const SearchedPlan& searched, const std::string& output) 
   const PlanFile& file = searched.file;
   Json json = ReportHead("shardwright-plan-summary");
   json["file"] = output;
-  json["model"] = file.model.model.name;
+  json["model"] = file.model.name;
   json["cluster"] = file.cluster.name;
   json["ranks"] = file.cluster.RankCount();
   json["global_batch"] = file.job.global_batch;

@@ -276,7 +276,7 @@ std::string TakenText(const PlanFile& file) {
     text += file.kernels.fp8 == Fp8Products::kPerRow ? ", products in fp8 scaled by row"
                                                      : ", products in fp8";
   }
-  if (file.model.model.sequence_length > 0) {
+  if (file.model.sequence_length > 0) {
     text += ", sequence " + WithCommas(file.job.sequence_length);
   }
   return text + ", batch " + WithCommas(file.job.global_batch) + " = " +
@@ -380,7 +380,7 @@ std::string PredictionText(const PlanFile& file, const Program& program,
 std::string PredictionJson(const PlanFile& file, const Program& program,
                            const SimulationResult& result, const Prediction& prediction) {
   Json json = ReportHead("shardwright-simulation");
-  json["model"] = file.model.model.name;
+  json["model"] = file.model.name;
   json["cluster"] = file.cluster.name;
   json["nodes"] = file.cluster.node_count;
   json["ranks"] = file.cluster.RankCount();

@@ -30,10 +30,7 @@ class RepeatedRuns {
       const PlanFile& plan = run.plan;
       bases_.try_emplace(plan.cluster.gpu.name, DefaultProfile(plan.cluster.gpu, ""));
       try {
-        programs_.emplace_back(Lower({.model = plan.model.model,
-                                      .kernels = plan.kernels,
-                                      .job = plan.job,
-                                      .plan = plan.plan}));
+        programs_.emplace_back(Lower({plan, plan.plan}));
       } catch (const InputError& error) {
         programs_.emplace_back(std::nullopt);
         errors_[programs_.size() - 1] = error.what();

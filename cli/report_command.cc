@@ -81,8 +81,7 @@ SimulationResult SimulateForReport(const PlanFile& file, const Program& program,
                                    const std::string& trace) {
   SimulateOptions options = SimulateOptionsOf(file, program);
   options.trace = true;
-  SimulationResult result = Simulate(
-      {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
+  SimulationResult result = Simulate(program, file.cluster, file.profile, options);
   if (!trace.empty()) {
     const std::optional<SimTime> period = ReadTraceHeader(trace).step_time;
     result.trace = ReadChromeTrace(trace, program);

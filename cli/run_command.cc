@@ -76,7 +76,7 @@ std::unique_ptr<RunFolder> TakeFolder(const RunFlags& flags, const RunProcesses&
 struct TestSetUp {
   TestSetUp(const PlanFile& file, const RunFlags& flags, const Dataset& data, const RunPlace& place)
       : forward(file),
-        evaluator({file.model.model, file.kernels, forward.job, forward.program, flags.training},
+        evaluator({file.model, file.kernels, forward.job, forward.program, flags.training},
                   flags.host, place, data, forward.job.global_batch) {
     EndProcessOnFault(evaluator.session(), flags.host.processes);
   }
@@ -127,19 +127,19 @@ bool ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& s
   if (from.empty()) {
     return false;
   }
-  const Wait wait = WaitForFiles(file.model.model, file.job, "reading of the checkpoint");
+  const Wait wait = WaitForFiles(file.model, file.job, "reading of the checkpoint");
   std::optional<Checkpoint> checkpoint;
   AllOrNone(group.get(), MessagePassing::kAll, wait, [&] {
     OpenOrOfferOlder(from, "; --resume-from %STEP goes on from it", [&] {
       checkpoint.emplace(from);
       VerifyShare(*checkpoint, group.get());
     });
-    CheckFits(*checkpoint, file.model.model, file.job.optimizer.kind);
+    CheckFits(*checkpoint, file.model, file.job.optimizer.kind);
     CheckContinues(*checkpoint, sampler);
   });
   CheckAlike(group.get(), FactsOf(*checkpoint));
   AllOrNone(group.get(), MessagePassing::kAll, wait, [&] {
-    Resume(*checkpoint, file.model.model, file.job, runtime, true);
+    Resume(*checkpoint, file.model, file.job, runtime, true);
     identity.id = checkpoint->manifest().run;
     if (!group.is_first()) {
       return;
@@ -173,8 +173,8 @@ bool LaunchesCost(const PlanFile& file) {
   PlanFile without = file;
   without.profile.host.kernel_launch.value = Seconds(0);
   const EvaluateOptions options{.reserved = false};
-  const Seconds plain = ToSeconds(Evaluate(file, options).step_time);
-  const Seconds fast = ToSeconds(Evaluate(without, options).step_time);
+  const Seconds plain = ToSeconds(Evaluate(file, file.plan, options).step_time);
+  const Seconds fast = ToSeconds(Evaluate(without, without.plan, options).step_time);
   Say("a step takes " + Format(plain) + ", predicted; " + Format(fast) +
       " if launches took no time");
   return fast.value * 1.02 <= plain.value;
@@ -222,8 +222,8 @@ RunOptions OptionsOf(const Arguments& arguments, const RunFlags& flags, const Ru
   run.trace = !flags.trace.empty();
   run.poison = arguments.Has("--poison");
   run.inputs = [&parts](const BatchKey& key, std::span<const View> views) {
-    WriteBatch(parts.file.model.model, parts.data, parts.sampler,
-               {key.step, key.first_sample, key.count}, views);
+    WriteBatch(parts.file.model, parts.data, parts.sampler, {key.step, key.first_sample, key.count},
+               views);
   };
   run.epoch_of = [&parts](std::int64_t step) { return EpochOf(parts.sampler, step); };
   if (arguments.Has("--emulate-network")) {
@@ -248,7 +248,7 @@ void StartTogether(const RunParts& parts, const std::string& init, const RunProc
   if (parts.weights == nullptr) {
     return;
   }
-  const Model& model = parts.file.model.model;
+  const Model& model = parts.file.model;
   const Job& job = parts.file.job;
   AllOrNone(group.get(), MessagePassing::kAll,
             WaitForFiles(model, job, "reading of the first weights"),
@@ -305,13 +305,13 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   if (!flags.checkpoint.empty()) {
     RefuseAdafactor(file.job.optimizer.kind);
     checkpoints = std::make_unique<RunCheckpoints>(flags.checkpoint, folder.get(), flags.keep,
-                                                   identity, file.model.model, file.job,
-                                                   parts.program, parts.sampler, processes);
+                                                   identity, file.model, file.job, parts.program,
+                                                   parts.sampler, processes);
   }
   AllOrNone(processes, MessagePassing::kAll, {"trace"}, [&] { CheckTrace(flags, is_first); });
   EndSetUp(processes, flags.host.timeout);
   const LoopReport loop =
-      RunLoop(flags.loop, {file.model.model, parts.sampler, session.runtime(),
+      RunLoop(flags.loop, {file.model, parts.sampler, session.runtime(),
                            session.runtime().rank_count() * file.plan.accumulation,
                            checkpoints.get(), test ? &test->evaluator : nullptr});
   const Trace trace =
@@ -361,10 +361,10 @@ int RunCommand(const Arguments& arguments) {
   CheckLoopback(flags.device, file.cluster.RankCount(), launch);
   CheckReduce(flags);
   flags.loop.sum_loss = flags.training.sum_loss;
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   const Program program = LowerAndVerify(file);
   if (auto trained = WithoutMissingGradients({model, file.kernels, file.job, file.plan})) {
-    file.model.model = std::move(*trained);
+    static_cast<Model&>(file.model) = std::move(*trained);
   }
   const SessionInput input{model, file.kernels, file.job, program, flags.training};
   if (NeedsProcesses(launch, flags.device)) {

@@ -29,7 +29,7 @@ struct Throughput {
   double gflop_per_second = 0.0;
 };
 Throughput MeanOver(const PlanFile& file, std::int64_t steps, Seconds time) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   const double samples =
       static_cast<double>(file.job.global_batch) * static_cast<double>(steps) / time.value;
   const double passes = file.job.mode == JobMode::kTrain ? 1.0 : 1.0 / 3.0;

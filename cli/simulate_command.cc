@@ -114,8 +114,7 @@ int SimulateCommand(const Arguments& arguments) {
   }
   const bool is_whole = arguments.Has("--exact") || arguments.Has("--plot") ||
                         !flags.trace.empty() || !flags.chakra.empty() || stragglers.is_sampled;
-  PlanPrograms programs(
-      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  PlanPrograms programs({file, file.plan});
   const auto& [result, account] = SimulateAndCheck(file, flags, is_whole, programs);
   const Program& program = programs.Largest();
   Prediction prediction = Predict(file, result, account);

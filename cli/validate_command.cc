@@ -36,7 +36,7 @@ Json PredictListed(const JsonValue& listed, const RunList& list) {
     json["usable"] = prediction.usable.value;
     json["out_of_memory"] = prediction.out_of_memory;
     json["profile"] = plan.profile.name;
-    json["parameters"] = CountParameters(plan.model.model);
+    json["parameters"] = CountParameters(plan.model);
     if (list.has_bands) {
       const Confidence confidence = ConfidenceOf(plan, run.source);
       json["band"] = confidence.band;

@@ -21,19 +21,17 @@ int main() {
 
     SearchOptions options;
     options.base.dialect = Dialect::kNative;
-    const SearchResult found =
-        Search({file.model.model, file.kernels, file.cluster, file.profile, file.job}, options);
+    const SearchResult found = Search(file, options);
     if (!found.is_feasible) {
       std::puts("nothing fits");
       return 1;
     }
     file.plan = found.best.plan;
-    const PlanOutcome outcome = Evaluate(file);
+    const PlanOutcome outcome = Evaluate(file, file.plan);
     std::printf(
         "%s: step %.3f ms, at most %.1f %% above any other plan, device memory %.2f GiB, %lld "
         "plans simulated\n",
-        file.model.model.name.c_str(), ToSeconds(outcome.step_time).value * 1e3,
-        found.proven_gap * 100,
+        file.model.name.c_str(), ToSeconds(outcome.step_time).value * 1e3, found.proven_gap * 100,
         static_cast<double>(outcome.DeviceTotal().value) / static_cast<double>(kGiB.value),
         static_cast<long long>(found.simulated));
     return 0;

@@ -41,18 +41,9 @@ bool IsSet(const std::atomic<bool>* stop) {
   return stop != nullptr && stop->load();
 }
 
-// A plan file of the problem with this baseline's plan.
-PlanFile FileOf(const PlanFile& problem, Plan plan) {
-  PlanFile file = problem;
-  file.plan = std::move(plan);
-  file.job.global_batch = problem.cluster.RankCount() * file.plan.micro_batch *
-                          file.plan.accumulation;  // unchanged where the job says it
-  return file;
-}
-
 struct BaselineCandidate {
   UserChoice choice;
-  PlanFile file;
+  Plan plan;
   PlanOutcome quick;  // without the caching allocator
 };
 
@@ -77,7 +68,7 @@ bool NeedsMoreThanOneThatFails(const std::vector<BaselineCandidate>& candidates,
          });
 }
 
-std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const PlanFile& problem,
+std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const Problem& problem,
                                                const std::vector<UserChoice>& choices,
                                                Bytes memory_limit, const std::atomic<bool>* stop,
                                                std::string& refusal) {
@@ -91,16 +82,16 @@ std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const PlanFile
       continue;
     }
     try {
-      Plan plan = BaselinePlan(baseline, problem.model.model, problem.cluster.RankCount(), choice);
+      Plan plan = BaselinePlan(baseline, problem.model, problem.cluster.RankCount(), choice);
       if (FactsOf(plan).flat_units) {  // FSDP1's wrap policies do so unasked
-        KeepFullPrecision(problem.model.model, problem.job.precision, plan);
+        KeepFullPrecision(problem.model, problem.job.precision, plan);
       }
-      BaselineCandidate candidate{choice, FileOf(problem, std::move(plan)), {}};
-      candidate.quick = Evaluate(candidate.file, {.reserved = false,
-                                                  .telling = Telling::kRoughly,
-                                                  .compares = true,
-                                                  .memory_limit = memory_limit});
-      candidates.push_back(std::move(candidate));
+      PlanOutcome quick = Evaluate(problem, plan,
+                                   {.reserved = false,
+                                    .telling = Telling::kRoughly,
+                                    .compares = true,
+                                    .memory_limit = memory_limit});
+      candidates.push_back({choice, std::move(plan), std::move(quick)});
     } catch (const InputError& error) {
       if (refusal.empty()) {
         refusal = error.what();
@@ -114,7 +105,7 @@ std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const PlanFile
   return candidates;
 }
 
-BaselineResult EvaluateBaseline(Baseline baseline, const PlanFile& problem,
+BaselineResult EvaluateBaseline(Baseline baseline, const Problem& problem,
                                 const std::vector<UserChoice>& choices, Bytes memory_limit,
                                 const std::atomic<bool>* stop) {
   BaselineResult best;
@@ -127,9 +118,10 @@ BaselineResult EvaluateBaseline(Baseline baseline, const PlanFile& problem,
       break;
     }
     // An allocator that only fails takes long.
-    PlanOutcome outcome = Evaluate(candidate.file, {.reserved = candidate.quick.Fits(),
-                                                    .telling = Telling::kOnAverage,
-                                                    .memory_limit = memory_limit});
+    PlanOutcome outcome = Evaluate(problem, candidate.plan,
+                                   {.reserved = candidate.quick.Fits(),
+                                    .telling = Telling::kOnAverage,
+                                    .memory_limit = memory_limit});
     if (candidate.quick.Fits() && !outcome.Fits()) {  // the allocator fails in the midst of it
       outcome.step_time = candidate.quick.step_time;
       outcome.exposed_comm = candidate.quick.exposed_comm;
@@ -137,7 +129,7 @@ BaselineResult EvaluateBaseline(Baseline baseline, const PlanFile& problem,
     }
     if (!best.outcome || IsBetter(outcome, *best.outcome)) {
       best.choice = candidate.choice;
-      best.plan = candidate.file.plan;
+      best.plan = candidate.plan;
       best.outcome = outcome;
     }
     if (outcome.Fits()) {
@@ -217,11 +209,12 @@ std::vector<UserChoice> UserChoices(Baseline baseline, JobMode mode, std::int64_
   return choices;
 }
 
-std::vector<BaselineResult> EvaluateBaselines(const PlanFile& problem,
-                                              std::optional<UserChoice> choice, Bytes memory_limit,
-                                              int threads, const std::atomic<bool>* stop) {
+std::vector<BaselineResult> EvaluateBaselines(Problem problem, std::optional<UserChoice> choice,
+                                              Bytes memory_limit, int threads,
+                                              const std::atomic<bool>* stop) {
   const std::int64_t ranks = problem.cluster.RankCount();
-  const std::int64_t global = problem.job.global_batch;
+  std::int64_t& global = problem.job.global_batch;
+  global = choice ? ranks * choice->micro_batch * choice->accumulation : global;
   if (!choice && (global <= 0 || global % ranks != 0)) {
     throw InputError("global batch", std::to_string(global),
                      "a multiple of the " + std::to_string(ranks) + " ranks");

@@ -13,7 +13,7 @@
 
 #include "planner/evaluate.h"
 #include "schedule/plan.h"
-#include "schedule/plan_file.h"
+#include "schedule/problem.h"
 
 namespace shardwright {
 
@@ -72,13 +72,13 @@ struct BaselineResult {
   [[nodiscard]] bool Fits() const { return refusal.empty(); }
 };
 
-// Each baseline with the fastest choice that fits, or the one that misses by least. `problem` has
-// everything but the plan. With `choice` set nothing else is tried; `memory_limit` as in
-// EvaluateOptions. `threads`: 0: what the machine has; the result does not depend on it. Throws
-// InputError when the job's global batch is no multiple of the ranks. Once `stop` is set, what was
-// not looked at yet has no outcome.
+// Each baseline with the fastest choice that fits, or the one that misses by least. With `choice`
+// set nothing else is tried, and the global batch is its own; `memory_limit` as in EvaluateOptions.
+// `threads`: 0: what the machine has; the result does not depend on it. Throws InputError when the
+// job's global batch is no multiple of the ranks. Once `stop` is set, what was not looked at yet
+// has no outcome.
 [[nodiscard]] std::vector<BaselineResult> EvaluateBaselines(
-    const PlanFile& problem, std::optional<UserChoice> choice = {}, Bytes memory_limit = Bytes(0),
+    Problem problem, std::optional<UserChoice> choice = {}, Bytes memory_limit = Bytes(0),
     int threads = 0, const std::atomic<bool>* stop = nullptr);
 
 }  // namespace shardwright

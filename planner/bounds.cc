@@ -25,7 +25,7 @@ bool UpdatesOnHost(const OuterChoice& outer) {
 
 }  // namespace
 
-Bounds::Bounds(const SearchInput& input, const SearchOptions& options, const Limits& limits)
+Bounds::Bounds(const Problem& input, const SearchOptions& options, const Limits& limits)
     : in_(input),
       options_(options),
       limits_(limits),

@@ -29,7 +29,7 @@ struct OuterBound {
 class Bounds {
  public:
   // All arguments must outlive it.
-  Bounds(const SearchInput& input, const SearchOptions& options, const Limits& limits);
+  Bounds(const Problem& input, const SearchOptions& options, const Limits& limits);
 
   // What runs beside what for all plans with this one's mesh and offload of activations and
   // moments.
@@ -80,7 +80,7 @@ class Bounds {
   void AddTraffic(const OuterChoice& outer, const Occupancy& occupancy, Terms& terms) const;
   void AddEnds(const OuterChoice& outer, Terms& terms) const;
 
-  const SearchInput& in_;
+  const Problem& in_;
   const SearchOptions& options_;
   Limits limits_;
   const DialectFacts& facts_;

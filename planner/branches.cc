@@ -14,7 +14,7 @@ constexpr double kBoundSlack = 2e-4;
 
 }  // namespace
 
-Branches::Branches(const SearchInput& input, const SearchOptions& options, const Limits& limits,
+Branches::Branches(const Problem& input, const SearchOptions& options, const Limits& limits,
                    Workers& workers)
     : in_(input),
       options_(options),

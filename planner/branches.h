@@ -33,7 +33,7 @@ class Branches {
   using List = std::vector<std::size_t>;
 
   // Finds the bounds. All arguments must outlive it.
-  Branches(const SearchInput& input, const SearchOptions& options, const Limits& limits,
+  Branches(const Problem& input, const SearchOptions& options, const Limits& limits,
            Workers& workers);
 
   [[nodiscard]] const Space& space() const { return space_; }
@@ -86,7 +86,7 @@ class Branches {
  private:
   [[nodiscard]] std::vector<OuterBound> BoundsOf(const List& list, const Limits& limits) const;
 
-  const SearchInput& in_;
+  const Problem& in_;
   const SearchOptions& options_;
   Limits limits_;
   Limits aim_;

@@ -13,14 +13,6 @@
 namespace shardwright {
 namespace {
 
-SimulateOptions OptionsOf(const PlanFile& file, const Program& program,
-                          const EvaluateOptions& options) {
-  SimulateOptions simulate = SimulateOptionsOf(file, program);
-  simulate.contention = options.contention;
-  simulate.reserved = options.reserved;
-  return simulate;
-}
-
 Bytes ReservedPeak(const SimulationResult& result) {
   const std::optional<ReservedMemory>& reserved = result.memory.reserved;
   return reserved ? std::max(reserved->peak_first, reserved->peak_steady) : Bytes(0);
@@ -35,31 +27,31 @@ Bytes ReservedWithoutLimit(Simulator& simulator, PlanPrograms& programs, Simulat
 }
 
 // FLOPs of one sample as published MFU figures count them.
-Flops FlopsPerSample(const PlanFile& file) {
-  if (file.job.mode == JobMode::kTrain) {
-    return ConventionFlopsPerSample(file.model.model);
+Flops FlopsPerSample(const Problem& problem) {
+  if (problem.job.mode == JobMode::kTrain) {
+    return ConventionFlopsPerSample(problem.model);
   }
   // Forward is a third of training, when everything is trained.
-  Model all_trained = file.model.model;
+  Model all_trained = problem.model;
   for (Parameter& param : all_trained.params) {
     param.trainable = true;
   }
   return Flops(ConventionFlopsPerSample(all_trained).value / 3.0);
 }
 
-PlanOutcome OutcomeOf(const PlanFile& file, Bytes usable, const SimulationResult& result) {
+PlanOutcome OutcomeOf(const Problem& problem, const Plan& plan, Bytes usable,
+                      const SimulationResult& result) {
   PlanOutcome e;
   e.step_time = result.step_time;
   e.exposed_comm = result.exposed_comm;
-  e.is_steady = result.timing.is_steady;
-  e.rates = RatesOf(file, ToSeconds(result.step_time));
+  e.rates = RatesOf(problem, plan, ToSeconds(result.step_time));
   e.device_peak = result.memory.allocated.DevicePeak();
   e.reserved = ReservedPeak(result);
   e.outside = result.memory.outside;
   e.usable = usable;
   e.first_retries = result.memory.reserved ? result.memory.reserved->retries_first : 0;
   e.retries_per_step = result.memory.reserved ? result.memory.reserved->retries_steady : 0;
-  e.host_peak = result.memory.allocated.HostPeak().total * file.cluster.gpus_per_node;
+  e.host_peak = result.memory.allocated.HostPeak().total * problem.cluster.gpus_per_node;
   return e;
 }
 
@@ -71,35 +63,30 @@ void CheckLegal(const Program& program) {
 }
 
 Program LowerAndVerify(const PlanFile& file) {
-  Program program = Lower(
-      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  Program program = Lower({file, file.plan});
   CheckLegal(program);
   return program;
 }
 
-Bytes UsableMemory(const Cluster& cluster, const Job& job) {
-  const auto usable = static_cast<double>(cluster.gpu.usable_memory.value.value);
-  return Bytes(std::llround(usable * (1.0 - job.memory_margin)));
+Bytes UsableMemory(const Problem& problem) {
+  const auto usable = static_cast<double>(problem.cluster.gpu.usable_memory.value.value);
+  return Bytes(std::llround(usable * (1.0 - problem.job.memory_margin)));
 }
 
-Bytes AllocatorCapacity(Bytes usable, const Program& program, const Profile& profile) {
-  return std::max(usable - OutsideBytes(program, profile.memory), Bytes(1));
-}
-
-SimulateOptions SimulateOptionsOf(const PlanFile& file, const Program& program) {
+SimulateOptions SimulateOptionsOf(const Problem& problem, const Program& program) {
+  const Bytes room = UsableMemory(problem) - OutsideBytes(program, problem.profile.memory);
   SimulateOptions options;
-  options.allocator = AllocatorOptionsOf(
-      file.job.allocator, AllocatorCapacity(UsableMemory(file), program, file.profile));
+  options.allocator = AllocatorOptionsOf(problem.job.allocator, std::max(room, Bytes(1)));
   return options;
 }
 
-std::vector<Misfit> FindMisfits(const PlanFile& file, Bytes usable, Bytes placed,
-                                const SimulationResult& result) {
+std::vector<Misfit> FindMisfits(const Problem& problem, const Plan& plan, Bytes usable,
+                                Bytes placed, const SimulationResult& result) {
   std::vector<Misfit> misfits;
-  const bool has_arena = FactsOf(file.plan).has_arena;
+  const bool has_arena = FactsOf(plan).has_arena;
   const Bytes peak = has_arena ? placed : result.memory.allocated.DevicePeak().total;
   const Bytes allocated = peak + result.memory.outside;
-  const std::string limit = Format(usable) + " usable on " + file.cluster.gpu.name;
+  const std::string limit = Format(usable) + " usable on " + problem.cluster.gpu.name;
   if (allocated > usable) {
     misfits.push_back({Misfit::Kind::kDevice, allocated, usable,
                        "does not fit: " + std::string(has_arena ? "arena " : "peak allocated ") +
@@ -112,8 +99,8 @@ std::vector<Misfit> FindMisfits(const PlanFile& file, Bytes usable, Bytes placed
                            Format(peak) + " + outside the allocator " +
                            Format(result.memory.outside) + ", of " + limit});
   }
-  const Bytes host = result.memory.allocated.HostPeak().total * file.cluster.gpus_per_node;
-  const Bytes host_limit = file.cluster.node.pinned_limit;
+  const Bytes host = result.memory.allocated.HostPeak().total * problem.cluster.gpus_per_node;
+  const Bytes host_limit = problem.cluster.node.pinned_limit;
   if (host_limit > Bytes(0) && host > host_limit) {
     misfits.push_back({Misfit::Kind::kHost, host, host_limit,
                        "does not fit: offloading needs " + Format(host) +
@@ -122,20 +109,20 @@ std::vector<Misfit> FindMisfits(const PlanFile& file, Bytes usable, Bytes placed
   return misfits;
 }
 
-Rates RatesOf(const PlanFile& file, Seconds step_time) {
+Rates RatesOf(const Problem& problem, const Plan& plan, Seconds step_time) {
   Rates rates;
   const std::optional<FlopsPerSecond> peak =
-      PeakFlops(file.cluster.gpu, MathTypeOf(file.job.precision.param));
+      PeakFlops(problem.cluster.gpu, MathTypeOf(problem.job.precision.param));
   rates.has_dtype = peak.has_value();
   rates.peak =
-      peak.value_or(PeakFlops(file.cluster.gpu, MathType::kFp32).value_or(FlopsPerSecond(0.0)));
+      peak.value_or(PeakFlops(problem.cluster.gpu, MathType::kFp32).value_or(FlopsPerSecond(0.0)));
   const double samples =
-      static_cast<double>(file.plan.micro_batch) * static_cast<double>(file.plan.accumulation);
+      static_cast<double>(plan.micro_batch) * static_cast<double>(plan.accumulation);
   if (step_time.value > 0.0) {
     rates.tokens_per_second_per_gpu =
-        samples * static_cast<double>(file.model.model.tokens_per_sample) / step_time.value;
+        samples * static_cast<double>(problem.model.tokens_per_sample) / step_time.value;
     if (rates.peak.value > 0.0) {
-      rates.mfu = samples * FlopsPerSample(file).value / (step_time.value * rates.peak.value);
+      rates.mfu = samples * FlopsPerSample(problem).value / (step_time.value * rates.peak.value);
     }
   }
   return rates;
@@ -153,21 +140,22 @@ Bytes PlanOutcome::Excess() const {
   return excess;
 }
 
-PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
-  CheckPlan(file, "plan");
-  PlanPrograms programs(
-      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
-  Simulator simulator(file.cluster, file.profile);
-  const SimulateOptions simulate = OptionsOf(file, programs.Largest(), options);
-  const Bytes usable = options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(file);
+PlanOutcome Evaluate(const Problem& problem, const Plan& plan, const EvaluateOptions& options) {
+  CheckPlan(problem, plan, "plan");
+  PlanPrograms programs({problem, plan});
+  Simulator simulator(problem.cluster, problem.profile);
+  SimulateOptions simulate = SimulateOptionsOf(problem, programs.Largest());
+  simulate.reserved = options.reserved;
+  const Bytes usable =
+      options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(problem);
   const bool has_arena = programs.Largest().memory == MemoryRegime::kArena;
   if (options.compares) {
     SW_CHECK(!options.reserved && !has_arena, "what is reserved or placed is not compared");
     SimulationResult result;
     result.memory = simulator.Allocated(programs.Largest());
-    if (std::vector<Misfit> misfits = FindMisfits(file, usable, Bytes(0), result);
+    if (std::vector<Misfit> misfits = FindMisfits(problem, plan, usable, Bytes(0), result);
         !misfits.empty()) {
-      PlanOutcome e = OutcomeOf(file, usable, result);
+      PlanOutcome e = OutcomeOf(problem, plan, usable, result);
       e.misfits = std::move(misfits);
       return e;
     }
@@ -175,9 +163,9 @@ PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
     CheckLegal(programs.Largest());
   }
   const SimulationResult result = SimulatePlan(simulator, programs, simulate, options.telling);
-  PlanOutcome e = OutcomeOf(file, usable, result);
+  PlanOutcome e = OutcomeOf(problem, plan, usable, result);
   const Bytes placed = has_arena ? PlacePlan(programs) : Bytes(0);
-  e.misfits = FindMisfits(file, usable, placed, result);
+  e.misfits = FindMisfits(problem, plan, usable, placed, result);
   for (Misfit& misfit : e.misfits) {
     if (misfit.kind == Misfit::Kind::kFragmentation) {
       misfit.needed =

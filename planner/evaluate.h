@@ -37,23 +37,19 @@ void CheckLegal(const Program& program);
 [[nodiscard]] Program LowerAndVerify(const PlanFile& file);
 
 // Device memory that the job may use: what the GPU has less the job's margin.
-[[nodiscard]] Bytes UsableMemory(const Cluster& cluster, const Job& job);
-[[nodiscard]] inline Bytes UsableMemory(const PlanFile& file) {
-  return UsableMemory(file.cluster, file.job);
-}
-// What the caching allocator may reserve of `usable`.
-[[nodiscard]] Bytes AllocatorCapacity(Bytes usable, const Program& program, const Profile& profile);
+[[nodiscard]] Bytes UsableMemory(const Problem& problem);
 
-// What the caching allocator has in the simulation of a plan: the device's usable memory. Where
-// that is less than it would take, its retries are part of the step.
-[[nodiscard]] SimulateOptions SimulateOptionsOf(const PlanFile& file, const Program& program);
+// What the caching allocator has in the simulation of a plan: the device's usable memory, less what
+// lies outside it. Where that is less than it would take, its retries are part of the step.
+[[nodiscard]] SimulateOptions SimulateOptionsOf(const Problem& problem, const Program& program);
 
 // The limits that a simulated plan breaks, `usable` of device memory; empty = it fits. A native
 // plan is held against what its arena takes (`placed`, see Place; unused for the others), any other
 // against what its buffers take and, with reserved memory in `result`, against fragmentation. Of
 // kFragmentation, `needed` is what the buffers and the memory outside the allocator take, which is
 // below the limit; see PlanOutcome::misfits for the rest.
-[[nodiscard]] std::vector<Misfit> FindMisfits(const PlanFile& file, Bytes usable, Bytes placed,
+[[nodiscard]] std::vector<Misfit> FindMisfits(const Problem& problem, const Plan& plan,
+                                              Bytes usable, Bytes placed,
                                               const SimulationResult& result);
 
 struct Rates {
@@ -64,13 +60,12 @@ struct Rates {
   FlopsPerSecond peak;    // dense peak of the compute dtype, or of fp32 where the GPU lacks it
   bool has_dtype = true;  // false: `peak` is that of fp32 instead
 };
-[[nodiscard]] Rates RatesOf(const PlanFile& file, Seconds step_time);
+[[nodiscard]] Rates RatesOf(const Problem& problem, const Plan& plan, Seconds step_time);
 
 struct PlanOutcome {
   SimTime step_time;
   SimTime exposed_comm;
   Rates rates;
-  bool is_steady = true;
   MemoryPeak device_peak;  // allocated
   Bytes reserved;          // by the caching allocator, at most; 0 without EvaluateOptions::reserved
   Bytes outside;           // the allocator
@@ -90,7 +85,6 @@ struct PlanOutcome {
 };
 
 struct EvaluateOptions {
-  bool contention = true;
   bool reserved = true;                // replay the caching allocator; about ten times slower
   Telling telling = Telling::kProven;  // of a step with many micro-batches
   // For one of many plans, of which the best are evaluated again: it is not verified, and has no
@@ -102,6 +96,7 @@ struct EvaluateOptions {
 };
 
 // Throws InputError for a plan that breaks its dialect's rules or does not fit the cluster's ranks.
-[[nodiscard]] PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options = {});
+[[nodiscard]] PlanOutcome Evaluate(const Problem& problem, const Plan& plan,
+                                   const EvaluateOptions& options = {});
 
 }  // namespace shardwright

@@ -39,8 +39,7 @@ void SetOutcome(const Outcome& outcome, const Limits& limits, Candidate& candida
   candidate.host_memory = outcome.host_memory;
 }
 
-Evaluator::Evaluator(const SearchInput& input)
-    : in_(input), simulator_(input.cluster, input.profile) {}
+Evaluator::Evaluator(const Problem& input) : in_(input), simulator_(input.cluster, input.profile) {}
 
 Outcome Evaluator::OutcomeOf(const SimulatedMemory& memory) const {
   Outcome outcome;
@@ -69,7 +68,7 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   ++count_;
   std::optional<PlanPrograms> programs;
   try {
-    programs.emplace(LowerInput{in_.model, in_.kernels, in_.job, plan});
+    programs.emplace(LowerInput{in_, plan});
     // The chosen plan is lowered with all of its micro-batches.
     const Program& few = programs->Largest();
     CheckOpCount(few.step.size(), few.micro_batch_count, plan.accumulation);
@@ -91,14 +90,6 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   return OutcomeOf(SimulatePlan(simulator_, *programs, options, Telling::kRoughly));
 }
 
-SimulateOptions Evaluator::WithAllocator(const Program& program) const {
-  SimulateOptions options;
-  options.allocator = AllocatorOptionsOf(
-      in_.job.allocator,
-      AllocatorCapacity(UsableMemory(in_.cluster, in_.job), program, in_.profile));
-  return options;
-}
-
 Evaluator::Final Evaluator::FinalOf(const SimulationResult& result, Bytes placed,
                                     Bytes limit) const {
   const ReservedMemory& reserved = *result.memory.reserved;
@@ -114,16 +105,16 @@ Evaluator::Final Evaluator::FinalOf(const SimulationResult& result, Bytes placed
 
 Evaluator::Final Evaluator::RunFinal(const Plan& plan, Bytes limit, bool is_exact) {
   ++count_;
-  PlanPrograms programs({in_.model, in_.kernels, in_.job, plan});
+  PlanPrograms programs({in_, plan});
   CheckLegal(programs.Largest());
-  const SimulateOptions options = WithAllocator(programs.Largest());
-  const SimulationResult result = SimulatePlan(
-      simulator_, programs, options, is_exact ? Telling::kProven : Telling::kUntilRetries);
+  const SimulationResult result =
+      SimulatePlan(simulator_, programs, SimulateOptionsOf(in_, programs.Largest()),
+                   is_exact ? Telling::kProven : Telling::kUntilRetries);
   const bool has_arena = programs.Largest().memory == MemoryRegime::kArena;
   return FinalOf(result, has_arena ? PlacePlan(programs) : Bytes(0), limit);
 }
 
-Workers::Workers(const SearchInput& input, int threads) {
+Workers::Workers(const Problem& input, int threads) {
   for (std::size_t i = 0; i < ThreadCount(threads); ++i) {
     evaluators_.push_back(std::make_unique<Evaluator>(input));
   }

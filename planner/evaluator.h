@@ -41,7 +41,7 @@ void SetOutcome(const Outcome& outcome, const Limits& limits, Candidate& candida
 // Lowers and simulates plans of one job. One per thread; the input must outlive it.
 class Evaluator {
  public:
-  explicit Evaluator(const SearchInput& input);
+  explicit Evaluator(const Problem& input);
 
   [[nodiscard]] Outcome Run(const Plan& plan);
   // The same, but without a time where the plan breaks the limits: only its memory is looked at.
@@ -64,10 +64,9 @@ class Evaluator {
   [[nodiscard]] Outcome RunWithin(const Plan& plan, const Limits* limits);
   [[nodiscard]] Outcome OutcomeOf(const SimulatedMemory& memory) const;
   [[nodiscard]] Outcome OutcomeOf(const SimulationResult& result) const;
-  [[nodiscard]] SimulateOptions WithAllocator(const Program& program) const;
   [[nodiscard]] Final FinalOf(const SimulationResult& result, Bytes placed, Bytes limit) const;
 
-  const SearchInput& in_;
+  const Problem& in_;
   Simulator simulator_;
   std::int64_t count_ = 0;
 };
@@ -75,7 +74,7 @@ class Evaluator {
 // Threads that share a queue of tasks. Results must not depend on who runs what.
 class Workers {
  public:
-  Workers(const SearchInput& input, int threads);
+  Workers(const Problem& input, int threads);
 
   // Calls task(i, evaluator) for i in [0, count), in any order, and returns when all are done.
   // Rethrows the exception of the task with the lowest index.

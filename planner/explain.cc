@@ -34,7 +34,7 @@ bool IsNearer(const Alternative& a, const Alternative& b) {
 
 class Explainer {
  public:
-  Explainer(const SearchInput& input, const SearchOptions& options, const SearchResult& result)
+  Explainer(const Problem& input, const SearchOptions& options, const SearchResult& result)
       : in_(input),
         options_(options),
         result_(result),
@@ -231,12 +231,12 @@ class Explainer {
   }
 
   void AddSensitivity(std::string what, const Cluster& cluster, const Profile& profile) {
-    const Program program = Lower({in_.model, in_.kernels, in_.job, chosen_});
+    const Program program = Lower({in_, chosen_});
     SimulateOptions simulate;
     simulate.reserved = false;
     const double base =
-        ToSeconds(Simulate({program, in_.cluster, in_.profile, simulate}).step_time).value;
-    const double now = ToSeconds(Simulate({program, cluster, profile, simulate}).step_time).value;
+        ToSeconds(Simulate(program, in_.cluster, in_.profile, simulate).step_time).value;
+    const double now = ToSeconds(Simulate(program, cluster, profile, simulate).step_time).value;
     explanation_.sensitivities.push_back({std::move(what), 1 - now / base});
   }
 
@@ -296,7 +296,7 @@ class Explainer {
     explanation_.notes.push_back("Time hangs most on " + first.what + ".");
   }
 
-  const SearchInput& in_;
+  const Problem& in_;
   const SearchOptions& options_;
   const SearchResult& result_;
   const Plan& chosen_;
@@ -308,7 +308,7 @@ class Explainer {
 
 }  // namespace
 
-Explanation ExplainChoice(const SearchInput& input, const SearchOptions& options,
+Explanation ExplainChoice(const Problem& input, const SearchOptions& options,
                           const SearchResult& result) {
   SW_CHECK(result.is_feasible, "nothing was chosen");
   return Explainer(input, options, result).Run();

@@ -37,7 +37,7 @@ struct Explanation {
 };
 
 // Requires a feasible result of a search with the same arguments.
-[[nodiscard]] Explanation ExplainChoice(const SearchInput& input, const SearchOptions& options,
+[[nodiscard]] Explanation ExplainChoice(const Problem& input, const SearchOptions& options,
                                         const SearchResult& result);
 
 }  // namespace shardwright

@@ -16,7 +16,7 @@ std::optional<PlanFile> AsEmitted(const Emitter& target, PlanFile file, const Pl
   file.plan = plan;
   try {
     PlanFile emitted = Emit(target, file, {}).as_emitted;
-    CheckPlan(emitted, "the plan as emitted");
+    CheckPlan(emitted, emitted.plan, "the plan as emitted");
     return emitted;
   } catch (const InputError&) {
     return std::nullopt;
@@ -61,7 +61,7 @@ void Choose(const PlanOutcome& outcome, Candidate chosen, SearchResult& result) 
 }  // namespace
 
 bool KeepRun(const PlanFile& run, SearchResult& result) {
-  const PlanOutcome outcome = Evaluate(run);
+  const PlanOutcome outcome = Evaluate(run, run.plan);
   const bool is_beaten =
       result.is_feasible && result.best.step_time <= ToSeconds(outcome.step_time);
   if (is_beaten || !outcome.Fits() || outcome.retries_per_step > 0) {
@@ -90,7 +90,7 @@ std::optional<PlanFile> FastestEmitted(const Plan& own, const Emitter& target, c
     if (!file) {
       continue;
     }
-    const PlanOutcome outcome = Evaluate(*file, {.memory_limit = result.memory_limit});
+    const PlanOutcome outcome = Evaluate(*file, file->plan, {.memory_limit = result.memory_limit});
     const Seconds time = ToSeconds(outcome.step_time);
     if (!outcome.Fits() || outcome.retries_per_step > 0 || (best && time >= chosen.step_time)) {
       continue;

@@ -10,7 +10,7 @@ namespace shardwright {
 namespace {
 
 // A plan that fits, if a short search finds one.
-std::optional<Fix> Try(const SearchInput& input, SearchOptions options, std::string change) {
+std::optional<Fix> Try(const Problem& input, SearchOptions options, std::string change) {
   options.effort = 0;
   options.progress = nullptr;
   try {
@@ -31,7 +31,7 @@ void Add(std::optional<Fix> fix, std::vector<Fix>& fixes) {
   }
 }
 
-void FreeChoices(const SearchInput& input, const SearchOptions& options, std::vector<Fix>& fixes) {
+void FreeChoices(const Problem& input, const SearchOptions& options, std::vector<Fix>& fixes) {
   const std::pair<bool FixedChoices::*, const char*> kChoices[] = {
       {&FixedChoices::units, "without --wrap"},
       {&FixedChoices::in_flight, "without --in-flight"},
@@ -55,46 +55,39 @@ void FreeChoices(const SearchInput& input, const SearchOptions& options, std::ve
   }
 }
 
-void ChangeNumbers(const SearchInput& input, const SearchOptions& options,
-                   std::vector<Fix>& fixes) {
+void ChangeNumbers(const Problem& input, const SearchOptions& options, std::vector<Fix>& fixes) {
   if (!FactsOf(options.base).has_arena && !input.job.allocator.expandable_segments) {
-    Job job = input.job;
-    job.allocator.expandable_segments = true;
-    Add(Try({input.model, input.kernels, input.cluster, input.profile, job}, options,
-            "--allocator " + AllocatorConf(job.allocator)),
-        fixes);
+    Problem changed = input;
+    changed.job.allocator.expandable_segments = true;
+    Add(Try(changed, options, "--allocator " + AllocatorConf(changed.job.allocator)), fixes);
   }
   constexpr std::int64_t kChunks = 16;  // as Liger has them
   if (input.kernels.loss_chunks < kChunks) {
-    const KernelSetOptions kernels = WithLossChunks(input.kernels, kChunks);
-    Add(Try({input.model, kernels, input.cluster, input.profile, input.job}, options,
-            "--loss-chunks " + std::to_string(kChunks)),
-        fixes);
+    Problem changed = input;
+    changed.kernels = WithLossChunks(input.kernels, kChunks);
+    Add(Try(changed, options, "--loss-chunks " + std::to_string(kChunks)), fixes);
   }
-  Job job = input.job;
-  job.precision = {DType::kBf16, DType::kBf16, DType::kBf16};
-  if (input.job.precision != job.precision && input.job.precision.param == DType::kBf16) {
-    Add(Try({input.model, input.kernels, input.cluster, input.profile, job}, options,
-            "--precision bf16"),
-        fixes);
+  const Precision bf16 = {DType::kBf16, DType::kBf16, DType::kBf16};
+  if (input.job.precision != bf16 && input.job.precision.param == DType::kBf16) {
+    Problem changed = input;
+    changed.job.precision = bf16;
+    Add(Try(changed, options, "--precision bf16"), fixes);
   }
 }
 
-void AddNodes(const SearchInput& input, const SearchOptions& options, std::vector<Fix>& fixes) {
+void AddNodes(const Problem& input, const SearchOptions& options, std::vector<Fix>& fixes) {
   constexpr std::int64_t kMostTimes = 64;
   for (std::int64_t times = 2; times <= kMostTimes && !options.fixed.mesh; times *= 2) {
-    Cluster cluster = input.cluster;
-    cluster.node_count *= times;
-    Job job = input.job;
-    const std::int64_t ranks = cluster.RankCount();
-    std::string change = "--nodes " + std::to_string(cluster.node_count);
-    if (job.global_batch % ranks != 0) {
-      job.global_batch = CeilDiv(job.global_batch, ranks) * ranks;
-      change += " --global-batch " + std::to_string(job.global_batch);
+    Problem larger = input;
+    larger.cluster.node_count *= times;
+    std::int64_t& batch = larger.job.global_batch;
+    const std::int64_t ranks = larger.cluster.RankCount();
+    std::string change = "--nodes " + std::to_string(larger.cluster.node_count);
+    if (batch % ranks != 0) {
+      batch = CeilDiv(batch, ranks) * ranks;
+      change += " --global-batch " + std::to_string(batch);
     }
-    std::optional<Fix> fix =
-        Try({input.model, input.kernels, cluster, input.profile, job}, options, change);
-    if (fix) {
+    if (std::optional<Fix> fix = Try(larger, options, change)) {
       fixes.push_back(std::move(*fix));
       return;
     }
@@ -103,7 +96,7 @@ void AddNodes(const SearchInput& input, const SearchOptions& options, std::vecto
 
 }  // namespace
 
-std::vector<Fix> FindFixes(const SearchInput& input, const SearchOptions& options) {
+std::vector<Fix> FindFixes(const Problem& input, const SearchOptions& options) {
   std::vector<Fix> fixes;
   FreeChoices(input, options, fixes);
   if (const std::optional<Dialect> instead = FactsOf(options.base).instead) {

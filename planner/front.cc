@@ -28,13 +28,13 @@ void Merge(const SearchResult& other, SearchResult& all) {
   all.search_time += other.search_time;
 }
 
-NodeCountResult SearchCount(const SearchInput& input, const SearchOptions& options,
-                            std::int64_t nodes, std::int64_t tokens) {
-  Cluster cluster = input.cluster;
-  cluster.node_count = nodes;
+NodeCountResult SearchCount(const Problem& input, const SearchOptions& options, std::int64_t nodes,
+                            std::int64_t tokens) {
+  Problem counted = input;
+  counted.cluster.node_count = nodes;
   NodeCountResult row;
   row.nodes = nodes;
-  row.ranks = cluster.RankCount();
+  row.ranks = counted.cluster.RankCount();
   const std::int64_t per_step = input.job.global_batch * input.model.tokens_per_sample;
   row.steps = CeilDiv(tokens, std::max<std::int64_t>(per_step, 1));
   if (input.job.global_batch % row.ranks != 0) {
@@ -54,7 +54,7 @@ NodeCountResult SearchCount(const SearchInput& input, const SearchOptions& optio
     }
     here.base.replicate_size = mesh.Along(Axis::kReplicate);
   }
-  row.result = Search({input.model, input.kernels, cluster, input.profile, input.job}, here);
+  row.result = Search(counted, here);
   if (!row.result->is_feasible) {
     row.refusal = "nothing fits";
     return row;
@@ -67,7 +67,7 @@ NodeCountResult SearchCount(const SearchInput& input, const SearchOptions& optio
 
 }  // namespace
 
-SearchResult SearchFront(const SearchInput& input, const SearchOptions& options) {
+SearchResult SearchFront(const Problem& input, const SearchOptions& options) {
   SearchOptions by_time = options;
   by_time.objective = Objective::kTime;
   SearchResult all = Search(input, by_time);
@@ -98,7 +98,7 @@ SearchResult SearchFront(const SearchInput& input, const SearchOptions& options)
   return all;
 }
 
-std::vector<NodeCountResult> SearchNodes(const SearchInput& input, const SearchOptions& options,
+std::vector<NodeCountResult> SearchNodes(const Problem& input, const SearchOptions& options,
                                          const std::vector<std::int64_t>& node_counts,
                                          std::int64_t tokens) {
   std::vector<NodeCountResult> rows;

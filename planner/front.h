@@ -14,7 +14,7 @@ namespace shardwright {
 // The fastest plan as Search finds it, with `pareto` filled up by searches under lower limits: the
 // least memory at all, and memory limits in between that divide the range in equal ratios. Their
 // plans that fit are among the candidates.
-[[nodiscard]] SearchResult SearchFront(const SearchInput& input, const SearchOptions& options);
+[[nodiscard]] SearchResult SearchFront(const Problem& input, const SearchOptions& options);
 
 // One node count for a token budget.
 struct NodeCountResult {
@@ -31,7 +31,7 @@ struct NodeCountResult {
 
 // A search for each node count with the job's global batch. `tokens` counts images for image
 // models.
-[[nodiscard]] std::vector<NodeCountResult> SearchNodes(const SearchInput& input,
+[[nodiscard]] std::vector<NodeCountResult> SearchNodes(const Problem& input,
                                                        const SearchOptions& options,
                                                        const std::vector<std::int64_t>& node_counts,
                                                        std::int64_t tokens);

@@ -17,7 +17,7 @@ constexpr std::int64_t kLeastMemoryEffort = 4;
 
 }  // namespace
 
-LocalSearch::LocalSearch(const SearchInput& input, const SearchOptions& options, const Space& space,
+LocalSearch::LocalSearch(const Problem& input, const SearchOptions& options, const Space& space,
                          const Measured& measured, const OuterChoice& outer, const Limits& limits)
     : in_(input),
       options_(options),

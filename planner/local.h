@@ -84,7 +84,7 @@ struct Evaluated {
 class LocalSearch {
  public:
   // All references must outlive it. Plans have no time where they break `limits`.
-  LocalSearch(const SearchInput& input, const SearchOptions& options, const Space& space,
+  LocalSearch(const Problem& input, const SearchOptions& options, const Space& space,
               const Measured& measured, const OuterChoice& outer, const Limits& limits);
 
   // From now on plans are fitted to `aim`, at most the limits; the best one is to be found again.
@@ -136,7 +136,7 @@ class LocalSearch {
   void TryPartitions(Evaluator& evaluator);
   void TryPartition(Evaluator& evaluator, const std::vector<UnitPlan>& items, std::uint64_t cuts);
 
-  const SearchInput& in_;
+  const Problem& in_;
   const SearchOptions& options_;
   const Space& space_;
   const DialectFacts& facts_;

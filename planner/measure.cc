@@ -27,7 +27,7 @@ struct Reading {
 
 class Prober {
  public:
-  Prober(const SearchInput& input, const SearchOptions& options, const Space& space,
+  Prober(const Problem& input, const SearchOptions& options, const Space& space,
          std::int64_t micro_batch)
       : in_(input), space_(space) {
     OuterChoice outer = space.outer.front();
@@ -276,7 +276,7 @@ class Prober {
     return counts && !buffer.on_host && buffer.owner != Stream::kH2d;
   }
 
-  const SearchInput& in_;
+  const Problem& in_;
   const Space& space_;
   Plan plan_;
   Job job_;
@@ -284,7 +284,7 @@ class Prober {
 };
 
 // Blocks that run equal ops on equal parameters.
-std::vector<BlockClass> FindClasses(const SearchInput& input, const Space& space,
+std::vector<BlockClass> FindClasses(const Problem& input, const Space& space,
                                     const std::vector<std::size_t>& block_of) {
   std::vector<std::vector<std::uint64_t>> signatures(space.blocks.size());
   for (std::size_t i = 0; i < input.model.ops.size(); ++i) {
@@ -384,7 +384,7 @@ void Work::Add(const Work& other, double times) {
   issue += times * other.issue;
 }
 
-Measured Measure(const SearchInput& input, const SearchOptions& options, const Space& space,
+Measured Measure(const Problem& input, const SearchOptions& options, const Space& space,
                  std::int64_t micro_batch) {
   const Prober prober(input, options, space, micro_batch);
   const std::vector<std::size_t> none(space.blocks.size(), 0);

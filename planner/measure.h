@@ -72,7 +72,7 @@ struct Measured {
 };
 
 // Costs at `micro_batch`. Lowers a few programs, each of which tries another pattern in each block.
-[[nodiscard]] Measured Measure(const SearchInput& input, const SearchOptions& options,
+[[nodiscard]] Measured Measure(const Problem& input, const SearchOptions& options,
                                const Space& space, std::int64_t micro_batch);
 
 }  // namespace shardwright

@@ -25,7 +25,7 @@ constexpr std::size_t kMostLoad = kLoadCount - 1;  // all of the memory bandwidt
 
 }  // namespace
 
-Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, const DialectFacts& facts,
+Occupancy::Occupancy(const Problem& input, const OuterChoice& outer, const DialectFacts& facts,
                      const RowWeights& bytes, const std::vector<std::int64_t>& partial_groups)
     : shares_communicator_(facts.one_communicator) {
   Program program;  // shapes of transfers, for the pricer; no ops

@@ -44,7 +44,7 @@ class Occupancy {
 
   // `bytes` of each transfer in one pass, full arrays; 0: there is none. Those of kPartial are
   // gathered over each of `partial_groups`.
-  Occupancy(const SearchInput& input, const OuterChoice& outer, const DialectFacts& facts,
+  Occupancy(const Problem& input, const OuterChoice& outer, const DialectFacts& facts,
             const RowWeights& bytes, const std::vector<std::int64_t>& partial_groups);
 
   // Seconds that one byte of a transfer that rows tell apart takes at its best rate.

@@ -46,7 +46,7 @@ bool IsRefused(const Candidate& c) {
 
 class Searcher {
  public:
-  Searcher(const SearchInput& input, const SearchOptions& options)
+  Searcher(const Problem& input, const SearchOptions& options)
       : in_(input),
         options_(options),
         limits_{MemoryLimit(input, options), input.cluster.node.pinned_limit},
@@ -344,7 +344,7 @@ class Searcher {
     }
   }
 
-  const SearchInput& in_;
+  const Problem& in_;
   const SearchOptions& options_;
   Limits limits_;
   Workers workers_;
@@ -357,7 +357,7 @@ class Searcher {
 
 }  // namespace
 
-SearchResult Search(const SearchInput& input, const SearchOptions& options) {
+SearchResult Search(const Problem& input, const SearchOptions& options) {
   // Each simulation costs by the op, and there are hundreds to thousands. 200 layers have 3,000.
   constexpr std::int64_t kMostOps = 20'000;
   Budget(input.model.name, "ops of a model to search plans for", kMostOps)
@@ -369,9 +369,8 @@ SearchResult Search(const SearchInput& input, const SearchOptions& options) {
   return result;
 }
 
-Bytes MemoryLimit(const SearchInput& input, const SearchOptions& options) {
-  return options.memory_limit > Bytes(0) ? options.memory_limit
-                                         : UsableMemory(input.cluster, input.job);
+Bytes MemoryLimit(const Problem& input, const SearchOptions& options) {
+  return options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(input);
 }
 
 double DefaultMargin(const Cluster& cluster, const Profile& profile) {

@@ -13,13 +13,10 @@
 #include <vector>
 
 #include "core/units.h"
-#include "models/kernel_set.h"
-#include "models/model.h"
 #include "schedule/plan.h"
+#include "schedule/problem.h"
 #include "schedule/wrap.h"
 #include "simulator/memory.h"
-#include "topologies/cluster.h"
-#include "topologies/profile.h"
 
 namespace shardwright {
 
@@ -162,23 +159,16 @@ struct SearchResult {
   Seconds search_time;      // the only field that differs between equal searches
 };
 
-struct SearchInput {
-  const Model& model;  // built for job.sequence_length; frozen and LoRA already applied
-  const KernelSetOptions& kernels;
-  const Cluster& cluster;
-  const Profile& profile;
-  const Job& job;  // job.global_batch > 0 and a multiple of the ranks
-};
-
-// Searches. Throws InputError for a job that no plan can have (a global batch that is not a
-// multiple of the ranks) and for fixed choices that contradict each other.
-[[nodiscard]] SearchResult Search(const SearchInput& input, const SearchOptions& options);
+// Searches the plans of a problem whose job.global_batch is a multiple of the ranks. Throws
+// InputError for a job that no plan can have (a global batch that is not a multiple of the ranks)
+// and for fixed choices that contradict each other.
+[[nodiscard]] SearchResult Search(const Problem& input, const SearchOptions& options);
 
 // The fraction of a device's memory that a plan should leave where nobody says another: the error
 // of predictions of what PyTorch reserves, and the band of what lies outside the allocator (the
 // profile's spreads).
 [[nodiscard]] double DefaultMargin(const Cluster& cluster, const Profile& profile);
 // Device memory that plans may use: as the options say, or what the GPU has less the job's margin.
-[[nodiscard]] Bytes MemoryLimit(const SearchInput& input, const SearchOptions& options);
+[[nodiscard]] Bytes MemoryLimit(const Problem& input, const SearchOptions& options);
 
 }  // namespace shardwright

@@ -79,7 +79,7 @@ void AddSimpler(const SearchOptions& options, const Branches& branches,
 
 }  // namespace
 
-std::vector<SeedPlan> SeedPlans(const SearchInput& input, const SearchOptions& options) {
+std::vector<SeedPlan> SeedPlans(const Problem& input, const SearchOptions& options) {
   const FixedChoices& fixed = options.fixed;
   if (fixed.units || fixed.recompute || fixed.offload || options.reshard.is_set) {
     return {};
@@ -117,7 +117,7 @@ std::vector<SeedPlan> SeedPlans(const SearchInput& input, const SearchOptions& o
   return seeds;
 }
 
-std::vector<Candidate> SeedCandidates(const SearchInput& input, const SearchOptions& options,
+std::vector<Candidate> SeedCandidates(const Problem& input, const SearchOptions& options,
                                       const Branches& branches, double incumbent) {
   std::vector<Candidate> candidates;
   for (SeedPlan& seed : SeedPlans(input, options)) {

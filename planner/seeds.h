@@ -19,13 +19,12 @@ struct SeedPlan {
 // The plans of the frameworks' defaults that agree with what is fixed: for native the units, batch
 // and checkpointing of all of them, for another dialect those of frameworks that speak it. None
 // where units, checkpointing or offloading are fixed.
-[[nodiscard]] std::vector<SeedPlan> SeedPlans(const SearchInput& input,
-                                              const SearchOptions& options);
+[[nodiscard]] std::vector<SeedPlan> SeedPlans(const Problem& input, const SearchOptions& options);
 
 // As candidates that were not simulated yet: those plans, where no bound tells that they cost more
 // than `incumbent`; SearchOptions::previous; and the fastest plan so far with one thing less
 // offloaded, to which a tie would go.
-[[nodiscard]] std::vector<Candidate> SeedCandidates(const SearchInput& input,
+[[nodiscard]] std::vector<Candidate> SeedCandidates(const Problem& input,
                                                     const SearchOptions& options,
                                                     const Branches& branches, double incumbent);
 

@@ -115,7 +115,7 @@ std::string PrefetchText(const Plan& plan) {
 
 class Finder {
  public:
-  Finder(const SearchInput& input, const SearchOptions& options)
+  Finder(const Problem& input, const SearchOptions& options)
       : in_(input),
         options_(options),
         now_(options.base),
@@ -297,7 +297,7 @@ class Finder {
     }
   }
 
-  const SearchInput& in_;
+  const Problem& in_;
   const SearchOptions& options_;
   const Plan& now_;
   Evaluator evaluator_;
@@ -314,7 +314,7 @@ std::string_view NameOf(PlanChoice choice) {
   return kNames[static_cast<std::size_t>(choice)];
 }
 
-SingleChanges FindSingleChanges(const SearchInput& input, const SearchOptions& options) {
+SingleChanges FindSingleChanges(const Problem& input, const SearchOptions& options) {
   return Finder(input, options).Run();
 }
 

@@ -41,7 +41,6 @@ struct SingleChanges {
 
 // Simulates each other value of each choice. `options` says what is fixed and the memory limit;
 // its base is the plan. Throws InputError for a job that no plan can have.
-[[nodiscard]] SingleChanges FindSingleChanges(const SearchInput& input,
-                                              const SearchOptions& options);
+[[nodiscard]] SingleChanges FindSingleChanges(const Problem& input, const SearchOptions& options);
 
 }  // namespace shardwright

@@ -37,7 +37,7 @@ std::vector<std::int64_t> DivisorsOf(std::int64_t n) {
   return low;
 }
 
-std::vector<std::int64_t> ShardSizes(const SearchInput& input, const SearchOptions& options) {
+std::vector<std::int64_t> ShardSizes(const Problem& input, const SearchOptions& options) {
   const std::int64_t ranks = input.cluster.RankCount();
   if (options.fixed.mesh) {
     return {options.base.shard_size};
@@ -59,7 +59,7 @@ std::vector<std::int64_t> ShardSizes(const SearchInput& input, const SearchOptio
   return sizes;
 }
 
-std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& options,
+std::vector<Offload> Offloads(const Problem& input, const SearchOptions& options,
                               std::int64_t shard_size) {
   if (options.fixed.offload) {
     return {options.base.offload};
@@ -93,7 +93,7 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
   return choices;
 }
 
-std::vector<SyncMode> SyncModes(const OuterChoice& outer, const SearchInput& input,
+std::vector<SyncMode> SyncModes(const OuterChoice& outer, const Problem& input,
                                 const SearchOptions& options) {
   const DialectFacts& facts = FactsOf(options.base);
   if (options.fixed.sync) {
@@ -109,12 +109,12 @@ std::vector<SyncMode> SyncModes(const OuterChoice& outer, const SearchInput& inp
 }
 
 // Otherwise CheckOffloadedSums of validate_plan.cc refuses the plan.
-bool AddsUp(const OuterChoice& outer, const SearchInput& input, const SearchOptions& options) {
+bool AddsUp(const OuterChoice& outer, const Problem& input, const SearchOptions& options) {
   return FactsOf(options.base).adds_on_host || input.job.mode == JobMode::kForward ||
          !outer.offload.parameters || outer.accumulation == 1 || outer.sync != SyncMode::kEvery;
 }
 
-std::vector<OuterChoice> OuterChoices(const SearchInput& input, const SearchOptions& options) {
+std::vector<OuterChoice> OuterChoices(const Problem& input, const SearchOptions& options) {
   const std::int64_t ranks = input.cluster.RankCount();
   const std::int64_t batch = input.job.global_batch;
   const std::int64_t samples = SamplesPerExample(input.job.trains_by);
@@ -300,7 +300,7 @@ std::optional<UnitFamily> JoinFirstPart(const Model& model, const std::vector<Un
 // Does some unit hold parameters that learn beside frozen ones, where that is refused? FSDP1
 // without use_orig_params and FairScale flatten a unit into one parameter; FSDP1 also keeps a unit
 // in one dtype.
-bool MixesInVain(const SearchInput& input, const SearchOptions& options,
+bool MixesInVain(const Problem& input, const SearchOptions& options,
                  const std::vector<ResolvedUnit>& units) {
   const Dialect dialect = options.base.dialect;
   const bool is_refused =
@@ -325,7 +325,7 @@ UnitFamily LearningApart(const Model& model) {
 }
 
 // Families whose units the dialect or the model cannot have are left out.
-void AddFamily(const SearchInput& input, const SearchOptions& options, UnitFamily family,
+void AddFamily(const Problem& input, const SearchOptions& options, UnitFamily family,
                std::vector<UnitFamily>& families) {
   const std::size_t units = family.units.size();
   AddExpertUnits(input.model, family.units);
@@ -365,7 +365,7 @@ bool HasModulesInside(const std::vector<UnitPlan>& units) {
   });
 }
 
-std::optional<UnitFamily> TryWrap(const SearchInput& input, const SearchOptions& options,
+std::optional<UnitFamily> TryWrap(const Problem& input, const SearchOptions& options,
                                   const std::string& rule) {
   try {
     UnitFamily family;
@@ -379,7 +379,7 @@ std::optional<UnitFamily> TryWrap(const SearchInput& input, const SearchOptions&
   }
 }
 
-std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& options,
+std::vector<UnitFamily> Families(const Problem& input, const SearchOptions& options,
                                  const std::vector<std::string>& blocks) {
   if (options.fixed.units) {
     return {{"given", options.base.units, false}};
@@ -488,7 +488,7 @@ std::vector<RecomputePattern> PatternsOf(const Model& model, const std::string& 
 
 }  // namespace
 
-Space MakeSpace(const SearchInput& input, const SearchOptions& options) {
+Space MakeSpace(const Problem& input, const SearchOptions& options) {
   Space space;
   space.outer = OuterChoices(input, options);
   for (const ModuleId block : BlocksOf(input.model)) {

@@ -46,7 +46,7 @@ struct Space {
 };
 
 // Throws InputError for a job that no plan can have.
-[[nodiscard]] Space MakeSpace(const SearchInput& input, const SearchOptions& options);
+[[nodiscard]] Space MakeSpace(const Problem& input, const SearchOptions& options);
 
 // How many things are offloaded; kMostOffloads at most.
 inline constexpr int kMostOffloads = 3;

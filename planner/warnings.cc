@@ -20,8 +20,8 @@ std::string PaddedExperts(const PlanFile& file) {
   }
   const std::int64_t shards = MeshOf(plan).SameExperts().size;
   std::int64_t experts = 0;
-  for (const ModelOp& op : file.model.model.ops) {
-    const OpSpec& spec = file.model.model.SpecOf(op);
+  for (const ModelOp& op : file.model.ops) {
+    const OpSpec& spec = file.model.SpecOf(op);
     const bool is_stacked = op.params.size() == 2 || StacksExperts(file.kernels.name);
     if (spec.kind == OpKind::kExperts && is_stacked &&
         RoundUp(spec.experts, shards) != spec.experts &&
@@ -44,7 +44,7 @@ std::string PaddedExperts(const PlanFile& file) {
 }  // namespace
 
 std::vector<std::string> WarningsOf(const PlanFile& file) {
-  std::vector<std::string> warnings = file.model.model.warnings;
+  std::vector<std::string> warnings = file.model.warnings;
   if (std::string experts = PaddedExperts(file); !experts.empty()) {
     warnings.push_back(std::move(experts));
   }

@@ -3,16 +3,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "core/units.h"
 #include "models/kernel_set.h"
 #include "models/model.h"
 #include "schedule/plan.h"
+#include "schedule/problem.h"
 #include "schedule/program.h"
 
 namespace shardwright {
 
 struct LowerInput {
+  LowerInput(const Problem& problem, const Plan& p)
+      : LowerInput(problem.model, problem.kernels, problem.job, p) {}
+  LowerInput(const Model& m, const KernelSetOptions& k, const Job& j, const Plan& p)
+      : model(m), kernels(k), job(j), plan(p) {}
+
   const Model& model;  // built for job.sequence_length; frozen and LoRA already applied
   const KernelSetOptions& kernels;
   const Job& job;

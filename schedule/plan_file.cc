@@ -66,19 +66,18 @@ void ReadModel(const JsonValue& json, const nlohmann::ordered_json& document, co
   LoadOptions options;
   options.sequence_length = file.job.sequence_length;
   if (const std::optional<JsonValue> embedded = json.Find("json")) {
-    file.model.model = ModelFromJson(*embedded, name.AsString(), options);
-    file.model.json = Embedded(document, "model");
+    file.model = {ModelFromJson(*embedded, name.AsString(), options), Embedded(document, "model")};
   } else {
     const std::vector<std::string> names = ZooNames();
     if (!std::binary_search(names.begin(), names.end(), name.AsString())) {
       throw name.Error("the name of a zoo model, or a model under \"json\"",
                        DidYouMean(name.AsString(), names));
     }
-    file.model.model = LoadModel(name.AsString(), options);
+    file.model = {LoadModel(name.AsString(), options)};
   }
-  file.model.hash = HashModel(file.model.model);
+  file.model.hash = HashModel(file.model);
   CheckHash(json, file.model.hash, "model " + Quoted(name.AsString()));
-  ApplyTrainable(file.model.model, TrainableOf(file.job), job_path);
+  ApplyTrainable(file.model, TrainableOf(file.job), job_path);
 }
 
 void ReadCluster(const JsonValue& json, const nlohmann::ordered_json& document, PlanFile& file) {
@@ -121,21 +120,18 @@ void ReadProfile(const JsonValue& json, const nlohmann::ordered_json& document, 
 }  // namespace
 
 LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where) {
-  LoadedModel loaded;
-  LoadOptions options;
-  options.sequence_length = job.sequence_length;
-  loaded.model = LoadModel(spec, options);
+  LoadedModel loaded{LoadModel(spec, {.sequence_length = job.sequence_length})};
   if (job.sequence_length == 0) {
-    job.sequence_length = std::max<std::int64_t>(1, loaded.model.sequence_length);
+    job.sequence_length = std::max<std::int64_t>(1, loaded.sequence_length);
   }
   const std::string file = ModelFile(spec);
   if (!file.empty()) {
     loaded.json = ReadTextFile(file);
   }
-  loaded.hash = HashModel(loaded.model);
-  ApplyTrainable(loaded.model, TrainableOf(job), where);
+  loaded.hash = HashModel(loaded);
+  ApplyTrainable(loaded, TrainableOf(job), where);
   if (job.mode == JobMode::kTrain && !job.frozen.empty() &&
-      CountParameters(loaded.model, /*trainable_only=*/true) == 0) {
+      CountParameters(loaded, /*trainable_only=*/true) == 0) {
     throw InputError(where.Field("frozen").str(), "every parameter",
                      "some that are trained, or mode forward");
   }
@@ -154,11 +150,10 @@ PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
   file.plan = internal::ReadPlan(json.At("plan"));
   file.kernels = internal::ReadKernelSet(json.At("kernel_set"));
   ReadModel(json.At("model"), document, json.At("job").path(), file);
-  CutExperts(file.model.model, file.plan.expert_size,
-             json.At("plan").path().Field("expert_size").str());
+  CutExperts(file.model, file.plan.expert_size, json.At("plan").path().Field("expert_size").str());
   ReadCluster(json.At("cluster"), document, file);
   ReadProfile(json.At("profile"), document, file);
-  CheckPlan(file, json.At("plan").path().str());
+  CheckPlan(file, file.plan, json.At("plan").path().str());
   return file;
 }
 
@@ -167,37 +162,37 @@ std::string ImportedFrom(std::string_view text, const std::string& name) {
   return note ? note->AsString() : "";
 }
 
-void CheckFp8(const PlanFile& file) {
+void CheckFp8(const Problem& problem) {
   // The host rounds operands and multiplies them as it always does.
-  if (file.kernels.fp8 == Fp8Products::kNone || file.kernels.host_kernels) {
+  if (problem.kernels.fp8 == Fp8Products::kNone || problem.kernels.host_kernels) {
     return;
   }
-  const GpuSpec& gpu = file.cluster.gpu;
+  const GpuSpec& gpu = problem.cluster.gpu;
   constexpr auto kFp8 = MathType::kFp8;
   if (!PeakFlops(gpu, kFp8)) {
     throw InputError("products in fp8", "GPU " + gpu.name + ", whose data sheet has no fp8 rate",
                      "one that multiplies fp8, or a precision without it");
   }
-  if (!file.profile.compute.gemm[static_cast<std::size_t>(kFp8)].has_value()) {
+  if (!problem.profile.compute.gemm[static_cast<std::size_t>(kFp8)].has_value()) {
     throw InputError("products in fp8",
-                     "profile " + file.profile.name + " without compute.gemm.fp8",
+                     "profile " + problem.profile.name + " without compute.gemm.fp8",
                      "a profile that says what fp8 products reach");
   }
 }
 
-void CheckPlan(const PlanFile& file, const std::string& where) {
-  CheckNetwork(file.cluster, file.profile);
-  CheckFp8(file);
-  ValidatePlan(file.model.model, file.job, file.plan, where);
-  (void)ResolveUnits(file.model.model, file.plan, where);
-  const std::int64_t ranks = MeshOf(file.plan).RankCount();
-  if (ranks != file.cluster.RankCount()) {
+void CheckPlan(const Problem& problem, const Plan& plan, const std::string& where) {
+  CheckNetwork(problem.cluster, problem.profile);
+  CheckFp8(problem);
+  ValidatePlan(problem.model, problem.job, plan, where);
+  (void)ResolveUnits(problem.model, plan, where);
+  const std::int64_t ranks = MeshOf(plan).RankCount();
+  if (ranks != problem.cluster.RankCount()) {
     throw InputError(where,
-                     "shard_size " + std::to_string(file.plan.shard_size) + " x replicate_size " +
-                         std::to_string(file.plan.replicate_size) + " = " + std::to_string(ranks) +
+                     "shard_size " + std::to_string(plan.shard_size) + " x replicate_size " +
+                         std::to_string(plan.replicate_size) + " = " + std::to_string(ranks) +
                          " ranks",
-                     std::to_string(file.cluster.RankCount()) + ", the GPUs of " +
-                         std::to_string(file.cluster.node_count) + " x " + file.cluster.name);
+                     std::to_string(problem.cluster.RankCount()) + ", the GPUs of " +
+                         std::to_string(problem.cluster.node_count) + " x " + problem.cluster.name);
   }
 }
 

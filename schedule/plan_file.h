@@ -9,27 +9,13 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "models/kernel_set.h"
 #include "models/model.h"
 #include "schedule/plan.h"
-#include "topologies/cluster.h"
-#include "topologies/profile.h"
+#include "schedule/problem.h"
 
 namespace shardwright {
 
-// A model and where it comes from.
-struct LoadedModel {
-  Model model;
-  std::string json;        // the user's file; empty: the zoo model called model.name
-  std::uint64_t hash = 0;  // HashModel before anything is frozen or adapted
-};
-
-struct PlanFile {
-  LoadedModel model;  // built for job.sequence_length, with what the job freezes and adapts
-  KernelSetOptions kernels;
-  Cluster cluster;
-  Profile profile;
-  Job job;
+struct PlanFile : Problem {
   Plan plan;
 };
 
@@ -53,10 +39,10 @@ struct PlanFile {
 [[nodiscard]] PlanFile ParsePlanFile(std::string_view text, const std::string& name);
 
 // The same checks for a plan made in memory; `where` names it in errors.
-void CheckPlan(const PlanFile& file, const std::string& where);
+void CheckPlan(const Problem& problem, const Plan& plan, const std::string& where);
 
 // Throws InputError for products in fp8 on a GPU, or with a profile, that has no rate of them.
-void CheckFp8(const PlanFile& file);
+void CheckFp8(const Problem& problem);
 
 // 64-bit FNV-1a (offset basis 0xcbf29ce484222325, prime 0x100000001b3): the content hash of plan
 // files. It finds accidental changes, not attacks.

@@ -65,9 +65,9 @@ void Print(const Json& value, std::size_t indent, std::string& out) {
 
 Json ModelPart(const LoadedModel& loaded) {
   Json json;
-  json["name"] = loaded.model.name;
+  json["name"] = loaded.name;
   if (!loaded.json.empty()) {
-    json["json"] = ParseOrdered(loaded.json, loaded.model.name);
+    json["json"] = ParseOrdered(loaded.json, loaded.name);
   }
   json["hash"] = HashText(loaded.hash);
   return json;

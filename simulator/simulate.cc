@@ -251,8 +251,9 @@ SimulationResult Simulator::Run(const Program& program, const SimulateOptions& o
   return result;
 }
 
-SimulationResult Simulate(const SimulateInput& input) {
-  return Simulator(input.cluster, input.profile).Run(input.program, input.options);
+SimulationResult Simulate(const Program& program, const Cluster& cluster, const Profile& profile,
+                          const SimulateOptions& options) {
+  return Simulator(cluster, profile).Run(program, options);
 }
 
 }  // namespace shardwright

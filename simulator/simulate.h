@@ -85,13 +85,8 @@ class Simulator {
   MemoryWorkspace memory_;
 };
 
-struct SimulateInput {
-  const Program& program;
-  const Cluster& cluster;
-  const Profile& profile;
-  SimulateOptions options;
-};
-[[nodiscard]] SimulationResult Simulate(const SimulateInput& input);
+[[nodiscard]] SimulationResult Simulate(const Program& program, const Cluster& cluster,
+                                        const Profile& profile, const SimulateOptions& options);
 
 // Whether a caching allocator waits for other streams before it reuses what the step frees, so that
 // what it reserves depends on times, as on how far ahead the host is.

@@ -182,7 +182,7 @@ AccelerateSettings DdpSettings(const PlanFile& file, Emission& emission) {
         (file.plan.find_unused_parameters ? "True" : "False") +
         ", static_graph=" + (file.plan.static_graph ? "True)" : "False)"));
   }
-  if (RecomputesEveryBlock(file.model.model, file.plan)) {
+  if (RecomputesEveryBlock(file.model, file.plan)) {
     emission.by_hand.emplace_back("call model.gradient_checkpointing_enable()");
   } else {
     emitted.plan.recompute.clear();

@@ -104,15 +104,15 @@ std::vector<std::string> LeafClasses(const Model& model, const Plan& plan) {
 
 // Of the units that are one module of a repeated class, or of all where there is none.
 std::int64_t LargestUnit(const PlanFile& file) {
-  const std::vector<std::string> classes = LeafClasses(file.model.model, file.plan);
+  const std::vector<std::string> classes = LeafClasses(file.model, file.plan);
   std::int64_t largest = 0, largest_repeated = 0;
-  for (const ResolvedUnit& unit : ResolveUnits(file.model.model, file.plan, "plan")) {
+  for (const ResolvedUnit& unit : ResolveUnits(file.model, file.plan, "plan")) {
     std::int64_t elements = 0;
     for (const ParamId id : unit.params) {
-      elements += file.model.model.params[id.value].Elements();
+      elements += file.model.params[id.value].Elements();
     }
     largest = std::max(largest, elements);
-    const std::string& name = file.model.model.modules[unit.modules[0].value].class_name;
+    const std::string& name = file.model.modules[unit.modules[0].value].class_name;
     if (std::find(classes.begin(), classes.end(), name) != classes.end()) {
       largest_repeated = std::max(largest_repeated, elements);
     }
@@ -129,7 +129,7 @@ ZeroOptions BudgetsOf(const PlanFile& file) {
   const bool frees = std::any_of(units.begin(), units.end() - 1, [](const UnitPlan& unit) {
     return unit.reshard.kind != Reshard::Kind::kNever && unit.modules.size() == 1;
   });
-  const std::int64_t all = 2 * CountParameters(file.model.model);
+  const std::int64_t all = 2 * CountParameters(file.model);
   zero.max_reuse_distance = frees ? 0 : all;
   zero.max_live_parameters = frees ? std::min(all, zero.max_live_parameters) : all;
   return zero;
@@ -159,7 +159,7 @@ void SetZeroKeys(const PlanFile& file, S& s) {
   if (*s.stage < 3) {
     // One all-gather for everything, where the plan says 0.
     s.allgather_bucket_size =
-        zero.allgather_bucket > 0 ? zero.allgather_bucket : 2 * CountParameters(file.model.model);
+        zero.allgather_bucket > 0 ? zero.allgather_bucket : 2 * CountParameters(file.model);
     return;
   }
   SetOffload(plan.offload, s);
@@ -171,7 +171,7 @@ void SetZeroKeys(const PlanFile& file, S& s) {
   s.max_live_parameters = zero.max_live_parameters;
   s.max_reuse_distance = zero.max_reuse_distance;
   s.sub_group_size = zero.sub_group;
-  const std::vector<std::string> leaves = LeafClasses(file.model.model, plan);
+  const std::vector<std::string> leaves = LeafClasses(file.model, plan);
   if (!leaves.empty()) {
     s.leaf_module_classes = leaves;
   }
@@ -265,7 +265,7 @@ void ApplyZero(const S& s, PlanFile& file) {
   if (plan.dialect != Dialect::kZero3) {
     constexpr std::int64_t kDefaultBucket = 500'000'000;
     const std::int64_t bucket = s.allgather_bucket_size.value_or(kDefaultBucket);
-    zero.allgather_bucket = bucket >= CountParameters(file.model.model) ? 0 : bucket;
+    zero.allgather_bucket = bucket >= CountParameters(file.model) ? 0 : bucket;
     plan.units = {RootUnitOf(Reshard::Kind::kAlways)};
     return;
   }
@@ -282,8 +282,7 @@ void ApplyZero(const S& s, PlanFile& file) {
   zero.max_reuse_distance = s.max_reuse_distance.value_or(defaults.max_reuse_distance);
   // 0 makes a group of each parameter, as 1 does (stage3.py, _create_fp16_sub_groups).
   zero.sub_group = std::max<std::int64_t>(1, s.sub_group_size.value_or(defaults.sub_group));
-  plan.units =
-      FetchedUnits(file.model.model, s.leaf_module_classes.value_or(std::vector<std::string>()));
+  plan.units = FetchedUnits(file.model, s.leaf_module_classes.value_or(std::vector<std::string>()));
 }
 
 }  // namespace
@@ -360,7 +359,7 @@ Emission EmitDeepSpeed(const PlanFile& file, const EmitOptions& options) {
   const S settings = ToDeepSpeed(file);
   ApplyDeepSpeed(settings, emission.as_emitted);
   emission.as_emitted.plan.zero.allgather_bucket = 0;
-  if (RecomputesEveryBlock(file.model.model, file.plan)) {
+  if (RecomputesEveryBlock(file.model, file.plan)) {
     emission.by_hand.emplace_back("call model.gradient_checkpointing_enable()");
   } else {
     emission.as_emitted.plan.recompute.clear();

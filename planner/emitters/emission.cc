@@ -83,11 +83,11 @@ void TrainAll(PlanFile& file) {
   job.lora_alpha = 0.0;
   LoadedModel& loaded = file.model;
   const LoadOptions options = {.sequence_length = job.sequence_length};
-  loaded.model = loaded.json.empty()
-                     ? LoadModel(loaded.model.name, options)
-                     : ModelFromJson(JsonValue::Parse(loaded.json, loaded.model.name),
-                                     loaded.model.name, options);
-  CutExperts(loaded.model, file.plan.expert_size, "plan: expert_size");
+  static_cast<Model&>(loaded) =
+      loaded.json.empty()
+          ? LoadModel(loaded.name, options)
+          : ModelFromJson(JsonValue::Parse(loaded.json, loaded.name), loaded.name, options);
+  CutExperts(loaded, file.plan.expert_size, "plan: expert_size");
 }
 
 // Why a target runs fields differently: by a beginning of the field's name, longer ones first.
@@ -284,7 +284,7 @@ class Differences {
 
   // Units that hold parameters.
   static std::vector<UnitOfParams> UnitsOf(const PlanFile& file) {
-    const std::vector<ResolvedUnit> resolved = ResolveUnits(file.model.model, file.plan, "plan");
+    const std::vector<ResolvedUnit> resolved = ResolveUnits(file.model, file.plan, "plan");
     std::vector<UnitOfParams> units;
     for (std::size_t u = 0; u < resolved.size(); ++u) {
       if (!resolved[u].params.empty()) {
@@ -453,7 +453,7 @@ void AddKernelDuties(const PlanFile& file, Emission& emission) {
 
 void AddJobDuties(const PlanFile& file, bool has_own_model, Emission& emission) {
   const Job& job = file.job;
-  if (file.model.model.sequence_length > 0 && !emission.has_sequence) {
+  if (file.model.sequence_length > 0 && !emission.has_sequence) {
     emission.by_hand.push_back("feed samples of " + std::to_string(job.sequence_length) +
                                " tokens");
   }

@@ -74,7 +74,7 @@ void SetSharding(const PlanFile& file, S& s) {
   s.bucket_cap_mb =
       plan.dialect == Dialect::kFairscale ? RoundToMib(plan.reduce_scatter_bucket) : kBucketMib;
   // Every layer is a unit, or only the root is.
-  s.min_params_to_wrap = plan.units.size() > 1 ? 0 : CountParameters(file.model.model) + 1;
+  s.min_params_to_wrap = plan.units.size() > 1 ? 0 : CountParameters(file.model) + 1;
 }
 
 void SetOptimizer(const PlanFile& file, S& s) {
@@ -100,7 +100,7 @@ void SetOptimizer(const PlanFile& file, S& s) {
 }
 
 void ApplyUnits(const S& s, bool recomputes, PlanFile& file) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   // A checkpointed layer is wrapped whatever its size (transformer_decoder.py,
   // build_decoder_layer).
   const std::int64_t least = recomputes ? 0 : s.min_params_to_wrap.value_or(kMinParamsToWrap);
@@ -168,7 +168,7 @@ FairseqSettings ToFairseq(const PlanFile& file) {
   s.clip_norm = file.job.clip_gradients ? 1.0 : 0.0;
   s.update_freq = std::vector<std::int64_t>{plan.accumulation};
   s.model = "transformer_lm";
-  const bool recomputes = !plan.recompute.empty() && !BlocksOf(file.model.model).empty();
+  const bool recomputes = !plan.recompute.empty() && !BlocksOf(file.model).empty();
   s.checkpoint_activations = recomputes;
   if (recomputes && plan.offload.activations) {
     s.offload_activations = true;
@@ -201,7 +201,7 @@ void ApplyFairseq(const FairseqSettings& settings, PlanFile& file) {
   }
   plan.recompute.clear();
   if (recomputes) {
-    plan.recompute = FullRecompute(file.model.model, BlocksOf(file.model.model));
+    plan.recompute = FullRecompute(file.model, BlocksOf(file.model));
   }
   plan.offload = {};
   plan.offload.parameters = !is_ddp && settings.cpu_offload.value_or(false);
@@ -222,7 +222,7 @@ Emission EmitFairseq(const PlanFile& file, const EmitOptions& options) {
   }
   emission.has_sequence = true;
   emission.losses = FindLosses(file, emission.as_emitted, "fairseq");
-  emission.by_hand.push_back("set the model's sizes to those of " + file.model.model.name +
+  emission.by_hand.push_back("set the model's sizes to those of " + file.model.name +
                              ", and the data, learning rate and schedule");
   if (file.job.optimizer.weight_decay) {
     emission.by_hand.emplace_back("set the weight decay (0.01 stands for any)");

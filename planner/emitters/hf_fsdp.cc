@@ -92,7 +92,7 @@ bool Reshards(const Plan& plan) {
 }
 
 void ApplyUnitsV2(const HfFsdp& settings, PlanFile& file) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   std::vector<UnitPlan> units = UnitsOfModules(model, InstancesOf(model, settings.layer_classes));
   const std::vector<UnitPlan> layers = units;
   for (UnitPlan& unit : OwnUnits(model)) {
@@ -114,7 +114,7 @@ void ApplyUnitsV2(const HfFsdp& settings, PlanFile& file) {
 }
 
 void ApplyUnitsV1(const HfFsdp& settings, PlanFile& file) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   std::vector<ModuleId> modules = InstancesOf(model, settings.layer_classes);
   if (file.job.lora_rank > 0 && !modules.empty()) {
     const std::vector<ModuleId> leaves = LearningLeaves(model);
@@ -134,7 +134,7 @@ void ApplyUnitsV1(const HfFsdp& settings, PlanFile& file) {
 }
 
 void ApplyUnits(const HfFsdp& settings, PlanFile& file) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   if (settings.min_num_params > 0) {
     const WrapSpec spec = {WrapSpec::Kind::kSize, settings.min_num_params, ""};
     ReshardChoice reshard;
@@ -195,7 +195,7 @@ std::vector<ModuleId> LearningLeaves(const Model& model) {
 }
 
 HfFsdp HfFsdpOf(const PlanFile& file) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   const Plan& plan = file.plan;
   HfFsdp settings;
   settings.version = plan.dialect == Dialect::kFsdp1 ? 1 : 2;
@@ -226,7 +226,7 @@ HfFsdp HfFsdpOf(const PlanFile& file) {
 }
 
 void ApplyHfFsdp(const HfFsdp& given, PlanFile& file) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   HfFsdp settings = given;
   if (settings.has_layers_of_model) {
     settings.layer_classes = NoSplitClasses(model);

@@ -42,7 +42,7 @@ Json UnitsJson(const PlanFile& file, FqnDialect fqns) {
     json["name"] = unit.name;
     json["modules"] = Json::array();
     for (const std::string& fqn : unit.modules) {
-      json["modules"].push_back(ModuleName(file.model.model, fqn, fqns));
+      json["modules"].push_back(ModuleName(file.model, fqn, fqns));
     }
     json["reshard_after_forward"] = ReshardJson(unit.reshard);
     if (unit.full_precision) {
@@ -63,7 +63,7 @@ Json RecomputeJson(const PlanFile& file, FqnDialect fqns) {
   Json regions = Json::array();
   for (const RecomputeRegion& region : file.plan.recompute) {
     Json json;
-    json["module"] = ModuleName(file.model.model, region.module, fqns);
+    json["module"] = ModuleName(file.model, region.module, fqns);
     json["kind"] = NameIn(kRecomputeNames, region.kind);
     if (region.kind == RecomputeKind::kSelective) {
       json["keep_every"] = region.keep_every;
@@ -74,7 +74,7 @@ Json RecomputeJson(const PlanFile& file, FqnDialect fqns) {
 }
 
 Json ParametersJson(const PlanFile& file, FqnDialect fqns) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   std::map<ParamId, std::size_t> unit_of;  // by storage
   const std::vector<ResolvedUnit> units = ResolveUnits(model, file.plan, "plan");
   for (std::size_t u = 0; u < units.size(); ++u) {
@@ -163,7 +163,7 @@ void SetFlatUnits(const PlanFile& file, PlanFile& out) {
     units.push_back(flat);
   }
   if (keeps) {
-    KeepFullPrecision(out.model.model, out.job.precision, out.plan);
+    KeepFullPrecision(out.model, out.job.precision, out.plan);
   }
 }
 
@@ -175,10 +175,10 @@ std::string PlanDataJson(const PlanFile& file, std::string_view kind, FqnDialect
   Json json;
   json["format"] = "shardwright-" + std::string(kind);
   json["version"] = 1;
-  json["model"] = {{"name", file.model.model.name},
-                   {"type", file.model.model.type},
+  json["model"] = {{"name", file.model.name},
+                   {"type", file.model.type},
                    {"fqns", kFqnDialectNames[static_cast<std::size_t>(fqns)]},
-                   {"parameters", CountParameters(file.model.model)}};
+                   {"parameters", CountParameters(file.model)}};
   json["mesh"] = {{"replicate", plan.replicate_size}, {"shard", plan.shard_size}};
   if (plan.dialect != Dialect::kFairscale) {
     json["torch"] = NameIn(kTorchNames, plan.torch);

@@ -104,7 +104,7 @@ void SetRecompute(const PlanFile& file, S& s) {
     s.selective_ac_option = "op";
     return;
   }
-  const std::size_t blocks = BlocksOf(file.model.model).size();
+  const std::size_t blocks = BlocksOf(file.model).size();
   const std::size_t step = std::max<std::size_t>(1, blocks / plan.recompute.size());
   if (step == 1) {
     s.activation_checkpoint_mode = "full";
@@ -116,7 +116,7 @@ void SetRecompute(const PlanFile& file, S& s) {
 
 // "always" when [norm, output] is freed too, "never" when blocks are not, "default" otherwise.
 std::string ReshardName(const PlanFile& file) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   bool blocks_free = true, all_free = true;
   for (const UnitPlan& unit : file.plan.units) {
     const bool frees = unit.reshard.kind != Reshard::Kind::kNever;
@@ -131,7 +131,7 @@ std::string ReshardName(const PlanFile& file) {
 }
 
 void ApplyRecompute(const S& s, const std::string& where, PlanFile& file) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   const std::string mode = s.activation_checkpoint_mode.value_or("selective");
   const std::string option = s.selective_ac_option.value_or("2");
   file.plan.recompute.clear();
@@ -173,9 +173,9 @@ void ApplyUnits(const S& s, const std::string& where, PlanFile& file) {
   reshard.is_set = policy != "default";
   reshard.reshard.kind = policy == "never" ? Reshard::Kind::kNever : Reshard::Kind::kAlways;
   const WrapSpec spec = {WrapSpec::Kind::kTorchtitan, 0, ""};
-  file.plan.units = Wrap(file.model.model, spec, reshard, Dialect::kFsdp2, where);
+  file.plan.units = Wrap(file.model, spec, reshard, Dialect::kFsdp2, where);
   file.plan.units.back().reshard.kind = Reshard::Kind::kNever;  // fully_shard's own choice
-  AddExpertUnits(file.model.model, file.plan.units);
+  AddExpertUnits(file.model, file.plan.units);
 }
 
 void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
@@ -195,8 +195,7 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
   file.plan.replicate_size = replicate;
   file.plan.shard_size = shard;
   file.plan.expert_size = s.expert_parallel_degree.value_or(1);
-  CutExperts(file.model.model, file.plan.expert_size,
-             where + ": parallelism.expert_parallel_degree");
+  CutExperts(file.model, file.plan.expert_size, where + ": parallelism.expert_parallel_degree");
 }
 
 void ApplyBatch(const S& s, const std::string& where, PlanFile& file) {
@@ -282,8 +281,8 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   const Plan& plan = file.plan;
   const Job& job = file.job;
   S s;
-  s.model_name = ModelName(file.model.model.type);
-  s.model_flavor = FlavorOf(file.model.model.name);
+  s.model_name = ModelName(file.model.type);
+  s.model_flavor = FlavorOf(file.model.name);
   s.optimizer = job.optimizer.kind == OptimizerKind::kAdam ? "Adam" : "AdamW";
   s.learning_rate = kSomeLearningRate;
   s.weight_decay = job.optimizer.weight_decay ? kSomeWeightDecay : 0.0;
@@ -404,11 +403,11 @@ Emission EmitTorchtitan(const PlanFile& file, const EmitOptions& options) {
   emission.has_allocator = emission.has_sequence = true;
   emission.losses = FindLosses(file, emission.as_emitted, "torchtitan");
   if (!HasModel(*settings.model_name)) {
-    emission.by_hand.push_back("torchtitan has no model of type " + file.model.model.type +
+    emission.by_hand.push_back("torchtitan has no model of type " + file.model.type +
                                ": register one");
   } else {
     emission.by_hand.push_back("check that flavor " + *settings.model_flavor + " is " +
-                               file.model.model.name);
+                               file.model.name);
   }
   emission.by_hand.emplace_back(
       "set the learning rate and the weight decay; those in the file "

@@ -239,7 +239,7 @@ Emission EmitTrainer(const PlanFile& file, const EmitOptions& options) {
       settings.bucket_cap_mb =
           std::max<std::int64_t>(1, (file.plan.bucket.value + kMiB.value / 2) / kMiB.value);
     }
-    settings.gradient_checkpointing = RecomputesEveryBlock(file.model.model, file.plan);
+    settings.gradient_checkpointing = RecomputesEveryBlock(file.model, file.plan);
     if (!*settings.gradient_checkpointing) {
       emission.as_emitted.plan.recompute.clear();
     }

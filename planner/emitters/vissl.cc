@@ -62,7 +62,7 @@ constexpr std::array<SettingRow<S>, 17> kRows = {{
 }};
 
 void Apply(const PlanFile& file, const S& s, PlanFile& out) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   out.plan = WithDialect(file.plan, Dialect::kFairscale);
   out.plan.shard_size = file.cluster.RankCount();
   out.plan.replicate_size = 1;
@@ -122,7 +122,7 @@ Emission EmitVissl(const PlanFile& file, const EmitOptions& options) {
   s.task = "self_supervision_fsdp_task";
   Apply(file, s, emission.as_emitted);
   emission.losses = FindLosses(file, emission.as_emitted, "vissl");
-  emission.by_hand.push_back("choose the trunk and head that are " + file.model.model.name +
+  emission.by_hand.push_back("choose the trunk and head that are " + file.model.name +
                              " (regnet_fsdp wraps its blocks), the data and the loss");
   emission.files.push_back(
       {"vissl.yaml", SettingsAsYaml(ListSettings<S>(kRows, s),

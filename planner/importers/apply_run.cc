@@ -39,7 +39,7 @@ void ApplyDdp(const std::string& mixed_precision, PlanFile& file) {
 }
 
 void RecomputeBlocks(PlanFile& file) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   if (!model.block_classes.empty()) {
     file.plan.recompute = FullRecompute(model, BlocksOf(model));
   }
@@ -130,7 +130,7 @@ DeepSpeedSettings Resolved(const RunSettings& run, const PlanFile& file) {
     Fill(s.bf16, std::optional(param == DType::kBf16));
     Fill(s.fp16, std::optional(param == DType::kFp16));
   }
-  FillSizes(run.files.back(), file.model.model, s);
+  FillSizes(run.files.back(), file.model, s);
   return s;
 }
 
@@ -194,7 +194,7 @@ HfFsdp WithMesh(HfFsdp fsdp, const RunSettings& run, const PlanFile& file) {
 
 // As Accelerate does, which would not start.
 void ApplyFsdp(const HfFsdp& fsdp, const std::string& where, const char* key, PlanFile& file) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   for (const std::string& name : fsdp.layer_classes) {
     if (InstancesOf(model, {name}).empty()) {
       throw InputError(
@@ -252,7 +252,7 @@ void ApplyAdapters(const RunSettings& run, PlanFile& file) {
 // learns of adapters, the layers, an embedding that is not tied, and the rest, which goes after
 // forward as the others do. It upcasts nothing but adapters, and reduces in fp32.
 void ApplyLlamaFactoryV1(const RunSettings& run, PlanFile& file) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   const Reshard::Kind reshard = run.trainer->reshard_after_forward.value_or(true)
                                     ? Reshard::Kind::kAlways
                                     : Reshard::Kind::kNever;
@@ -427,7 +427,7 @@ void NameInlineKeys(const RunSettings& run, std::vector<Assumption>& list) {
 // The classes that stand for the model's own.
 HfFsdp WithLayers(HfFsdp fsdp, const PlanFile& file) {
   if (fsdp.has_layers_of_model) {
-    fsdp.layer_classes = NoSplitClasses(file.model.model);
+    fsdp.layer_classes = NoSplitClasses(file.model);
   }
   return fsdp;
 }

@@ -58,7 +58,7 @@ struct Prepared {
     plan.micro_batch = c.micro_batch;
     plan.accumulation = c.accumulation;
     plan.units = Wrap(model, ParseWrap(c.wrap, "test"), ReshardChoice(), plan.dialect, "test");
-    program = Lower({.model = model, .kernels = kernels, .job = job, .plan = plan});
+    program = Lower({model, kernels, job, plan});
   }
 
   Cluster cluster;
@@ -99,7 +99,7 @@ SimulationResult Run(const Prepared& prepared, const Profile& profile, bool cont
   options.contention = contention;
   options.reserved = false;
   options.trace = true;
-  return Simulate({prepared.program, prepared.cluster, profile, options});
+  return Simulate(prepared.program, prepared.cluster, profile, options);
 }
 
 double StepTime(const Prepared& prepared, const Profile& profile, bool contention) {

@@ -39,13 +39,13 @@ inline MeasuredRun MakeRun(const MadeRun& made) {
                              R"(, "expansion_ratio": 4, "max_seq_len": )" +
                              std::to_string(made.sequence) + R"(, "no_bias": false,
       "attn_config": {"attn_type": "multihead_attention", "alibi": false}})";
-  file.model.model = ModelFromJson(JsonValue::Parse(config, run.model), run.model,
-                                   {.sequence_length = made.sequence});
+  file.model = {ModelFromJson(JsonValue::Parse(config, run.model), run.model,
+                              {.sequence_length = made.sequence})};
   file.plan.dialect = Dialect::kFsdp1;
   file.plan.shard_size = 8;
   file.plan.micro_batch = made.micro_batch;
   file.job.global_batch = 8 * made.micro_batch;
-  file.plan.units = Wrap(file.model.model, ParseWrap("block", "test"), {}, Dialect::kFsdp1, "test");
+  file.plan.units = Wrap(file.model, ParseWrap("block", "test"), {}, Dialect::kFsdp1, "test");
   return run;
 }
 

@@ -41,16 +41,11 @@ constexpr const char* kTwoRecomputed =
 // A plan with its simulation and the waterfall of it.
 struct Explained {
   explicit Explained(PlanFile plan, bool contention = false)
-      : file(std::move(plan)),
-        program(Lower({.model = file.model.model,
-                       .kernels = file.kernels,
-                       .job = file.job,
-                       .plan = file.plan})) {
+      : file(std::move(plan)), program(Lower({file, file.plan})) {
     SimulateOptions options;
     options.trace = true;
     options.contention = contention;
-    result = Simulate(
-        {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
+    result = Simulate(program, file.cluster, file.profile, options);
     waterfall = ExplainMfu(file, SumsForMfu(file, program, result),
                            Explain(program, result.trace.spans, result.step_time));
   }
@@ -84,7 +79,7 @@ TEST_CASE("ExplainMfu: the reasons add up, and MFU is the share at peak") {
         std::accumulate(e.waterfall.lost.begin(), e.waterfall.lost.end(), e.waterfall.at_peak);
     CHECK(sum == e.result.step_time);
     CHECK(Ratio(e.waterfall.at_peak, e.waterfall.step_time) ==
-          doctest::Approx(RatesOf(e.file, ToSeconds(e.result.step_time)).mfu));
+          doctest::Approx(RatesOf(e.file, e.file.plan, ToSeconds(e.result.step_time)).mfu));
     CHECK(std::abs(Ratio(e.Lost(MfuLoss::kOther), e.waterfall.step_time)) < 1e-6);
   }
 }
@@ -118,7 +113,7 @@ TEST_CASE("ExplainMfu: reasons are what the spans say") {
   const double tokens = 8.0 * 1024;
   const double linear = 6.0 * tokens * (12.0 * 12 * 768 * 768 + 50257.0 * 768);
   const double attention = 12.0 * 12 * tokens * 1024 * 768;
-  const double peak = RatesOf(e.file, Seconds(1)).peak.value;
+  const double peak = RatesOf(e.file, e.file.plan, Seconds(1)).peak.value;
   const double ran = ToSeconds(e.waterfall.at_peak + e.Lost(MfuLoss::kCounting)).value * peak;
   CHECK(ran > linear + 0.5 * attention);
   CHECK(ran < linear + 0.75 * attention);

@@ -34,12 +34,12 @@ PlanFile TwoGpus(const std::string& model, const std::string& kernel_set) {
   file.plan.shard_size = 2;
   const WrapSpec wrap = ParseWrap("block", "test");
   try {
-    file.plan.units = Wrap(file.model.model, wrap, {}, Dialect::kFsdp2, "test");
+    file.plan.units = Wrap(file.model, wrap, {}, Dialect::kFsdp2, "test");
   } catch (const InputError&) {  // a model without blocks
     const WrapSpec root = ParseWrap("root", "test");
-    file.plan.units = Wrap(file.model.model, root, {}, Dialect::kFsdp2, "test");
+    file.plan.units = Wrap(file.model, root, {}, Dialect::kFsdp2, "test");
   }
-  KeepFullPrecision(file.model.model, file.job.precision, file.plan);
+  KeepFullPrecision(file.model, file.job.precision, file.plan);
   return file;
 }
 
@@ -53,8 +53,7 @@ std::vector<GpuSpec> Gpus() {
 
 // Step times by GPU.
 std::map<std::string, double> StepTimes(PlanFile file) {
-  PlanPrograms programs(
-      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  PlanPrograms programs({file, file.plan});
   SimulateOptions options;
   options.reserved = false;
   std::map<std::string, double> times;
@@ -64,7 +63,7 @@ std::map<std::string, double> StepTimes(PlanFile file) {
     Simulator simulator(file.cluster, file.profile);
     const Seconds time = ToSeconds(SimulatePlan(simulator, programs, options).step_time);
     times[gpu.name] = time.value;
-    CHECK_MESSAGE(RatesOf(file, time).mfu < 1, gpu.name << ' ' << file.kernels.name);
+    CHECK_MESSAGE(RatesOf(file, file.plan, time).mfu < 1, gpu.name << ' ' << file.kernels.name);
   }
   return times;
 }

@@ -55,16 +55,10 @@ PlanFile Gpt2Plan(const std::string& units) {
 
 // A plan with its simulation.
 struct Simulated {
-  explicit Simulated(PlanFile plan)
-      : file(std::move(plan)),
-        program(Lower({.model = file.model.model,
-                       .kernels = file.kernels,
-                       .job = file.job,
-                       .plan = file.plan})) {
+  explicit Simulated(PlanFile plan) : file(std::move(plan)), program(Lower({file, file.plan})) {
     SimulateOptions options;
     options.trace = true;
-    result = Simulate(
-        {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
+    result = Simulate(program, file.cluster, file.profile, options);
     prediction = Predict(file, program, result);
     plan_json = PlanFileJson(file);
   }

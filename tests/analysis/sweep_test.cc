@@ -25,8 +25,7 @@ PlanFile MakeSmall(const SweepPoint& point) {
   file.plan.micro_batch = point.micro_batch > 0 ? point.micro_batch : 1;
   file.plan.shard_size = file.cluster.RankCount();
   file.job.global_batch = file.plan.shard_size * file.plan.micro_batch;
-  file.plan.units =
-      Wrap(file.model.model, ParseWrap("block", "test"), {}, file.plan.dialect, "test");
+  file.plan.units = Wrap(file.model, ParseWrap("block", "test"), {}, file.plan.dialect, "test");
   if (point.shard == 3) {
     throw InputError("shard", "3", "a divisor, \"8\" say");
   }
@@ -57,7 +56,7 @@ TEST_CASE("RunSweep: each point is what its plan predicts, for any number of thr
     CHECK(one[i].point == points[i]);
     CHECK(one[i].outcome.has_value() == (points[i].shard == 8));
     if (one[i].outcome) {
-      const PlanOutcome alone = Evaluate(MakeSmall(points[i]));
+      const PlanOutcome alone = Evaluate(MakeSmall(points[i]), MakeSmall(points[i]).plan);
       CHECK(one[i].outcome->step_time == alone.step_time);
       CHECK(one[i].outcome->reserved == alone.reserved);
       CHECK(one[i].ranks == 8 * points[i].nodes);

@@ -35,10 +35,6 @@ struct Question {
   PlanFile problem;
   Dialect dialect = Dialect::kFsdp2;
   std::string text;
-
-  [[nodiscard]] SearchInput Input() const {
-    return {problem.model.model, problem.kernels, problem.cluster, problem.profile, problem.job};
-  }
 };
 
 template <class T, std::size_t N>
@@ -203,7 +199,7 @@ PlanFile AsRun(const PlanFile& file) {
   const auto& duties = emission.by_hand;
   if (std::find(duties.begin(), duties.end(), "call model.gradient_checkpointing_enable()") !=
       duties.end()) {
-    again.plan.recompute = FullRecompute(file.model.model, BlocksOf(file.model.model));
+    again.plan.recompute = FullRecompute(file.model, BlocksOf(file.model));
   }
   return again;
 }
@@ -213,8 +209,8 @@ void CheckRuns(const PlanFile& file, const SearchResult& result) {
   for (const Loss& loss : FindLosses(file, again, {})) {
     FAIL_CHECK(loss.field, " of ", loss.subject, ": ", loss.planned, " -> ", loss.emitted);
   }
-  const PlanOutcome planned = Evaluate(file);
-  const PlanOutcome emitted = Evaluate(again);
+  const PlanOutcome planned = Evaluate(file, file.plan);
+  const PlanOutcome emitted = Evaluate(again, again.plan);
   constexpr double kClose = 1e-3;
   const auto seconds = [](const PlanOutcome& o) { return ToSeconds(o.step_time).value; };
   CHECK(planned.Fits());
@@ -249,7 +245,7 @@ void CheckAnswer(const Question& q) {
   if (q.dialect == Dialect::kFsdp1) {
     options.base.use_orig_params = q.problem.job.lora_rank > 0;  // as in the baselines
   }
-  const SearchResult result = Search(q.Input(), options);
+  const SearchResult result = Search(q.problem, options);
   for (const BaselineResult& b : EvaluateBaselines(q.problem, {}, result.memory_limit)) {
     const bool can_run = b.plan.dialect == q.dialect;
     if (b.Fits() && can_run) {

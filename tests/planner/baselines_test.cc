@@ -11,8 +11,8 @@
 namespace shardwright {
 namespace {
 
-PlanFile Problem(const std::string& model, const std::string& cluster, std::int64_t nodes,
-                 std::int64_t samples_per_rank) {
+PlanFile ProblemOf(const std::string& model, const std::string& cluster, std::int64_t nodes,
+                   std::int64_t samples_per_rank) {
   PlanFile file;
   file.job.sequence_length = 128;
   file.cluster = LoadCluster(cluster, nodes);
@@ -55,8 +55,8 @@ void CheckFsdp1Defaults(const Plan& plan, std::int64_t ranks) {
 // pythia-160m: 12 blocks of 7.1 M and two tables of 38.6 M. Of all modules below the root only
 // gpt_neox, with all but the head, has 1e8 parameters.
 TEST_CASE("BaselinePlan: FSDP1 by size") {
-  const PlanFile small = Problem("pythia-160m", "dgx-a100", 1, 1);
-  const Plan one = BaselinePlan(Baseline::kFsdp1Size, small.model.model, 8, {2, 3, {}});
+  const PlanFile small = ProblemOf("pythia-160m", "dgx-a100", 1, 1);
+  const Plan one = BaselinePlan(Baseline::kFsdp1Size, small.model, 8, {2, 3, {}});
   CheckFsdp1Defaults(one, 8);
   CHECK(one.micro_batch == 2);
   CHECK(one.accumulation == 3);
@@ -65,8 +65,8 @@ TEST_CASE("BaselinePlan: FSDP1 by size") {
   // 58.7 M each, so mlp is 176 M: that is one). mlp is wrapped; what is left of the block, 42 M, is
   // not. The table and the head have 525 M each. What is left of all blocks is 1.3 G, which makes
   // a unit of model.
-  const PlanFile large = Problem("llama-3-8b", "dgx-a100", 1, 1);
-  const Plan plan = BaselinePlan(Baseline::kFsdp1Size, large.model.model, 8, {});
+  const PlanFile large = ProblemOf("llama-3-8b", "dgx-a100", 1, 1);
+  const Plan plan = BaselinePlan(Baseline::kFsdp1Size, large.model, 8, {});
   CheckFsdp1Defaults(plan, 8);
   const std::vector<std::string> names = UnitNames(plan);
   REQUIRE(names.size() == 1 + 32 + 1 + 1 + 1);
@@ -79,9 +79,9 @@ TEST_CASE("BaselinePlan: FSDP1 by size") {
 }
 
 TEST_CASE("BaselinePlan: FSDP1 by transformer policy") {
-  const PlanFile file = Problem("gpt2", "dgx-a100", 1, 1);
+  const PlanFile file = ProblemOf("gpt2", "dgx-a100", 1, 1);
   const Plan plan =
-      BaselinePlan(Baseline::kFsdp1Transformer, file.model.model, 8, {1, 1, RecomputeKind::kFull});
+      BaselinePlan(Baseline::kFsdp1Transformer, file.model, 8, {1, 1, RecomputeKind::kFull});
   CHECK(plan.units.size() == 12 + 1);
   CHECK(plan.units[0].name == "transformer.h.0");
   CHECK(plan.recompute.size() == 12);
@@ -92,14 +92,14 @@ TEST_CASE("BaselinePlan: FSDP1 by transformer policy") {
   adapted.job.lora_targets = {"transformer.h.*.attn.c_attn"};
   adapted.model = LoadModelForJob("gpt2", adapted.job, Path("test"));
   // Flat parameters cannot mix frozen and trainable ones: PyTorch demands use_orig_params.
-  CHECK(BaselinePlan(Baseline::kFsdp1Transformer, adapted.model.model, 8, {}).use_orig_params);
+  CHECK(BaselinePlan(Baseline::kFsdp1Transformer, adapted.model, 8, {}).use_orig_params);
 }
 
 // torchtitan: tok_embeddings, every layer, [norm, output] without reshard, root.
 TEST_CASE("BaselinePlan: FSDP2 as torchtitan and Accelerate apply it") {
-  const PlanFile file = Problem("llama-3-8b", "dgx-h100", 2, 1);
+  const PlanFile file = ProblemOf("llama-3-8b", "dgx-h100", 2, 1);
   for (const Baseline baseline : {Baseline::kTorchtitan, Baseline::kAccelerate}) {
-    const Plan plan = BaselinePlan(baseline, file.model.model, 16, {1, 4, {}});
+    const Plan plan = BaselinePlan(baseline, file.model, 16, {1, 4, {}});
     CHECK(plan.dialect == Dialect::kFsdp2);
     CHECK(plan.shard_size == 16);
     REQUIRE(plan.units.size() == 1 + 32 + 1 + 1);
@@ -116,8 +116,8 @@ TEST_CASE("BaselinePlan: FSDP2 as torchtitan and Accelerate apply it") {
 
 // "zero_optimization" of DeepSpeed 0.19 (deepspeed/runtime/zero/config.py).
 TEST_CASE("BaselinePlan: ZeRO-3 and DDP") {
-  const PlanFile file = Problem("gpt2", "dgx-a100", 1, 1);
-  const Plan zero = BaselinePlan(Baseline::kZero3, file.model.model, 8, {});
+  const PlanFile file = ProblemOf("gpt2", "dgx-a100", 1, 1);
+  const Plan zero = BaselinePlan(Baseline::kZero3, file.model, 8, {});
   CHECK(zero.dialect == Dialect::kZero3);
   CHECK(zero.zero.prefetch_bucket == 50'000'000);
   CHECK(zero.zero.reduce_bucket == 500'000'000);
@@ -126,7 +126,7 @@ TEST_CASE("BaselinePlan: ZeRO-3 and DDP") {
   CHECK(zero.zero.persistence_threshold == 100'000);
   CHECK(zero.zero.sub_group == 1'000'000'000);
   CHECK(zero.zero.overlap_comm == Overlap::kDefault);
-  const Plan ddp = BaselinePlan(Baseline::kDdp, file.model.model, 8, {});
+  const Plan ddp = BaselinePlan(Baseline::kDdp, file.model, 8, {});
   CHECK(ddp.dialect == Dialect::kDdp);
   CHECK(ddp.shard_size == 1);
   CHECK(ddp.replicate_size == 8);
@@ -144,7 +144,7 @@ TEST_CASE("UserChoices: powers of two that divide, without and with recomputatio
 }
 
 TEST_CASE("EvaluateBaselines: the fastest that fits, as each plan by itself") {
-  const PlanFile problem = Problem("pythia-160m", "dgx-a100", 1, 4);
+  const PlanFile problem = ProblemOf("pythia-160m", "dgx-a100", 1, 4);
   const std::vector<BaselineResult> results = EvaluateBaselines(problem);
   REQUIRE(results.size() == kBaselines.size());
   for (const BaselineResult& result : results) {
@@ -153,8 +153,8 @@ TEST_CASE("EvaluateBaselines: the fastest that fits, as each plan by itself") {
     CHECK(result.plan.micro_batch * result.plan.accumulation == 4);
     for (const UserChoice& choice : UserChoices(result.baseline, JobMode::kTrain, 4)) {
       PlanFile file = problem;
-      file.plan = BaselinePlan(result.baseline, problem.model.model, 8, choice);
-      const PlanOutcome other = Evaluate(file);
+      file.plan = BaselinePlan(result.baseline, problem.model, 8, choice);
+      const PlanOutcome other = Evaluate(file, file.plan);
       if (choice == result.choice) {
         CHECK(other.step_time == result.outcome->step_time);
       } else if (other.Fits() && other.retries_per_step == 0) {
@@ -167,18 +167,19 @@ TEST_CASE("EvaluateBaselines: the fastest that fits, as each plan by itself") {
 // Those of many micro-batches are looked at roughly, and larger ones than one that fails are not.
 TEST_CASE("EvaluateBaselines: with many micro-batches and little memory no choice is better") {
   constexpr std::int64_t kSamples = 64;
-  const PlanFile problem = Problem("pythia-70m", "dgx-a100", 1, kSamples);
+  const PlanFile problem = ProblemOf("pythia-70m", "dgx-a100", 1, kSamples);
   PlanFile file = problem;
-  file.plan = BaselinePlan(Baseline::kFsdp1Transformer, problem.model.model, 8, {8, 8, {}});
-  const Bytes limit = Evaluate(file, {.reserved = false}).DeviceTotal();
+  file.plan = BaselinePlan(Baseline::kFsdp1Transformer, problem.model, 8, {8, 8, {}});
+  const Bytes limit = Evaluate(file, file.plan, {.reserved = false}).DeviceTotal();
   int failing = 0;
   for (const BaselineResult& result : EvaluateBaselines(problem, {}, limit)) {
     CAPTURE(NameOf(result.baseline));
     REQUIRE(result.outcome);
     for (const UserChoice& choice : UserChoices(result.baseline, JobMode::kTrain, kSamples)) {
       CAPTURE(choice.micro_batch);
-      file.plan = BaselinePlan(result.baseline, problem.model.model, 8, choice);
-      const PlanOutcome other = Evaluate(file, {.reserved = false, .memory_limit = limit});
+      file.plan = BaselinePlan(result.baseline, problem.model, 8, choice);
+      const PlanOutcome other =
+          Evaluate(file, file.plan, {.reserved = false, .memory_limit = limit});
       failing += other.Fits() ? 0 : 1;
       if (choice == result.choice) {
         CHECK(other.step_time == result.outcome->step_time);
@@ -194,36 +195,37 @@ TEST_CASE("EvaluateBaselines: with many micro-batches and little memory no choic
 }
 
 TEST_CASE("FindMisfits: a native plan needs its arena, others need their buffers") {
-  PlanFile file = Problem("gpt2", "dgx-a100", 1, 1);
+  PlanFile file = ProblemOf("gpt2", "dgx-a100", 1, 1);
   const Bytes usable = UsableMemory(file);
   SimulationResult result;
   result.memory.outside = Bytes(1000);
   result.memory.allocated.device_steady.total = usable - Bytes(1000);
   file.plan.dialect = Dialect::kFsdp2;
-  CHECK(FindMisfits(file, usable, usable, result).empty());
+  CHECK(FindMisfits(file, file.plan, usable, usable, result).empty());
   file.plan.dialect = Dialect::kNative;
-  const std::vector<Misfit> misfits = FindMisfits(file, usable, usable - Bytes(999), result);
+  const std::vector<Misfit> misfits =
+      FindMisfits(file, file.plan, usable, usable - Bytes(999), result);
   REQUIRE(misfits.size() == 1);
   CHECK(misfits[0].Excess() == Bytes(1));
   result.memory.allocated.device_steady.total = usable;
-  CHECK(FindMisfits(file, usable, usable - Bytes(1000), result).empty());
+  CHECK(FindMisfits(file, file.plan, usable, usable - Bytes(1000), result).empty());
 }
 
 // 8.03e9 parameters x 16 bytes = 120 GiB of weights, gradients and states on every GPU.
 TEST_CASE("EvaluateBaselines: what does not fit says why and by how much") {
-  const PlanFile problem = Problem("llama-3-8b", "dgx-a100", 1, 1);
+  const PlanFile problem = ProblemOf("llama-3-8b", "dgx-a100", 1, 1);
   const std::vector<BaselineResult> results = EvaluateBaselines(problem);
   const BaselineResult& ddp = results.back();
   REQUIRE(ddp.outcome);
   CHECK_FALSE(ddp.Fits());
   CHECK(ddp.refusal.starts_with("does not fit: peak allocated "));
-  const auto states = static_cast<double>(CountParameters(problem.model.model)) * 16.0;
+  const auto states = static_cast<double>(CountParameters(problem.model)) * 16.0;
   const auto usable = static_cast<double>(ddp.outcome->usable.value);
   CHECK(static_cast<double>(ddp.outcome->Excess().value) > states - usable);
   CHECK(static_cast<double>(ddp.outcome->Excess().value) < 2 * states - usable);
   CHECK(results[1].Fits());
   // A convolutional net has no blocks to wrap.
-  const PlanFile images = Problem("mnist-convnet", "dgx-a100", 1, 2);
+  const PlanFile images = ProblemOf("mnist-convnet", "dgx-a100", 1, 2);
   for (const BaselineResult& result : EvaluateBaselines(images)) {
     CAPTURE(NameOf(result.baseline));
     const bool needs_blocks = result.baseline != Baseline::kFsdp1Size &&
@@ -237,7 +239,7 @@ TEST_CASE("EvaluateBaselines: what does not fit says why and by how much") {
   }
   // By size, transformer (124 M parameters) is a unit, and the root has the head that is tied to
   // it.
-  const BaselineResult tied = EvaluateBaselines(Problem("gpt2", "dgx-a100", 1, 1))[0];
+  const BaselineResult tied = EvaluateBaselines(ProblemOf("gpt2", "dgx-a100", 1, 1))[0];
   CHECK(tied.refusal.find("got tied parameters") != std::string::npos);
   PlanFile uneven = problem;
   uneven.job.global_batch = 12;

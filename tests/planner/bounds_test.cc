@@ -152,7 +152,7 @@ int CheckHost(Case c, const SearchOptions& options,
   if (c.cluster.node.pinned_limit == Bytes(0)) {
     return 0;
   }
-  const SearchResult result = Search(c.Input(), options);
+  const SearchResult result = Search(c, options);
   int ruled_out = 0;
   for (const auto& [simulated, plan] : all) {
     const Candidate* const candidate = CandidateOf(result, plan);
@@ -193,7 +193,7 @@ TEST_CASE("No random plan is faster than the bound") {
                                  ? std::max(options.memory_limit, simulated.memory)
                                  : options.memory_limit;
     }
-    const SearchResult result = Search(c.Input(), options);
+    const SearchResult result = Search(c, options);
     ruled_out += CheckHost(c, options, all);
     for (const auto& [simulated, plan] : all) {
       if (simulated.memory > options.memory_limit) {
@@ -260,7 +260,7 @@ TEST_CASE("No random plan that shares out experts is faster than the bound") {
     c.job.global_batch = 2 * c.cluster.RankCount();
     LoadOptions load;
     load.sequence_length = c.job.sequence_length;
-    c.model = LoadModel("mixtral-8x7b", load);
+    c.model = {LoadModel("mixtral-8x7b", load)};
     SearchOptions options;
     options.base.expert_size = std::int64_t{1} << Draw(random, 1, 3);
     CutExperts(c.model, options.base.expert_size, "test");
@@ -271,7 +271,7 @@ TEST_CASE("No random plan that shares out experts is faster than the bound") {
       all.emplace_back(SimulatePlan(c, plan), plan);
       options.memory_limit = std::max(options.memory_limit, all.back().first.memory);
     }
-    const SearchResult result = Search(c.Input(), options);
+    const SearchResult result = Search(c, options);
     for (const auto& [simulated, plan] : all) {
       CAPTURE(i);
       CAPTURE(plan.shard_size);
@@ -327,7 +327,7 @@ TEST_CASE("No random plan of Llama-3-70B on 1,024 GPUs is faster than the bound"
   c.profile = DefaultProfile(c.cluster.gpu, c.kernels.name);
   c.job.sequence_length = 2048;
   c.job.global_batch = 1024;
-  c.model = LoadModelForJob("llama-3-70b", c.job, Path("test")).model;
+  c.model = LoadModelForJob("llama-3-70b", c.job, Path("test"));
   constexpr int kBlocks = 80, kRuns = 30, kPlans = 500;
   std::mt19937 random(70);
   std::vector<std::pair<Simulated, Plan>> all;
@@ -342,7 +342,7 @@ TEST_CASE("No random plan of Llama-3-70B on 1,024 GPUs is faster than the bound"
     SearchOptions options = NativeSearch(c);
     options.effort = 0;
     options.memory_limit = limit;
-    const SearchResult result = Search(c.Input(), options);
+    const SearchResult result = Search(c, options);
     double tightest = INFINITY;
     for (const auto& [simulated, plan] : all) {
       if (simulated.memory <= limit) {
@@ -429,7 +429,7 @@ TEST_CASE("No random plan of another dialect is faster than the bound") {
       options.base.dialect = dialect;
       options.base.moments_piece = Plan().moments_piece;
       options.effort = 0;
-      const SearchResult result = Search(c.Input(), options);
+      const SearchResult result = Search(c, options);
       std::vector<std::pair<Simulated, Plan>> all;
       for (int p = 0; p < plans; ++p) {
         const Plan plan = DrawPlanOf(dialect, random, c, blocks);
@@ -467,10 +467,9 @@ TEST_CASE("No step of the ladder takes less than it promises") {
     SearchOptions options = NativeSearch(c);
     options.base.dialect = i % 2 == 0 ? Dialect::kNative : Dialect::kFsdp2;
     options.base.moments_piece = Plan().moments_piece;
-    const SearchInput input = c.Input();
-    const Space space = MakeSpace(input, options);
+    const Space space = MakeSpace(c, options);
     const std::int64_t micro_batch = Draw(random, 1, 4);
-    const MixLadder ladder(space, Measure(input, options, space, micro_batch), false);
+    const MixLadder ladder(space, Measure(c, options, space, micro_batch), false);
     Case any_batch = c;
     any_batch.job.global_batch = 0;
     for (const UnitFamily& family : space.families) {

@@ -105,7 +105,7 @@ TEST_CASE("DeepSpeed runs zero3 with its offload as planned, and that of other d
   PlanFile file = Base(2);
   Plan& plan = file.plan;
   plan.dialect = Dialect::kZero3;
-  plan.units = Wrap(file.model.model, ParseWrap("module", "test"), {}, plan.dialect, "test");
+  plan.units = Wrap(file.model, ParseWrap("module", "test"), {}, plan.dialect, "test");
   for (const OptimizerImpl impl : {OptimizerImpl::kFused, OptimizerImpl::kForeach}) {
     file.job.optimizer.impl = impl;  // on the host DeepSpeed takes one pass either way
     for (const Offload& offload : {Offload{.optimizer = true}, Offload{.parameters = true},

@@ -62,10 +62,10 @@ PlanFile BaseOf(const char* model, const char* cluster, std::int64_t nodes, Dial
   const WrapSpec::Kind wrap = whole                        ? WrapSpec::Kind::kRoot
                               : dialect == Dialect::kZero3 ? WrapSpec::Kind::kModule
                                                            : WrapSpec::Kind::kBlock;
-  plan.units = Wrap(file.model.model, {wrap, 0, ""}, {}, dialect, "test");
+  plan.units = Wrap(file.model, {wrap, 0, ""}, {}, dialect, "test");
   if (rich) {
-    for (const ModuleId block : BlocksOf(file.model.model)) {
-      plan.recompute.push_back({file.model.model.modules[block.value].fqn});
+    for (const ModuleId block : BlocksOf(file.model)) {
+      plan.recompute.push_back({file.model.modules[block.value].fqn});
     }
     plan.offload.parameters = dialect == Dialect::kFsdp2 || dialect == Dialect::kFsdp1 ||
                               dialect == Dialect::kZero3 || dialect == Dialect::kFairscale;
@@ -156,12 +156,11 @@ void AddTogether(const Json& base, const PlanFile& file, std::vector<Change>& ch
   for (const char* kind : {"full", "selective"}) {
     for (const std::int64_t step : {1, 2, 3}) {
       Json regions = Json::array();
-      for (std::size_t b = 0; b < BlocksOf(file.model.model).size();
+      for (std::size_t b = 0; b < BlocksOf(file.model).size();
            b += static_cast<std::size_t>(step)) {
-        regions.push_back(
-            {{"module", file.model.model.modules[BlocksOf(file.model.model)[b].value].fqn},
-             {"kind", kind},
-             {"keep_every", std::string_view(kind) == "full" ? 1 : step}});
+        regions.push_back({{"module", file.model.modules[BlocksOf(file.model)[b].value].fqn},
+                           {"kind", kind},
+                           {"keep_every", std::string_view(kind) == "full" ? 1 : step}});
       }
       add(std::string("recompute ") + kind + " " + std::to_string(step),
           {{"/plan/recompute", regions}});
@@ -234,7 +233,7 @@ class Prices {
  private:
   static std::string Priced(const PlanFile& file) {
     try {
-      const PlanOutcome o = Evaluate(file, {.reserved = false});
+      const PlanOutcome o = Evaluate(file, file.plan, {.reserved = false});
       return std::to_string(o.step_time.value) + " ps, " +
              std::to_string(o.device_peak.total.value) + " bytes, host " +
              std::to_string(o.host_peak.value) + ", exposed " +

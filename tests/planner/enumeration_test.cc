@@ -64,7 +64,7 @@ double SlowerThanAll(int i, int most_blocks) {
   for (const Simulated& s : all) {
     best = s.memory <= options.memory_limit ? std::min(best, s.seconds) : best;
   }
-  const SearchResult result = Search(c.Input(), options);
+  const SearchResult result = Search(c, options);
   REQUIRE(result.is_feasible);
   CHECK(result.lower_bound.value <= best * (1 + 1e-9));
   CHECK(result.best.step_time.value * (1 - result.proven_gap) <= best * (1 + 1e-9));
@@ -134,7 +134,7 @@ TEST_CASE("Symmetric layers get symmetric plans unless asymmetry pays more than 
     const Case c = DrawCase(random, kBlocks);
     SearchOptions options = NativeSearch(c);
     options.fixed.offload = true;
-    const SearchResult result = Search(c.Input(), options);
+    const SearchResult result = Search(c, options);
     REQUIRE(result.is_feasible);
     if (IsSymmetric(result.best.plan, kBlocks)) {
       continue;
@@ -188,11 +188,11 @@ TEST_CASE("A change of a bandwidth by 0.1 % keeps the plan, or gains a percent")
     std::mt19937 random(static_cast<unsigned>(80 + i));
     Case c = DrawCase(random, 3);
     SearchOptions options = NativeSearch(c);
-    const SearchResult before = Search(c.Input(), options);
+    const SearchResult before = Search(c, options);
     ScaleBandwidth(c, i, 1.001);
     REQUIRE(before.is_feasible);
     options.previous = &before.best.plan;
-    const SearchResult after = Search(c.Input(), options);
+    const SearchResult after = Search(c, options);
     REQUIRE(after.is_feasible);
     if (after.best.plan == before.best.plan) {
       continue;

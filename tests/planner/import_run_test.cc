@@ -356,16 +356,16 @@ std::vector<PlanFile> Variants() {
     file.plan.replicate_size = dialect == Dialect::kDdp ? 8 : 1;
     file.plan.micro_batch = 2;
     file.plan.accumulation = 3;
-    file.plan.units = Wrap(file.model.model, ParseWrap(wrap, "test"), {}, dialect, "test");
+    file.plan.units = Wrap(file.model, ParseWrap(wrap, "test"), {}, dialect, "test");
     change(file);
     const Plan& plan = file.plan;
     file.job.global_batch = 8 * plan.micro_batch * plan.accumulation;
-    CheckPlan(file, "test");
+    CheckPlan(file, file.plan, "test");
     list.push_back(file);
   };
   const auto nothing = [](PlanFile&) {};
   const auto recompute = [](PlanFile& file) {
-    file.plan.recompute = RecomputeBlocks(file.model.model, RecomputeKind::kFull, 1, "test");
+    file.plan.recompute = RecomputeBlocks(file.model, RecomputeKind::kFull, 1, "test");
     file.plan.sync = SyncMode::kLast;
   };
   const auto mesh = [](PlanFile& file) {
@@ -641,7 +641,7 @@ TEST_CASE("random damage of every format never does worse than an error") {
       (void)FactsOf(run);
       ApplyRun(run, file);
       (void)AssumptionsOf(run, file);
-      CheckPlan(file, "test");
+      CheckPlan(file, file.plan, "test");
       ++read;
     } catch (const InputError&) {
     }

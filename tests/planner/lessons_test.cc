@@ -41,7 +41,7 @@ PlanOutcome Run(const Case& c, const std::function<void(PlanFile&)>& change = {}
   file.plan.replicate_size = is_ddp ? ranks : 1;
   file.plan.micro_batch = c.micro_batch;
   file.job.global_batch = ranks * c.micro_batch;
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   const std::string wrap = is_ddp || model.block_classes.empty() ? "root" : "block";
   file.plan.units = Wrap(model, ParseWrap(wrap, "test"), {}, c.dialect, "test");
   if (c.recompute) {
@@ -50,7 +50,7 @@ PlanOutcome Run(const Case& c, const std::function<void(PlanFile&)>& change = {}
   if (change) {
     change(file);
   }
-  return Evaluate(file);
+  return Evaluate(file, file.plan);
 }
 
 // a takes so many times as long as b.
@@ -159,8 +159,7 @@ TEST_CASE("The rate limiter matters for T5-11B and not for RegNet") {
                     .precision = kBf16,
                     .recompute = false};
   const auto by_size = [](PlanFile& file) {
-    file.plan.units =
-        Wrap(file.model.model, ParseWrap("size:1e8", "test"), {}, Dialect::kFsdp1, "test");
+    file.plan.units = Wrap(file.model, ParseWrap("size:1e8", "test"), {}, Dialect::kFsdp1, "test");
   };
   const PlanOutcome other = Run(regnet, [&](PlanFile& file) {
     by_size(file);
@@ -180,7 +179,7 @@ void MakeMinGpt(PlanFile& file) {
           "tie_word_embeddings": false,
           "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1})",
       "test");
-  Model& model = file.model.model;
+  Model& model = file.model;
   model = ModelFromJson(config, "mingpt-175b", {.sequence_length = file.job.sequence_length});
   for (Module& module : model.modules) {
     if (module.class_name == "GPT2Attention") {

@@ -24,7 +24,7 @@ Case DrawCase(std::mt19937& random, int blocks) {
   spec.linears = static_cast<int>(Draw(random, 1, 3));
   spec.width = 256 * Draw(random, 1, 8);
   spec.rows = 64 << Draw(random, 0, 5);
-  c.model = ChainModel(spec);
+  c.model = {ChainModel(spec)};
   c.kernels = FindKernelSet("shardwright-cuda", "test");
   const std::int64_t gpus = std::int64_t{1} << Draw(random, 0, 2);
   const std::int64_t nodes = std::int64_t{1} << Draw(random, 0, 1);
@@ -47,7 +47,7 @@ Simulated SimulatePlan(const Case& c, const Plan& plan) {
   const Program program = Lower({c.model, c.kernels, c.job, plan});
   SimulateOptions options;
   options.reserved = false;
-  const SimulationResult result = Simulate({program, c.cluster, c.profile, options});
+  const SimulationResult result = Simulate(program, c.cluster, c.profile, options);
   return {ToSeconds(result.step_time).value,
           result.memory.allocated.DevicePeak().total + result.memory.outside,
           result.memory.allocated.HostPeak().total * c.cluster.gpus_per_node};

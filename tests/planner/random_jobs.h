@@ -13,15 +13,8 @@
 namespace shardwright::testing {
 
 // A job small enough to try all of its plans.
-struct Case {
-  Model model;
-  KernelSetOptions kernels;
-  Cluster cluster;
-  Profile profile;
-  Job job;
+struct Case : Problem {
   Bytes moments_piece = Plan().moments_piece;  // of plans
-
-  [[nodiscard]] SearchInput Input() const { return {model, kernels, cluster, profile, job}; }
 };
 
 // Uniform in [low, high].

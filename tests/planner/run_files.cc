@@ -52,7 +52,7 @@ PlanFile Base(std::int64_t nodes) {
   file.plan.shard_size = file.cluster.RankCount();
   file.plan.replicate_size = 1;
   file.plan.micro_batch = file.plan.accumulation = 1;
-  file.plan.units = Wrap(file.model.model, ParseWrap("block", "test"), {}, Dialect::kFsdp2, "test");
+  file.plan.units = Wrap(file.model, ParseWrap("block", "test"), {}, Dialect::kFsdp2, "test");
   return file;
 }
 
@@ -60,7 +60,7 @@ PlanFile Imported(const Files& files, std::int64_t nodes) {
   const Folder folder;
   PlanFile file = Base(nodes);
   ApplyRun(Read(folder, files), file);
-  CheckPlan(file, "test");
+  CheckPlan(file, file.plan, "test");
   return file;
 }
 

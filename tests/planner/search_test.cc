@@ -39,9 +39,9 @@ TEST_CASE("The result does not depend on the number of threads") {
   const Case c = DrawCase(random, 4);
   SearchOptions options = NativeSearch(c);
   options.threads = 1;
-  const SearchResult one = Search(c.Input(), options);
+  const SearchResult one = Search(c, options);
   options.threads = 4;
-  const SearchResult four = Search(c.Input(), options);
+  const SearchResult four = Search(c, options);
   CHECK(one.candidates == four.candidates);
   CHECK(one.best.index == four.best.index);
   CHECK(one.lower_bound == four.lower_bound);
@@ -54,7 +54,7 @@ TEST_CASE("The label of a candidate says when its units are freed") {
   int said = 0;
   for (int trial = 0; trial < 4; ++trial) {
     const Case c = DrawCase(random, 4);
-    for (const Candidate& candidate : Search(c.Input(), NativeSearch(c)).candidates) {
+    for (const Candidate& candidate : Search(c, NativeSearch(c)).candidates) {
       const std::string& label = candidate.label;
       const auto says = [&](const char* what) { return label.find(what) != std::string::npos; };
       if (candidate.plan.units.size() < 2 || says("reshard never in the last") ||
@@ -80,7 +80,7 @@ TEST_CASE("What is faster and not chosen is said to offload more only where it d
   for (int trial = 0; trial < 12; ++trial) {
     const Case c = DrawCase(random, 4);
     CAPTURE(trial);
-    const SearchResult result = Search(c.Input(), NativeSearch(c));
+    const SearchResult result = Search(c, NativeSearch(c));
     for (const Candidate& candidate : result.candidates) {
       if (!candidate.why_not.empty()) {
         CAPTURE(candidate.why_not);
@@ -127,9 +127,7 @@ TEST_CASE("The proven gap under fsdp2 is small") {
     problem.model = LoadModelForJob(row.model, problem.job, Path("test"));
     SearchOptions options = NativeSearch();
     options.base.dialect = Dialect::kFsdp2;
-    const SearchResult result = Search(
-        {problem.model.model, problem.kernels, problem.cluster, problem.profile, problem.job},
-        options);
+    const SearchResult result = Search(problem, options);
     REQUIRE(result.is_feasible);
     CHECK(result.proven_gap < row.gap);
   }
@@ -139,15 +137,13 @@ TEST_CASE("The proven gap under fsdp2 is small") {
 // for another dialect what its own frameworks do. What native cannot say to the last launch of a
 // kernel (FSDP1's flat parameters) it must reach within the tie. Returns whether any of that fits.
 bool CheckAgainstBaselines(const PlanFile& problem, Dialect dialect) {
-  CAPTURE(problem.model.model.name);
+  CAPTURE(problem.model.name);
   CAPTURE(problem.cluster.name);
   CAPTURE(NameOf(dialect));
   SearchOptions options = NativeSearch();
   options.base.dialect = dialect;
   options.base.use_orig_params = dialect != Dialect::kFsdp1;  // off as in the baselines
-  const SearchResult result =
-      Search({problem.model.model, problem.kernels, problem.cluster, problem.profile, problem.job},
-             options);
+  const SearchResult result = Search(problem, options);
   bool any_fits = false;
   for (const BaselineResult& baseline : EvaluateBaselines(problem, {}, result.memory_limit)) {
     if (!baseline.Fits() || (dialect != Dialect::kNative && baseline.plan.dialect != dialect)) {
@@ -179,7 +175,7 @@ PlanFile TightProblem(double bytes) {
   file.plan.shard_size = 4;
   file.plan.accumulation = 2;
   file.plan.offload.parameters = true;
-  file.plan.units = Wrap(file.model.model, ParseWrap("block", "test"),
+  file.plan.units = Wrap(file.model, ParseWrap("block", "test"),
                          {true, {Reshard::Kind::kAlways, 0}}, Dialect::kFsdp2, "test");
   for (int b = 0; b < 12; ++b) {
     file.plan.recompute.push_back({"transformer.h." + std::to_string(b), RecomputeKind::kFull, 1});
@@ -190,7 +186,7 @@ PlanFile TightProblem(double bytes) {
 SearchResult SearchTight(const PlanFile& file) {
   SearchOptions options = NativeSearch();
   options.base.dialect = Dialect::kFsdp2;
-  return Search({file.model.model, file.kernels, file.cluster, file.profile, file.job}, options);
+  return Search({file.model, file.kernels, file.cluster, file.profile, file.job}, options);
 }
 
 // None of the plans that the first round finds; the one by hand it takes.
@@ -198,11 +194,11 @@ TEST_CASE("Where the allocator refuses all plans, others are fitted to less memo
   for (const double bytes : {3.06e9, 3.3e9, 3.38e9}) {
     CAPTURE(bytes);
     PlanFile file = TightProblem(bytes);
-    REQUIRE(Evaluate(file).Fits());
+    REQUIRE(Evaluate(file, file.plan).Fits());
     const SearchResult result = SearchTight(file);
     REQUIRE(result.is_feasible);
     file.plan = result.best.plan;
-    CHECK(Evaluate(file).Fits());
+    CHECK(Evaluate(file, file.plan).Fits());
   }
 }
 
@@ -212,7 +208,7 @@ TEST_CASE("A plan that retries is chosen only where plans with less memory are n
   for (const double bytes : {3.26e9, 3.28e9}) {
     CAPTURE(bytes);
     const PlanFile file = TightProblem(bytes);
-    const PlanOutcome by_hand = Evaluate(file);
+    const PlanOutcome by_hand = Evaluate(file, file.plan);
     REQUIRE(by_hand.Fits());
     REQUIRE(by_hand.retries_per_step == 0);
     const SearchResult result = SearchTight(file);
@@ -253,9 +249,7 @@ TEST_CASE("Plans that do not fit have a memory and no time") {
   const PlanFile problem = ZooProblem("llama-2-7b", "p4d", 1, 32);
   SearchOptions options = NativeSearch();
   options.base.dialect = Dialect::kFsdp2;
-  const SearchResult result =
-      Search({problem.model.model, problem.kernels, problem.cluster, problem.profile, problem.job},
-             options);
+  const SearchResult result = Search(problem, options);
   std::size_t over = 0;
   for (const Candidate& c : result.candidates) {
     const bool is_simulated = c.memory > Bytes(0);
@@ -266,7 +260,7 @@ TEST_CASE("Plans that do not fit have a memory and no time") {
       ++over;
       PlanFile file = problem;
       file.plan = c.plan;
-      const PlanOutcome whole = Evaluate(file, {.reserved = false});
+      const PlanOutcome whole = Evaluate(file, file.plan, {.reserved = false});
       CHECK(c.memory == whole.device_peak.total + whole.outside);
       CHECK(c.deficit == c.memory - result.memory_limit);
     }
@@ -282,16 +276,14 @@ TEST_CASE("A plan of many micro-batches costs what simulating all of them says")
     options.base.dialect = dialect;
     options.base.micro_batch = 1;
     options.fixed.micro_batch = true;
-    const Model& model = problem.model.model;
-    const SearchResult result =
-        Search({model, problem.kernels, problem.cluster, problem.profile, problem.job}, options);
+    const SearchResult result = Search(problem, options);
     REQUIRE(result.is_feasible);
     REQUIRE(result.best.plan.accumulation == 48);
-    const Program whole = Lower({model, problem.kernels, problem.job, result.best.plan});
+    const Program whole = Lower({problem, result.best.plan});
     SimulateOptions simulate;
     simulate.allocator.capacity =
-        AllocatorCapacity(UsableMemory(problem.cluster, problem.job), whole, problem.profile);
-    const SimulationResult exact = Simulate({whole, problem.cluster, problem.profile, simulate});
+        UsableMemory(problem) - OutsideBytes(whole, problem.profile.memory);
+    const SimulationResult exact = Simulate(whole, problem.cluster, problem.profile, simulate);
     const ReservedMemory& reserved = *exact.memory.reserved;
     CHECK(result.best.step_time == ToSeconds(exact.step_time));
     CHECK(result.best.peak.total == exact.memory.allocated.DevicePeak().total);
@@ -311,7 +303,7 @@ TEST_CASE("A job that cannot fit says by how much, and what would help") {
   SearchOptions options = NativeSearch(c);
   options.fixed.offload = true;
   options.memory_limit = Bytes(1);
-  const SearchResult result = Search(c.Input(), options);
+  const SearchResult result = Search(c, options);
   CHECK_FALSE(result.is_feasible);
   REQUIRE(result.floor.candidate.memory > Bytes(1));
   Bytes sum = result.floor.outside;
@@ -326,8 +318,8 @@ TEST_CASE("A job that cannot fit says by how much, and what would help") {
   // One byte less than the least with checkpointing: checkpointing off cannot do it, on it can.
   options.memory_limit = result.floor.candidate.memory + Bytes(1 << 20);
   options.fixed.recompute = true;
-  if (!Search(c.Input(), options).is_feasible) {
-    const std::vector<Fix> fixes = FindFixes(c.Input(), options);
+  if (!Search(c, options).is_feasible) {
+    const std::vector<Fix> fixes = FindFixes(c, options);
     CHECK(std::any_of(fixes.begin(), fixes.end(),
                       [](const Fix& fix) { return fix.change == "without --recompute"; }));
   }
@@ -341,19 +333,19 @@ TEST_CASE("Slow links between nodes make hybrid sharding win") {
   spec.width = 4096;
   spec.rows = 2048;
   spec.linears = 4;
-  c.model = testing::ChainModel(spec);
+  c.model = {testing::ChainModel(spec)};
   c.job.sequence_length = spec.rows;
   c.cluster = LoadCluster("h100-80 x8, nvlink 450 GB/s, nic 1x25 Gbit/s", 4);
   c.job.global_batch = 32;
   c.job.precision.reduce = DType::kBf16;  // fp32 reductions weigh more than gathers either way
   SearchOptions options = NativeSearch(c);
   options.fixed.offload = true;
-  const SearchResult free = Search(c.Input(), options);
+  const SearchResult free = Search(c, options);
   REQUIRE(free.is_feasible);
   CHECK(free.best.plan.shard_size <= 8);
   options.fixed.mesh = true;
   options.base.shard_size = 32;
-  const SearchResult full = Search(c.Input(), options);
+  const SearchResult full = Search(c, options);
   REQUIRE(full.is_feasible);
   CHECK(free.best.step_time < full.best.step_time);
 }
@@ -363,7 +355,7 @@ TEST_CASE("SearchFront: no plan of the front beats another, and the ends are the
   const Case c = DrawCase(random, 3);
   SearchOptions options = NativeSearch(c);
   options.fixed.offload = true;
-  const SearchResult front = SearchFront(c.Input(), options);
+  const SearchResult front = SearchFront(c, options);
   REQUIRE(front.is_feasible);
   REQUIRE_FALSE(front.pareto.empty());
   for (std::size_t i = 1; i < front.pareto.size(); ++i) {
@@ -373,7 +365,7 @@ TEST_CASE("SearchFront: no plan of the front beats another, and the ends are the
     CHECK(before.Needs() > after.Needs());
   }
   options.objective = Objective::kMemory;
-  const SearchResult least = Search(c.Input(), options);
+  const SearchResult least = Search(c, options);
   CHECK(front.candidates[front.pareto.back()].memory <= least.candidates[least.best.index].memory);
   CHECK(front.candidates[front.pareto.front()].step_time <= front.best.step_time);
 }
@@ -384,8 +376,7 @@ TEST_CASE("SearchNodes: GPU-hours of a token budget, and the cheapest count") {
   c.cluster = LoadCluster("h100-80 x2, nvlink 450 GB/s, nic 2x200 Gbit/s", 1);
   c.job.global_batch = 8;
   const std::int64_t tokens = 8 * c.model.tokens_per_sample * 100 + 1;  // 101 steps
-  const std::vector<NodeCountResult> rows =
-      SearchNodes(c.Input(), NativeSearch(c), {1, 3, 4}, tokens);
+  const std::vector<NodeCountResult> rows = SearchNodes(c, NativeSearch(c), {1, 3, 4}, tokens);
   REQUIRE(rows.size() == 3);
   CHECK(rows[1].refusal == "the global batch is no multiple of its ranks");
   for (const std::size_t i : {0U, 2U}) {
@@ -411,7 +402,7 @@ TEST_CASE("SearchNodes: a shard size that divides the ranks, and one that does n
   SearchOptions options = NativeSearch(c);
   options.fixed.mesh = true;
   options.base.shard_size = 4;
-  const std::vector<NodeCountResult> rows = SearchNodes(c.Input(), options, {1, 4}, 1);
+  const std::vector<NodeCountResult> rows = SearchNodes(c, options, {1, 4}, 1);
   REQUIRE(rows.size() == 2);
   CHECK(rows[0].refusal == "the shard size does not divide its ranks");  // 4 and 2
   CHECK_FALSE(rows[0].result);
@@ -425,9 +416,9 @@ TEST_CASE("ExplainChoice: the nearest other choices, as each plan by itself") {
   std::mt19937 random(9);
   const Case c = DrawCase(random, 4);
   const SearchOptions options = NativeSearch(c);
-  const SearchResult result = Search(c.Input(), options);
+  const SearchResult result = Search(c, options);
   REQUIRE(result.is_feasible);
-  const Explanation e = ExplainChoice(c.Input(), options, result);
+  const Explanation e = ExplainChoice(c, options, result);
   int in_flight = 0;
   for (const Alternative& a : e.alternatives) {
     CAPTURE(a.choice);
@@ -457,13 +448,13 @@ TEST_CASE("Jobs that no plan can have are refused") {
   Case c = DrawCase(random, 2);
   c.cluster = LoadCluster("h100-80 x4, nvlink 450 GB/s", 1);
   c.job.global_batch = 6;
-  CHECK_THROWS_WITH_AS((void)Search(c.Input(), NativeSearch(c)),
+  CHECK_THROWS_WITH_AS((void)Search(c, NativeSearch(c)),
                        "job: got a global batch of 6, expected a multiple of the 4 ranks",
                        InputError);
   c.job.trains_by = TrainsBy::kDpo;
   c.job.global_batch = 4;
   CHECK_THROWS_WITH_AS(
-      (void)Search(c.Input(), NativeSearch(c)),
+      (void)Search(c, NativeSearch(c)),
       "job: got a global batch of 4, expected a multiple of the 4 ranks x 2 samples of a pair",
       InputError);
 }

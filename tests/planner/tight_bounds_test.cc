@@ -46,7 +46,7 @@ struct TwoRanks {
     outer.shard_size = 2;
     Occupancy::RowWeights bytes{};
     bytes[Occupancy::kGather] = 1e9;
-    const Occupancy occupancy(case_.Input(), outer, FactsOf(Dialect::kNative), bytes, {});
+    const Occupancy occupancy(case_, outer, FactsOf(Dialect::kNative), bytes, {});
     return LeastTime(terms, occupancy);
   }
 
@@ -63,7 +63,7 @@ double BoundOf(const Case& c, Dialect dialect) {
   options.base.dialect = dialect;
   options.base.moments_piece = Plan().moments_piece;
   options.effort = 0;
-  for (const Candidate& candidate : Search(c.Input(), options).candidates) {
+  for (const Candidate& candidate : Search(c, options).candidates) {
     const Plan& plan = candidate.plan;
     if (plan.shard_size == 4 && plan.accumulation == 3 && plan.sync == SyncMode::kEvery &&
         plan.offload == Offload()) {
@@ -162,9 +162,8 @@ TEST_CASE("Moments on the host travel both ways in each step") {
   c.profile.copy.to_host.value *= 1e-3;
   c.profile.copy.to_device.value *= 1e-3;
   const SearchOptions options = NativeSearch(c);
-  const SearchInput input = c.Input();
-  const Measured measured = Measure(input, options, MakeSpace(input, options), 1);
-  const Bounds bounds(input, options, {Bytes(80'000'000'000), Bytes(1'000'000'000'000)});
+  const Measured measured = Measure(c, options, MakeSpace(c, options), 1);
+  const Bounds bounds(c, options, {Bytes(80'000'000'000), Bytes(1'000'000'000'000)});
   OuterChoice outer;
   outer.shard_size = 2;
   outer.offload.moments = true;
@@ -183,8 +182,7 @@ TEST_CASE("Blocks that do less than others say nothing about patterns") {
     param.trainable = param.fqn.starts_with("block");
   }
   const SearchOptions options = NativeSearch(c);
-  const SearchInput input = c.Input();
-  const Measured m = Measure(input, options, MakeSpace(input, options), 1);
+  const Measured m = Measure(c, options, MakeSpace(c, options), 1);
   std::vector<std::vector<std::size_t>> blocks;
   for (const BlockClass& block_class : m.classes) {
     blocks.push_back(block_class.blocks);

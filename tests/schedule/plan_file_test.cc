@@ -22,8 +22,7 @@ PlanFile SmallPlan(const std::string& model = "gpt2") {
   file.model = LoadModelForJob(model, file.job, Path("test"));
   file.plan.shard_size = 8;
   file.job.global_batch = 8;
-  file.plan.units =
-      Wrap(file.model.model, ParseWrap("block", "test"), {}, file.plan.dialect, "test");
+  file.plan.units = Wrap(file.model, ParseWrap("block", "test"), {}, file.plan.dialect, "test");
   return file;
 }
 
@@ -37,7 +36,7 @@ void CheckRoundTrip(const PlanFile& file) {
   CHECK(ClusterJson(read.cluster) == ClusterJson(file.cluster));
   CHECK(read.profile == file.profile);
   CHECK(read.model.hash == file.model.hash);
-  CHECK(HashModel(read.model.model) == HashModel(file.model.model));
+  CHECK(HashModel(read.model) == HashModel(file.model));
   CHECK(PlanFileJson(read) == text);
 }
 
@@ -72,7 +71,7 @@ TEST_CASE("Fnv1a64: published vectors") {
 TEST_CASE("HashModel: every part counts") {
   Job job;
   job.sequence_length = 16;
-  const Model model = LoadModelForJob("gpt2", job, Path("test")).model;
+  const Model model = LoadModelForJob("gpt2", job, Path("test"));
   const std::vector<std::function<void(Model&)>> changes = {
       [](Model& m) { m.type = "x"; },
       [](Model& m) { m.block_classes = {"x"}; },
@@ -240,7 +239,7 @@ TEST_CASE("CheckPlan: the plan uses all ranks") {
   file.plan.shard_size = 4;
   file.job.global_batch = 4;
   CHECK_THROWS_WITH_AS(
-      CheckPlan(file, "p.json: plan"),
+      CheckPlan(file, file.plan, "p.json: plan"),
       "p.json: plan: got shard_size 4 x replicate_size 1 = 4 ranks, expected 8, the "
       "GPUs of 2 x dgx-a100",
       InputError);

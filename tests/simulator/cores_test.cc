@@ -105,14 +105,13 @@ Program Gpt2(std::int64_t ranks) {
   plan.dialect = Dialect::kNative;
   plan.shard_size = ranks;
   plan.units = Wrap(model, ParseWrap("block", "test"), ReshardChoice(), plan.dialect, "test");
-  return Lower(
-      {.model = model, .kernels = FindKernelSet("torch-eager", "test"), .job = job, .plan = plan});
+  return Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
 }
 
 SimTime StepOf(const Program& program, const Cluster& cluster, const Profile& profile) {
   SimulateOptions options;
   options.reserved = false;
-  return Simulate({program, cluster, profile, options}).step_time;
+  return Simulate(program, cluster, profile, options).step_time;
 }
 
 TEST_CASE("Threads of one rank share its ops, by Amdahl's law") {

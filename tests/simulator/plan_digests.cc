@@ -114,7 +114,7 @@ void PrintCase(int number, const RandomCase& c) {
   const Profile profile = DefaultProfile(cluster.gpu, c.kernel_set);
   SimulateOptions options;
   options.reserved = true;
-  const SimulationResult result = Simulate({program, cluster, profile, options});
+  const SimulationResult result = Simulate(program, cluster, profile, options);
   std::printf(
       "%d %s ops %016llx accesses %016llx buffers %016llx step %lld first %lld peak %lld "
       "reserved %lld placed %lld\n",

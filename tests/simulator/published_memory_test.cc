@@ -134,7 +134,7 @@ TEST_CASE("reserved peaks of torchtitan") {
   const auto reserved = [&](const ReshardChoice& reshard) {
     plan.units = Wrap(model, ParseWrap("torchtitan", "test"), reshard, plan.dialect, "test");
     const Program program = Lower({model, kernels, job, plan});
-    const SimulationResult result = Simulate({program, cluster, profile, {}});
+    const SimulationResult result = Simulate(program, cluster, profile, {});
     return static_cast<double>(result.memory.reserved->peak_steady.value) / kGib;
   };
   // Fragmentation depends on the order of requests down to single tensors, of which we know most.

@@ -98,9 +98,9 @@ TEST_CASE("Through gloo everything runs in turn: a step lasts as long as its ops
   }
   SimulateOptions options;
   options.reserved = false;
-  const SimTime beside = Simulate({program, cluster, profile, options}).step_time;
+  const SimTime beside = Simulate(program, cluster, profile, options).step_time;
   profile.overlap.gloo.value = 1;
-  const SimulationResult result = Simulate({program, cluster, profile, options});
+  const SimulationResult result = Simulate(program, cluster, profile, options);
   const PriceTable prices = PriceProgram(program, cluster, profile);
   SimTime together;
   for (const Op& op : program.step.ops) {
@@ -114,7 +114,7 @@ TEST_CASE("Through gloo everything runs in turn: a step lasts as long as its ops
 TEST_CASE("Without contention a faster part is never slower, exactly") {
   const Program program = TinyLlama(16, 2);
   const auto step = [&](const Cluster& cluster, const Profile& profile) {
-    return Simulate({program, cluster, profile, Uncontended()}).step_time;
+    return Simulate(program, cluster, profile, Uncontended()).step_time;
   };
   SimTime before_network, before_gpu, before_memory, before_host;
   for (int i = 0; i < 12; ++i) {
@@ -159,7 +159,7 @@ TEST_CASE("With contention a faster part is at most half a percent slower") {
     for (TransportProfile& transport : network.transports) {
       transport.efficiency.value *= std::pow(1.25, i - 12) / 20;
     }
-    const SimTime time = Simulate({program, RoundCluster(2), network, options}).step_time;
+    const SimTime time = Simulate(program, RoundCluster(2), network, options).step_time;
     if (i > 0) {
       if (time > before) {
         MESSAGE("slower with a faster network: ", before.value, " -> ", time.value, " ps");
@@ -226,14 +226,14 @@ TEST_CASE("Reserved memory covers the allocated peak and its costs show in the f
   const Profile profile = RoundProfile();
   SimulateOptions options;
   options.contention = false;
-  const SimulationResult result = Simulate({program, cluster, profile, options});
+  const SimulationResult result = Simulate(program, cluster, profile, options);
   REQUIRE(result.memory.reserved.has_value());
   const ReservedMemory& reserved = *result.memory.reserved;
   CHECK(reserved.peak_first >= result.memory.allocated.device_first.total);
   CHECK(reserved.peak_steady >= result.memory.allocated.device_steady.total);
   CHECK(reserved.retries_first == 0);
   CHECK(!reserved.out_of_memory);
-  const SimulationResult without = Simulate({program, cluster, profile, Uncontended()});
+  const SimulationResult without = Simulate(program, cluster, profile, Uncontended());
   CHECK(result.first_step_time > without.first_step_time);  // the driver's calls for segments
   CHECK(result.step_time == without.step_time);             // none of them later
   // 500 B context, 300 B for the first communicator; gather and reduce share it under fsdp2.
@@ -241,7 +241,7 @@ TEST_CASE("Reserved memory covers the allocated peak and its costs show in the f
 
   // With no more than the allocated peak the allocator must retry or fail, and says so.
   options.allocator.capacity = result.memory.allocated.DevicePeak().total;
-  const SimulationResult tight = Simulate({program, cluster, profile, options});
+  const SimulationResult tight = Simulate(program, cluster, profile, options);
   CHECK((tight.memory.reserved->out_of_memory || tight.memory.reserved->retries_first > 0));
 }
 
@@ -297,7 +297,7 @@ TEST_CASE("Tight memory: steps that settle, and cycles of them, as rounds by def
     const Bytes peak = MeasureAllocated(program, memory).DevicePeak().total;
     options.allocator.capacity =
         Bytes(static_cast<std::int64_t>(static_cast<double>(peak.value) * room));
-    const SimulationResult result = Simulate({program, cluster, profile, options});
+    const SimulationResult result = Simulate(program, cluster, profile, options);
     if (!result.unsettled) {
       continue;
     }
@@ -319,7 +319,7 @@ TEST_CASE("A trace covers the first and the last step, with memory beside it") {
   SimulateOptions options = Uncontended();
   options.trace = true;
   options.reserved = true;
-  const SimulationResult result = Simulate({program, RoundCluster(2), RoundProfile(), options});
+  const SimulationResult result = Simulate(program, RoundCluster(2), RoundProfile(), options);
   CHECK(result.trace.spans.size() == program.init.size() + 2 * program.step.size());
   std::int64_t peak = 0;
   Bytes most_reserved;
@@ -345,7 +345,7 @@ TEST_CASE("Links so slow that times leave their range are refused in one line") 
   for (TransportProfile& transport : profile.transports) {
     transport.efficiency.value = 1e-14;
   }
-  CHECK_THROWS_AS((void)Simulate({program, RoundCluster(2), profile, Uncontended()}), InputError);
+  CHECK_THROWS_AS((void)Simulate(program, RoundCluster(2), profile, Uncontended()), InputError);
   // Each op within its limit, the step not.
   PriceTable prices = PriceProgram(program, RoundCluster(2), RoundProfile());
   for (Price& price : prices.prices) {
