@@ -108,7 +108,7 @@ std::vector<SyncMode> SyncModes(const OuterChoice& outer, const Problem& input,
   return {SyncMode::kEvery, SyncMode::kLast};
 }
 
-// Otherwise CheckOffloadedSums of validate_plan.cc refuses the plan.
+// Otherwise CheckOffloadedSums of check_plan_options.cc refuses the plan.
 bool AddsUp(const OuterChoice& outer, const Problem& input, const SearchOptions& options) {
   return FactsOf(options.base).adds_on_host || input.job.mode == JobMode::kForward ||
          !outer.offload.parameters || outer.accumulation == 1 || outer.sync != SyncMode::kEvery;
