@@ -59,6 +59,7 @@ struct UserChoice {
 // What users try before they give up, for `samples` per rank and step: micro-batches of powers of
 // two that divide it, each without and with recomputation of the blocks (torchtitan: selective, its
 // default, too). Jobs that only run forward: all samples at once, nothing recomputed.
+// Example: 4 samples make 1 x 4, 2 x 2 and 4 x 1, so 6 choices, and 9 of torchtitan.
 [[nodiscard]] std::vector<UserChoice> UserChoices(Baseline baseline, JobMode mode,
                                                   std::int64_t samples);
 

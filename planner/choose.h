@@ -1,6 +1,11 @@
 #pragma once
 
-// From simulated candidates to the chosen plan, the Pareto front and the reasons of the rest.
+// Chooses one of the simulated candidates, and finds the Pareto front and why the rest was
+// rejected.
+//
+// Example: plan A takes 1.000 s and offloads optimizer states, plan B takes 1.008 s without. With a
+// tie of 1 % both are as fast as the fastest, so B is chosen: it offloads less. If the allocator
+// finds no room for B, then B becomes kFragmented, and A is chosen.
 
 #include <cstdint>
 #include <deque>

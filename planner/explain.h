@@ -1,7 +1,10 @@
 #pragma once
 
-// Why a plan is the one that was chosen: what each choice would cost if it were made differently,
-// and what the step time hangs on. Everything is simulated.
+// Explains why a plan was chosen: what each choice would cost if it were made differently, and what
+// the step time hangs on. Everything is simulated.
+//
+// Example: the plan takes 1.00 s, and 0.94 s with a network that is a tenth faster: the sensitivity
+// "network bandwidth" has a gain of 0.06.
 
 #include <string>
 #include <vector>

@@ -1,6 +1,9 @@
 #pragma once
 
-// What would make a job fit that does not.
+// Finds what would make a job fit that does not.
+//
+// Example: a global batch of 40 on one node of 8 GPUs. Two nodes have 16 GPUs, which do not divide
+// 40, so the change that is tried is "--nodes 2 --global-batch 48".
 
 #include <string>
 #include <vector>

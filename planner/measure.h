@@ -1,7 +1,10 @@
 #pragma once
 
-// What blocks and the rest of a model cost under each checkpointing pattern, read off a few lowered
-// programs. The bounds and the choice of patterns start from it.
+// Measures what blocks and the rest of a model cost under each checkpointing pattern, in seconds
+// and bytes, on a few lowered programs. The bounds and the choice of patterns start from it.
+//
+// Example: llama-3-8b has 32 blocks with the same ops, one BlockClass. With 5 patterns it has 5
+// costs: how many seconds a block takes more than without checkpointing, and the bytes it keeps.
 
 #include <array>
 #include <cstdint>

@@ -1,7 +1,11 @@
 #pragma once
 
-// How fast kernels and transfers can run beside each other at most: all sets of them that can run
-// at the same time, as rows of a linear program (docs/planning.md, "The bound").
+// Lists all sets of kernels and transfers that can run at the same time, with the highest speed of
+// each member: rows of a linear program (docs/planning.md, "The bound").
+//
+// Example: the row {load 8, kernel_speed 0.8, progress of kGather 0.9}. A kernel that uses 8/16 of
+// the memory bandwidth runs beside a gather. In each second the kernel does what takes it 0.8 s
+// alone, and the gather what takes it 0.9 s alone.
 
 #include <array>
 #include <cstddef>

@@ -1,7 +1,10 @@
 #pragma once
 
-// What one other choice would make of a plan that a job has, everything else as it is. A search
-// finds the best plan; this tells its user which of the differences are worth the trouble.
+// Simulates what one other choice would make of the plan that a job has, everything else as it is.
+// A search finds the best plan; this tells its user which of the differences are worth the trouble.
+//
+// Example: a job reduces gradients after each of 4 micro-batches, in 1.2 s. The change "after each
+// micro-batch" to "after the last" takes 1.0 s and fits: kSync is worth 17 %.
 
 #include <cstdint>
 #include <string>

@@ -1,6 +1,11 @@
 #pragma once
 
-// The plans that the search considers, as a few independent choices. docs/planning.md lists them.
+// Lists the plans that the search considers, as a few independent choices; docs/planning.md has
+// all.
+//
+// Example: 8 GPUs, 4 samples per rank, FSDP2. Shard sizes are 1, 2, 4 and 8 (the divisors of 8),
+// micro-batches 1, 2 and 4 (the divisors of 4). Each pair, with each set of things to offload and
+// each way to reduce accumulated gradients, is an OuterChoice.
 
 #include <cstdint>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the user of a plan must be told although the plan is right.
+// Says what the user of a plan must know although the plan is right.
 
 #include <string>
 #include <vector>

@@ -1,6 +1,9 @@
 #pragma once
 
-// Which gradients of a DDP program share a reduction: docs/lowering.md, section ddp.
+// Tells which gradients of a DDP program share a reduction: docs/lowering.md, section ddp.
+//
+// Example: gradients of 0.5, 0.6, 20, 10 and 3 MiB become ready in this order; the caps are 1 MiB
+// and 25 MiB. The buckets are {0.5, 0.6}, {20, 10} and {3}: each is closed when it reaches its cap.
 
 #include <cstdint>
 #include <vector>

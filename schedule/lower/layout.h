@@ -1,6 +1,9 @@
 #pragma once
 
-// Parameter layout of one unit under each dialect's padding rules.
+// Lays out the parameters of one unit under each dialect's padding rules.
+//
+// Example: a weight of 10 x 4 over 4 ranks under FSDP2. Each rank has ceil(10 / 4) = 3 rows, 12
+// elements; the last rank's are row 9 and two rows of padding. The gathered buffer has 48 elements.
 
 #include <cstdint>
 #include <vector>
