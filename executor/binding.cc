@@ -50,6 +50,7 @@ Binder::Binder(const ExecutorInput& input, Rank rank, const RankMemory& memory)
 
 Binding Binder::Run() {
   Binding binding;
+  FindExperts(binding.row_counts);
   BindBody(program_.init, binding.init);
   BindBody(program_.warmup, binding.warmup);
   BindBody(program_.step, binding.step);
@@ -72,6 +73,11 @@ Binding Binder::Run() {
     }
   }
   return binding;
+}
+
+std::int64_t Binder::ShardOf(UnitId unit) const {
+  const bool is_whole = program_.units[unit.value].shards == program_.shard_size;
+  return is_whole ? shard_index_ : PlaceInGroup(MeshOf(program_).SameExperts(), rank_).index;
 }
 
 std::byte* Binder::At(BufferId buffer) const {
@@ -101,9 +107,10 @@ std::optional<Contents> Binder::Declared(const Buffer& buffer) const {
       return is_gradient ? layouts_.FullGradient(unit, elements, buffer.dtype)
                          : layouts_.Gathered(unit, buffer.dtype);
     case Holds::kShard:
-      return is_gradient ? layouts_.GradientShard(unit, shard_index_,
-                                                  elements * program_.shard_size, buffer.dtype)
-                         : layouts_.Shard(unit, shard_index_, buffer.dtype);
+      return is_gradient ? layouts_.GradientShard(unit, ShardOf(unit),
+                                                  elements * program_.units[unit.value].shards,
+                                                  buffer.dtype)
+                         : layouts_.Shard(unit, ShardOf(unit), buffer.dtype);
     case Holds::kMixed:
       return Contents{buffer.dtype, {}};
     case Holds::kOther:
@@ -179,10 +186,12 @@ Call Binder::BindOp(const Body& body, OpId id) {
     case OpCode::kReduceScatter:
     case OpCode::kAllReduce:
       return BindCollective(v);
+    case OpCode::kAllToAll:
+      return BindAllToAll(v);
     case OpCode::kCast:
     case OpCode::kGatherCopyOut:
     case OpCode::kGradStore:
-      return MatchedAll(v);
+      return Divided(MatchedAll(v), v);
     case OpCode::kGatherCopyIn:
       return BindGatherCopyIn(v);
     case OpCode::kReshardClone:
@@ -210,7 +219,6 @@ Call Binder::BindOp(const Body& body, OpId id) {
     case OpCode::kStreamWait:
       return std::monostate();
     case OpCode::kBroadcast:
-    case OpCode::kAllToAll:
     case OpCode::kBarrier:
       break;
   }

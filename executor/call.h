@@ -42,7 +42,20 @@ struct ElementRange {
 struct CopyCall {
   std::vector<ByteRange> zeros;
   std::vector<CopyRun> runs;
-  bool loads_inputs = false;  // a micro-batch comes from the host's input buffer
+  bool loads_inputs = false;               // a micro-batch comes from the host's input buffer
+  std::vector<ElementRange> divided = {};  // by `divisor`, behind the runs
+  double divisor = 1.0;
+};
+
+// Parts of an all-to-all of rows. Member k gets as many rows as the numbers [k * experts,
+// (k + 1) * experts) at `sent` add up to; as many come from it as those at `came` do. The numbers
+// are those of the step at hand, which the host knows when the op is issued.
+struct RowParts {
+  const std::int64_t* sent = nullptr;
+  const std::int64_t* came = nullptr;
+  std::int64_t experts = 1;  // numbers of each member
+  std::int64_t row_bytes = 0;
+  std::int64_t send_room = 0, receive_room = 0;  // bytes
 };
 
 // A collective over a full array of `elements`, a multiple of the group's size.
@@ -50,6 +63,8 @@ struct CopyCall {
 // `receive_stride` bytes (0: one behind the other); reduce-scatter: `send`
 // is the full array, `receive` this rank's part; all-reduce: `receive` is the full array, in place.
 // Reductions sum in fp32 in rank order, then divide by `divisor` once, then round to `dtype`.
+// all-to-all: part k of `send` goes to member k, whose part comes as part k of `receive`; equal
+// parts, or those that `rows` tells.
 struct CollectiveCall {
   OpCode code = OpCode::kAllGather;
   GroupId group;
@@ -63,6 +78,7 @@ struct CollectiveCall {
   // of `receive`.
   std::vector<ElementRange> parts;
   std::vector<ByteRange> zeros;  // padding that nobody writes; of this rank, before it sends
+  std::optional<RowParts> rows = {};
 };
 
 // Part `i` of `n` elements among `size` members; all-reduces need not divide evenly.
@@ -87,6 +103,7 @@ struct ModelCall {
 // First values of a unit's shard (`unit` valid) or of all non-parameter buffers.
 struct InitializeCall {
   UnitId unit;
+  std::int64_t part = 0;  // of the experts, that this rank has
   std::vector<ShardPiece> pieces;
   std::int64_t elements = 0;
   DType dtype = DType::kFp32;

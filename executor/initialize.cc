@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/threads.h"
 #include "executor/half.h"
+#include "models/cut_experts.h"
 #include "schedule/plan_file.h"
 
 namespace shardwright {
@@ -259,7 +260,8 @@ void FillParameter(const InitRule& rule, std::uint64_t key, std::int64_t begin, 
 }
 
 void InitializeShard(const Model& model, std::span<const InitRule> rules, std::uint64_t seed,
-                     std::span<const ShardPiece> pieces, const View& shard, int threads) {
+                     std::span<const ShardPiece> pieces, const View& shard, int threads,
+                     std::int64_t part) {
   const std::int64_t element_size = SizeOf(shard.dtype);
   std::memset(shard.data, 0, static_cast<std::size_t>(shard.elements * element_size));
   constexpr std::int64_t kChunk = std::int64_t{1} << 20;
@@ -277,9 +279,8 @@ void InitializeShard(const Model& model, std::span<const InitRule> rules, std::u
   const auto work = [&] {
     for (std::size_t c = next++; c < chunks.size(); c = next++) {
       const ShardPiece& chunk = chunks[c];
-      const Parameter& param = model.params[chunk.param.value];
-      FillParameter(rules[chunk.param.value], InitKey(seed, param.fqn), chunk.param_begin,
-                    chunk.count, shard.dtype,
+      FillParameter(rules[chunk.param.value], InitKey(seed, FqnOfPart(model, chunk.param, part)),
+                    chunk.param_begin, chunk.count, shard.dtype,
                     static_cast<std::byte*>(shard.data) + chunk.shard_offset * element_size);
     }
   };

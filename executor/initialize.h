@@ -46,9 +46,10 @@ void FillParameter(const InitRule& rule, std::uint64_t key, std::int64_t begin, 
                    DType dtype, void* out);
 
 // Fills a whole shard: its pieces, and zeros in the padding. A value depends on its place only, so
-// any number of threads gives the same.
+// any number of threads gives the same. `part`: of the experts, where ranks share them out.
 void InitializeShard(const Model& model, std::span<const InitRule> rules, std::uint64_t seed,
-                     std::span<const ShardPiece> pieces, const View& shard, int threads = 1);
+                     std::span<const ShardPiece> pieces, const View& shard, int threads = 1,
+                     std::int64_t part = 0);
 
 // First values of the model's non-parameter buffers (fp32, module after module): the running
 // statistics of a batch norm, in PyTorch's order: running_mean zeros, running_var ones,

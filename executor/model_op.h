@@ -95,8 +95,8 @@ struct ModelOpCall {
   // mean, running variance). Null: there is none.
   float* buffers = nullptr;
 
-  // Exchange::bytes of this rank before the exchange. After it, those of all ranks one behind the
-  // other (forward), or their sum (backward).
+  // Exchange::bytes of this rank before it; after it those of all ranks one behind the other
+  // (forward) or their sum (backward). Experts of routed rows: int64 rows per rank and expert here.
   OpPart part = OpPart::kWhole;
   std::span<std::byte> exchange;
 

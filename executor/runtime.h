@@ -93,6 +93,10 @@ class Runtime {
   // have been written since the last one, and what that kept gathered is not read again.
   void set_next_step(std::int64_t step);
   [[nodiscard]] const Binding& BindingOf(Rank rank) const;
+  // Which part of the experts a rank has, where ranks share them out; otherwise 0.
+  [[nodiscard]] std::int64_t PartOf(Rank rank) const {
+    return shardwright::PartOf(input_.program, rank);
+  }
   // Between memory of this rank's device and memory of the caller, either way.
   void CopyMemory(Rank rank, void* to, const void* from, std::int64_t bytes) const;
   // The ranks of this process.

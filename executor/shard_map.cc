@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 
@@ -32,6 +33,10 @@ std::vector<ShardPiece> ShardPieces(const Model& model, const UnitInfo& unit,
     }
   }
   return pieces;
+}
+
+std::int64_t PartOf(const Program& program, Rank rank) {
+  return PlaceInGroup(MeshOf(program).Experts(), rank).index;
 }
 
 }  // namespace shardwright

@@ -29,4 +29,7 @@ struct ShardPiece {
                                                   std::int64_t shard_index,
                                                   std::int64_t shard_count);
 
+// Which part of the experts a rank has, where ranks share them out; otherwise 0.
+[[nodiscard]] std::int64_t PartOf(const Program& program, Rank rank);
+
 }  // namespace shardwright

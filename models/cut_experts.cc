@@ -1,10 +1,14 @@
 #include "models/cut_experts.h"
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace shardwright {
 namespace {
@@ -214,6 +218,79 @@ void CutExperts(Model& model, std::int64_t ranks, const std::string& where) {
   if (ranks != 1 && !is_cut) {
     Cutter(model, ranks, where).Run();
   }
+}
+
+namespace {
+
+// The last number among the components of a name, with what is around it.
+struct NumberedName {
+  std::string_view before, behind;  // "model.layers.0.mlp.experts.", ".w1.weight"
+  std::int64_t number = -1;         // none: there is none
+};
+NumberedName Numbered(std::string_view fqn) {
+  for (std::size_t end = fqn.size(); end != std::string_view::npos && end > 0;) {
+    const std::size_t dot = fqn.rfind('.', end - 1);
+    const std::size_t begin = dot == std::string_view::npos ? 0 : dot + 1;
+    if (const auto number = IntegerIn(fqn.substr(begin, end - begin))) {
+      return {fqn.substr(0, begin), fqn.substr(end), *number};
+    }
+    end = dot;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::int64_t MostRows(const Model& model, std::size_t op) {
+  const OpSpec& spec = model.SpecOf(model.ops[op]);
+  if (!spec.routed) {
+    return 0;
+  }
+  // A token chooses an expert once at most.
+  const bool is_exchange = spec.kind == OpKind::kExchange;
+  const OpSpec& dispatch = model.SpecOf(model.ops[op - (is_exchange ? 1 : 2)]);
+  const std::int64_t here = model.SpecOf(model.ops[op + (is_exchange ? 1 : 0)]).experts;
+  return dispatch.rows * (dispatch.experts / here) * std::min(dispatch.experts_per_token, here);
+}
+
+std::string FqnOfPart(const Model& model, ParamId param, std::int64_t part) {
+  const Parameter& p = model.params[param.value];
+  if (part == 0 || p.parts == 1) {
+    return p.fqn;
+  }
+  const NumberedName name = Numbered(p.fqn);
+  if (p.shape.size() > 2 || name.number < 0) {
+    throw InputError("model: " + p.fqn, "experts without a number in their parameters' names",
+                     "a parameter per matrix, named by the expert's number");
+  }
+  std::int64_t here = 0;  // experts; their parameters are neighbours
+  const auto count = [&](const Parameter& other) {
+    const NumberedName its = Numbered(other.fqn);
+    const bool is_sibling = other.parts == p.parts && its.before == name.before;
+    here = is_sibling ? std::max(here, its.number + 1) : here;
+    return is_sibling;
+  };
+  const auto at = model.params.begin() + static_cast<std::ptrdiff_t>(param.value);
+  (void)std::find_if_not(at, model.params.end(), count);
+  (void)std::find_if_not(std::reverse_iterator(at), model.params.rend(), count);
+  return std::string(name.before) + std::to_string(name.number + part * here) +
+         std::string(name.behind);
+}
+
+std::vector<std::pair<ParamId, std::int64_t>> AllParts(const Model& model) {
+  std::vector<std::pair<ParamId, std::int64_t>> all;
+  for (std::size_t begin = 0, end = 0; begin < model.params.size(); begin = end) {
+    const std::int64_t parts = model.params[begin].parts;
+    do {
+      ++end;
+    } while (parts > 1 && end < model.params.size() && model.params[end].parts == parts);
+    for (std::int64_t part = 0; part < parts; ++part) {
+      for (std::size_t p = begin; p < end; ++p) {
+        all.emplace_back(ParamId(p), part);
+      }
+    }
+  }
+  return all;
 }
 
 ModuleId ExpertsModule(const Model& model, const ModelOp& op) {

@@ -19,6 +19,7 @@
 #include "executor/checkpoint/safetensors.h"
 #include "executor/checkpoint/save.h"
 #include "executor/data/mapped_file.h"
+#include "models/cut_experts.h"
 #include "schedule/plan_names.h"
 
 namespace shardwright {
@@ -175,14 +176,16 @@ void Checkpoint::Read(const std::string& name, std::int64_t begin, std::int64_t 
 void CheckFits(const Checkpoint& checkpoint, const Model& model,
                const std::optional<OptimizerKind>& optimizer) {
   std::int64_t storages = 0;
-  for (const Parameter& param : model.params) {
+  for (const auto& [id, part] : AllParts(model)) {
+    const Parameter& param = model.params[id.value];
     if (param.tied_to.valid()) {
       continue;
     }
     ++storages;
-    const SavedTensor& tensor = checkpoint.Find(param.fqn);
+    const std::string fqn = FqnOfPart(model, id, part);
+    const SavedTensor& tensor = checkpoint.Find(fqn);
     if (tensor.shape != param.shape) {
-      throw InputError(checkpoint.folder() + ": tensor " + Quoted(param.fqn),
+      throw InputError(checkpoint.folder() + ": tensor " + Quoted(fqn),
                        "shape " + ShapeText(tensor.shape),
                        ShapeText(param.shape) + ", as in " + model.name);
     }

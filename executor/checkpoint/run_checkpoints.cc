@@ -23,7 +23,8 @@ RankState StateOf(const Runtime& runtime, Rank rank) {
   return {binding.units, binding.model_buffers,
           [&runtime, rank](void* to, const void* from, std::int64_t bytes) {
             runtime.CopyMemory(rank, to, from, bytes);
-          }};
+          },
+          runtime.PartOf(rank)};
 }
 
 constexpr int kAttempts = 3;

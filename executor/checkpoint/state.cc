@@ -7,12 +7,17 @@
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/initialize.h"
 #include "executor/optimizer.h"
+#include "models/cut_experts.h"
 
 namespace shardwright {
 namespace {
 
 std::string StateName(std::string_view state, const std::string& fqn) {
   return kStatePrefix + std::string(state) + "." + fqn;
+}
+
+std::string FqnOf(const Model& model, const ShardPiece& piece, std::int64_t part) {
+  return FqnOfPart(model, piece.param, part);
 }
 
 // One tensor among the model's buffers: elements [offset, offset + count).
@@ -75,12 +80,12 @@ void LoadStretch(const TensorReader& read, const SavedStretch& from, DType dtype
   }
 }
 
-void LoadParameters(const TensorReader& read, const Model& model, const BoundCopy& to,
-                    const MemoryCopy& copy) {
+void LoadParameters(const TensorReader& read, const Model& model, std::int64_t part,
+                    const BoundCopy& to, const MemoryCopy& copy) {
   std::vector<std::byte> shard(static_cast<std::size_t>(to.elements * SizeOf(to.dtype)));
   std::vector<const ShardPiece*> absent;
   for (const ShardPiece& piece : to.pieces) {
-    if (!read(model.params[piece.param.value].fqn, piece.param_begin, piece.count, to.dtype,
+    if (!read(FqnOf(model, piece, part), piece.param_begin, piece.count, to.dtype,
               shard.data() + piece.shard_offset * SizeOf(to.dtype))) {
       absent.push_back(&piece);
     }
@@ -104,17 +109,18 @@ void DescribeState(const Model& model, const Job& job, Manifest& manifest) {
   manifest.optimizer = job.optimizer.kind;
   manifest.tensors.clear();
   manifest.aliases.clear();
-  for (const Parameter& param : model.params) {
+  for (const auto& [id, part] : AllParts(model)) {
+    const Parameter& param = model.params[id.value];
+    const std::string fqn = FqnOfPart(model, id, part);
     if (param.tied_to.valid()) {
-      manifest.aliases.push_back({param.fqn, model.params[param.tied_to.value].fqn});
+      manifest.aliases.push_back({fqn, model.params[param.tied_to.value].fqn});
       continue;
     }
-    manifest.tensors.push_back(
-        {param.fqn, TensorKind::kParameter, job.precision.master, param.shape});
+    manifest.tensors.push_back({fqn, TensorKind::kParameter, job.precision.master, param.shape});
     for (const std::string_view state : OptimizerStateNames(job.optimizer.kind)) {
       if (param.trainable && job.mode == JobMode::kTrain) {
         manifest.tensors.push_back(
-            {StateName(state, param.fqn), TensorKind::kState, job.precision.master, param.shape});
+            {StateName(state, fqn), TensorKind::kState, job.precision.master, param.shape});
       }
     }
   }
@@ -127,23 +133,24 @@ std::vector<StretchData> StretchesOf(const Model& model, OptimizerKind optimizer
                                      const RankState& rank, bool with_buffers) {
   std::vector<StretchData> stretches;
   const auto names = OptimizerStateNames(optimizer);
+  const std::int64_t part = rank.part;
   for (const BoundUnit& unit : rank.units) {
     for (const ShardPiece& piece : unit.pieces) {
-      stretches.push_back({{model.params[piece.param.value].fqn, piece.param_begin, piece.count},
+      stretches.push_back({{FqnOf(model, piece, part), piece.param_begin, piece.count},
                            unit.dtype,
                            At(unit.parameters, piece.shard_offset, unit.dtype)});
     }
     for (const ShardPiece& piece : unit.copy_only) {
-      stretches.push_back({{model.params[piece.param.value].fqn, piece.param_begin, piece.count},
+      stretches.push_back({{FqnOf(model, piece, part), piece.param_begin, piece.count},
                            unit.copy->dtype,
                            At(unit.copy->data, piece.shard_offset, unit.copy->dtype),
                            unit.dtype});
     }
     ForEachState(unit, [&](std::size_t k, const ShardPiece& piece, std::byte* data) {
-      stretches.push_back({{StateName(names[k], model.params[piece.param.value].fqn),
-                            piece.param_begin, piece.count},
-                           unit.dtype,
-                           data});
+      stretches.push_back(
+          {{StateName(names[k], FqnOf(model, piece, part)), piece.param_begin, piece.count},
+           unit.dtype,
+           data});
     });
   }
   if (with_buffers && rank.model_buffers != nullptr) {
@@ -166,24 +173,24 @@ TensorReader ReaderOf(const Checkpoint& checkpoint) {
 void LoadState(const TensorReader& read, const Model& model, OptimizerKind optimizer,
                const RankState& rank, bool with_states) {
   const auto names = OptimizerStateNames(optimizer);
+  const std::int64_t part = rank.part;
   for (const BoundUnit& unit : rank.units) {
     if (unit.parameters == nullptr) {
       continue;
     }
     const BoundCopy masters{unit.pieces, unit.elements, unit.dtype, unit.parameters};
-    LoadParameters(read, model, masters, rank.copy);
+    LoadParameters(read, model, part, masters, rank.copy);
     if (unit.host_copy != nullptr) {
       rank.copy(unit.host_copy, unit.parameters, unit.elements * SizeOf(unit.dtype));
     }
     if (unit.copy.has_value()) {
-      LoadParameters(read, model, *unit.copy, rank.copy);
+      LoadParameters(read, model, part, *unit.copy, rank.copy);
     }
     if (with_states) {
       ForEachState(unit, [&](std::size_t k, const ShardPiece& piece, std::byte* data) {
-        LoadStretch(read,
-                    {StateName(names[k], model.params[piece.param.value].fqn), piece.param_begin,
-                     piece.count},
-                    unit.dtype, data, rank.copy);
+        LoadStretch(
+            read, {StateName(names[k], FqnOf(model, piece, part)), piece.param_begin, piece.count},
+            unit.dtype, data, rank.copy);
       });
     }
   }

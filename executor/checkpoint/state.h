@@ -24,10 +24,12 @@ struct RankState {
   // Running statistics (fp32, module after module); null: the model has none. All ranks hold the
   // same ones.
   float* model_buffers = nullptr;
-  MemoryCopy copy;  // how LoadState writes this memory
+  MemoryCopy copy;        // how LoadState writes this memory
+  std::int64_t part = 0;  // of the experts, where ranks share them out
 };
 
-// Fills model, optimizer, tensors and aliases of a manifest.
+// Fills model, optimizer, tensors and aliases of a manifest: those of the whole model, also where
+// ranks share out its experts.
 void DescribeState(const Model& model, const Job& job, Manifest& manifest);
 
 // What this rank saves: its pieces of parameters and states, and the running statistics if

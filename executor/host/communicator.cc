@@ -17,6 +17,32 @@ ThreadCommunicator::ThreadCommunicator(const GroupRanks& ranks, std::chrono::mil
   faults_.Register(mutex_, met_);
 }
 
+std::vector<MessagePart> Communicator::PartsOf(const CollectiveCall& call, bool receives,
+                                               std::int64_t size, const std::string& name) {
+  std::vector<MessagePart> parts;
+  std::int64_t offset = 0;
+  for (std::int64_t k = 0; k < size; ++k) {
+    std::int64_t bytes = call.elements / size * SizeOf(call.dtype);
+    if (call.rows) {
+      const std::int64_t most = receives ? call.rows->receive_room : call.rows->send_room;
+      const std::int64_t* const counts = receives ? call.rows->came : call.rows->sent;
+      bytes = 0;
+      for (std::int64_t e = k * call.rows->experts; e < (k + 1) * call.rows->experts; ++e) {
+        if (counts[e] < 0 || counts[e] > (most - offset - bytes) / call.rows->row_bytes) {
+          throw RunError("collective " + name + ": " + std::to_string(counts[e]) + " rows " +
+                         (receives ? "from" : "for") + " member " + std::to_string(k) +
+                         ", where there is room for " +
+                         std::to_string((most - offset - bytes) / call.rows->row_bytes));
+        }
+        bytes += counts[e] * call.rows->row_bytes;
+      }
+    }
+    parts.push_back({offset, bytes});
+    offset += bytes;
+  }
+  return parts;
+}
+
 void Communicator::FoldScattered(const Fold& fold, std::span<const std::byte* const> sources,
                                  const CollectiveCall& call) {
   if (call.parts.empty()) {
@@ -120,6 +146,9 @@ Communicator::Times ThreadCommunicator::Run(std::int64_t member, const Collectiv
       Meet(member, name, SimTime(0));
       CopyOtherParts(member, call);
       break;
+    case OpCode::kAllToAll:
+      AllToAll(member, call, name);
+      break;
     default:
       SW_CHECK(false, "op " + name + " is no collective of the host device");
   }
@@ -140,6 +169,21 @@ void ThreadCommunicator::Gather(std::int64_t member, const CollectiveCall& call)
     if (from != to) {
       std::memcpy(to, from, static_cast<std::size_t>(part));
     }
+  }
+}
+
+void ThreadCommunicator::AllToAll(std::int64_t member, const CollectiveCall& call,
+                                  const std::string& name) const {
+  const std::vector<MessagePart> mine = PartsOf(call, /*receives=*/true, size(), name);
+  for (std::int64_t k = 0; k < size(); ++k) {
+    const std::int64_t i = (member + k) % size();
+    const CollectiveCall& from = *posts_[static_cast<std::size_t>(i)].call;
+    const MessagePart its =
+        PartsOf(from, /*receives=*/false, size(), name)[static_cast<std::size_t>(member)];
+    const MessagePart& part = mine[static_cast<std::size_t>(i)];
+    SW_CHECK(its.bytes == part.bytes, "op " + name + ": two numbers of rows for one message");
+    std::memcpy(call.receive + part.offset, from.send + its.offset,
+                static_cast<std::size_t>(part.bytes));
   }
 }
 

@@ -16,6 +16,7 @@
 #include "executor/host/arithmetic.h"
 #include "executor/host/clock.h"
 #include "executor/host/fault.h"
+#include "executor/host/message_passing.h"
 
 namespace shardwright {
 
@@ -44,6 +45,10 @@ class Communicator {
                     SimTime arrival, SimTime least_duration) = 0;
 
  protected:
+  // What an all-to-all sends to each of `size` members, or receives from each. Throws RunError
+  // where the numbers of rows, which other ranks say, are more than there is room for.
+  static std::vector<MessagePart> PartsOf(const CollectiveCall& call, bool receives,
+                                          std::int64_t size, const std::string& name);
   // The end of a reduce-scatter: the sum of `fold.count` elements of a member's part from its
   // element `fold.out_begin` on, into `receive` or the call's parts.
   static void FoldScattered(const Fold& fold, std::span<const std::byte* const> sources,
@@ -74,6 +79,7 @@ class ThreadCommunicator : public Communicator {
   void ReduceScatter(std::int64_t member, const CollectiveCall& call) const;
   void ReduceOwnPart(std::int64_t member, const CollectiveCall& call) const;
   void CopyOtherParts(std::int64_t member, const CollectiveCall& call) const;
+  void AllToAll(std::int64_t member, const CollectiveCall& call, const std::string& name) const;
   [[nodiscard]] std::set<std::int64_t> Missing() const;
   [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(posts_.size()); }
 

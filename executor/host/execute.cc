@@ -72,6 +72,7 @@ class Executor {
   void operator()(const CopyCall& call) const {
     ZeroFill(call.zeros);
     Copy(call.runs);
+    DivideAll(call.divided, call.divisor);
   }
   void operator()(const CollectiveCall& /*call*/) const {
     SW_CHECK(false, "a collective needs its communicator");
@@ -95,7 +96,7 @@ class Executor {
       return;
     }
     InitializeShard(context_.input.model, context_.init_rules, context_.input.training.seed,
-                    call.pieces, {call.data, call.dtype, call.elements});
+                    call.pieces, {call.data, call.dtype, call.elements}, 1, call.part);
   }
 
   void operator()(const NormCall& call) const {

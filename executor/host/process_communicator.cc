@@ -127,6 +127,8 @@ Communicator::Times ProcessCommunicator::Run(std::int64_t member, const Collecti
       parts.push_back({m * stride, part});
     }
     Gather(call.receive, parts, 1, member, name);
+  } else if (call.code == OpCode::kAllToAll) {
+    AllToAll(member, call, name);
   } else {
     Reduce(member, call, name);
   }
@@ -164,6 +166,39 @@ void ProcessCommunicator::Gather(std::byte* data, std::span<const MessagePart> p
   // The first part is as long as any.
   for (std::int64_t begin = 0; begin < parts.front().bytes; begin += piece) {
     AwaitAll(processes_.AllGather(channel_, data, PieceOf(parts, begin, piece)), member, name);
+  }
+}
+
+void ProcessCommunicator::AllToAll(std::int64_t member, const CollectiveCall& call,
+                                   const std::string& name) {
+  constexpr std::int64_t kPiece = 64 << 10;  // of each message, at both its ends
+  const std::vector<MessagePart> to = PartsOf(call, /*receives=*/false, ranks_.size, name);
+  const std::vector<MessagePart> from = PartsOf(call, /*receives=*/true, ranks_.size, name);
+  const auto own = static_cast<std::size_t>(member);
+  std::int64_t longest = 0;
+  for (std::size_t m = 0; m < to.size(); ++m) {
+    longest = m == own ? longest : std::max({longest, to[m].bytes, from[m].bytes});
+  }
+  std::memcpy(call.receive + from[own].offset, call.send + to[own].offset,
+              static_cast<std::size_t>(std::min(to[own].bytes, from[own].bytes)));
+  for (std::int64_t begin = 0; begin < longest; begin += kPiece) {
+    std::vector<Pending> pending;
+    std::vector<std::vector<std::int64_t>> ranks;
+    for (std::size_t m = 0; m < to.size(); ++m) {
+      const MessagePart in = PieceOf(std::span(&from[m], 1), begin, kPiece).front();
+      const MessagePart out = PieceOf(std::span(&to[m], 1), begin, kPiece).front();
+      if (m != own && in.bytes > 0) {
+        pending.push_back(
+            processes_.Receive(channel_, static_cast<int>(m), call.receive + in.offset, in.bytes));
+        ranks.push_back({RankOf(static_cast<std::int64_t>(m))});
+      }
+      if (m != own && out.bytes > 0) {
+        pending.push_back(
+            processes_.Send(channel_, static_cast<int>(m), call.send + out.offset, out.bytes));
+        ranks.push_back({RankOf(static_cast<std::int64_t>(m))});
+      }
+    }
+    Await(pending, ranks, member, name);
   }
 }
 

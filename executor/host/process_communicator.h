@@ -62,6 +62,8 @@ class ProcessCommunicator : public Communicator {
                                                         std::int64_t begin, std::int64_t bytes);
   void Gather(std::byte* data, std::span<const MessagePart> parts, std::int64_t width,
               std::int64_t member, const std::string& name);
+  // Between each two members piece by piece, so that little is on its way at a time, too.
+  void AllToAll(std::int64_t member, const CollectiveCall& call, const std::string& name);
   // All-reduce and reduce-scatter: everybody's elements of this member's part come into scratch_.
   void Reduce(std::int64_t member, const CollectiveCall& call, const std::string& name);
   [[nodiscard]] std::int64_t RankOf(std::int64_t member) const {

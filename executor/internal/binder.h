@@ -2,6 +2,7 @@
 
 // The working state of Bind: walks the bodies in issue order and remembers what each buffer holds.
 
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -47,6 +48,7 @@ class Binder {
   // binder_copies.cc
   [[nodiscard]] CopyCall Matched(std::span<const Access> from, BufferId to, bool accumulate) const;
   [[nodiscard]] CopyCall MatchedAll(const OpView& v);
+  [[nodiscard]] CopyCall Divided(CopyCall copy, const OpView& v) const;
   [[nodiscard]] CopyCall SliceCopy(BufferId whole, BufferId slice, bool into) const;
   [[nodiscard]] Call BindGatherCopyIn(const OpView& v);
   void GatherUnits(std::span<const Access> shards, std::int64_t slice, BufferId to);
@@ -59,6 +61,12 @@ class Binder {
   [[nodiscard]] Call BindAccumulate(const OpView& v);
   [[nodiscard]] Call RawSum(const OpView& v) const;
   [[nodiscard]] std::vector<ByteRange> NeverWritten(BufferId buffer) const;
+
+  // binder_experts.cc
+  [[nodiscard]] Call BindAllToAll(const OpView& v);
+  [[nodiscard]] Call BindCounts(const OpView& v);
+  void FindExperts(std::deque<std::vector<std::int64_t>>& row_counts);
+  [[nodiscard]] std::span<std::byte> CameFor(const ModelOp& op) const;
 
   // binder_buckets.cc
   [[nodiscard]] Contents InOrder(std::span<const Access> from, DType dtype) const;
@@ -122,6 +130,8 @@ class Binder {
   [[nodiscard]] std::vector<BoundStates> StatesOf(const UnitBuffers& unit,
                                                   const Contents& shard) const;
 
+  // This rank's place among those that cut the unit.
+  [[nodiscard]] std::int64_t ShardOf(UnitId unit) const;
   [[nodiscard]] std::byte* At(BufferId buffer) const;
   [[nodiscard]] const Buffer& BufferOf(BufferId b) const { return in_.program.buffers[b.value]; }
   [[nodiscard]] const Contents& ContentsOf(BufferId buffer) const;
@@ -139,6 +149,12 @@ class Binder {
   Rank rank_;
   RankMemory memory_;
   std::int64_t shard_index_;
+  // Of a unit of experts that ranks share out.
+  struct SharedExperts {
+    const ModelOp* op = nullptr;
+    std::vector<std::int64_t>* counts = nullptr;  // in Binding::row_counts
+  };
+  std::vector<SharedExperts> experts_;  // by unit
   UnitLayouts layouts_;
 
   std::vector<std::optional<Contents>> contents_;   // by buffer

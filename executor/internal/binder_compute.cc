@@ -81,6 +81,9 @@ Call Binder::BindModelOp(const Body& body, OpId id) {
   if (model_buffers_.valid() && in_.model.modules[op.module.value].buffer_elements > 0) {
     c.buffers = reinterpret_cast<float*>(At(model_buffers_)) + module_offset_[op.module.value];
   }
+  if (c.spec->kind == OpKind::kExperts && c.spec->routed) {
+    c.exchange = CameFor(op);
+  }
   c.dropout.seed = in_.training.seed;
   c.dropout.op = program_op.subject;
   c.dropout.first_sample =

@@ -105,6 +105,16 @@ CopyCall Binder::MatchedAll(const OpView& v) {
   return copy;
 }
 
+// Divides what the op copies where nothing is reduced: each output, whole.
+CopyCall Binder::Divided(CopyCall copy, const OpView& v) const {
+  copy.divisor = v.shape->divisor;
+  for (std::size_t i = 0; i < v.outputs.size() && copy.divisor != 1.0; ++i) {
+    const Access& to = v.outputs[i];
+    copy.divided.push_back({At(to.buffer), ElementsOf(to.buffer), BufferOf(to.buffer).dtype});
+  }
+  return copy;
+}
+
 // Slices of the unsharded buffer, gathered by a smaller group, give that buffer again.
 CopyCall Binder::SliceCopy(BufferId whole, BufferId slice, bool into) const {
   const std::int64_t bytes = BufferOf(slice).size.value;
@@ -126,8 +136,9 @@ Call Binder::BindGatherCopyIn(const OpView& v) {
     slice = ElementsOf(to) / program_.shard_size;
     GatherUnits(v.inputs, slice, to);
   }
-  const Contents mine = Slice(ContentsOf(to), shard_index_ * slice, (shard_index_ + 1) * slice);
-  std::byte* data = At(to) + shard_index_ * slice * SizeOf(mine.dtype);
+  const std::int64_t shard = ShardOf(v.unit());
+  const Contents mine = Slice(ContentsOf(to), shard * slice, (shard + 1) * slice);
+  std::byte* data = At(to) + shard * slice * SizeOf(mine.dtype);
   CopyCall copy;
   for (const Access& access : v.inputs) {
     AppendCopy({{}, MatchingRuns(ContentsOf(access.buffer), At(access.buffer), mine, data, false)},
@@ -166,6 +177,9 @@ Call Binder::BindGradientCopy(const OpView& v) {
 Call Binder::BindTransfer(const OpView& v) {
   CopyCall copy;
   const BufferId from = v.inputs.front().buffer;
+  if (v.inputs.size() > 1) {
+    return BindCounts(v);
+  }
   const std::byte* source = At(from);
   if (BufferOf(from).category == Category::kInput && BufferOf(from).on_host) {
     host_inputs_ = from;

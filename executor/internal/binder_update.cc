@@ -24,6 +24,7 @@ Call Binder::BindInitialize(const OpView& v) {
   }
   const Contents& contents = ContentsOf(to);
   call.unit = v.unit();
+  call.part = PartOf(program_, rank_);
   call.dtype = contents.dtype;
   call.elements = ElementsOf(to);
   call.pieces = contents.pieces;

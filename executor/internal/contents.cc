@@ -14,12 +14,12 @@ ParamId StorageOf(const Model& model, ParamId param) {
 }
 
 Contents UnitLayouts::Shard(UnitId unit, std::int64_t shard, DType dtype) const {
-  return {dtype, ShardPieces(model_, Info(unit), shard, program_.shard_size)};
+  return {dtype, ShardPieces(model_, Info(unit), shard, Info(unit).shards)};
 }
 
 Contents UnitLayouts::Gathered(UnitId unit, DType dtype) const {
   Contents all{dtype, {}};
-  for (std::int64_t r = 0; r < program_.shard_size; ++r) {
+  for (std::int64_t r = 0; r < Info(unit).shards; ++r) {
     for (ShardPiece piece : Shard(unit, r, dtype).pieces) {
       piece.shard_offset += r * Info(unit).shard_elements;
       all.pieces.push_back(piece);
@@ -38,9 +38,9 @@ Contents UnitLayouts::Unsharded(UnitId unit, DType dtype) const {
 }
 
 Contents UnitLayouts::FullGradient(UnitId unit, std::int64_t elements, DType dtype) const {
-  const std::int64_t shard_elements = elements / program_.shard_size;
+  const std::int64_t shard_elements = elements / Info(unit).shards;
   Contents all{dtype, {}};
-  for (std::int64_t r = 0; r < program_.shard_size; ++r) {
+  for (std::int64_t r = 0; r < Info(unit).shards; ++r) {
     for (ShardPiece piece : GradientShard(unit, r, elements, dtype).pieces) {
       piece.shard_offset += r * shard_elements;
       all.pieces.push_back(piece);
@@ -53,7 +53,7 @@ Contents UnitLayouts::GradientShard(UnitId unit, std::int64_t shard, std::int64_
                                     DType dtype) const {
   const UnitInfo& info = Info(unit);
   Contents kept{dtype, {}};
-  if (elements == info.shard_elements * program_.shard_size) {
+  if (elements == info.shard_elements * info.shards) {
     for (const ShardPiece& piece : Shard(unit, shard, dtype).pieces) {
       if (IsTrainable(piece.param)) {
         kept.pieces.push_back(piece);
@@ -70,13 +70,13 @@ Contents UnitLayouts::GradientShard(UnitId unit, std::int64_t shard, std::int64_
   for (ParamSlot slot : info.params) {
     if (IsTrainable(slot.param)) {
       slot.shard_offset = trainable.shard_elements;
-      trainable.shard_elements += slot.padded_elements / program_.shard_size;
+      trainable.shard_elements += slot.padded_elements / Info(unit).shards;
       trainable.params.push_back(slot);
     }
   }
-  SW_CHECK(trainable.shard_elements * program_.shard_size == elements,
+  SW_CHECK(trainable.shard_elements * info.shards == elements,
            "unit " + info.name + ": a reduction of " + std::to_string(elements) + " elements");
-  kept.pieces = ShardPieces(model_, trainable, shard, program_.shard_size);
+  kept.pieces = ShardPieces(model_, trainable, shard, info.shards);
   return kept;
 }
 

@@ -152,9 +152,9 @@ void SetHostRouter(const LowerContext& context, OpKernels* op) {
 void SetHostExperts(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t rows = Rows(context);
-  const bool is_dense = context.options.moe_dispatch == MoeDispatch::kDense;
+  const bool is_dense = context.options.moe_dispatch == MoeDispatch::kDense && !spec.routed;
   const std::int64_t routed = RoutedRows(spec, rows, is_dense);
-  op->saves_input = 0b11;
+  op->saves_input = spec.routed ? 0b1 : 0b11;
   op->extra_saved = Bytes(Product({routed, spec.out, spec.gated ? 2 : 1, context.s}));
   const std::int64_t lists = Pieces({2 * (spec.experts + 1), 2 * routed});
   const std::int64_t in = Product({rows, spec.in});
@@ -162,6 +162,20 @@ void SetHostExperts(const LowerContext& context, OpKernels* op) {
   const std::int64_t gemm = ExpertsGemmWorkspace(spec, rows);
   op->forward_workspace = Bytes(lists + Pieces({in, in, in, hidden}) + gemm);
   op->backward_workspace = Bytes(lists + Pieces({in, in, in, hidden, in, hidden, hidden}) + gemm);
+}
+
+// Rows on their way to the experts of other ranks, or weighted and summed behind it. The router's
+// output tells their order; a combination also keeps the rows, which its weights' gradients need.
+void SetHostDispatch(const LowerContext& context, OpKernels* op) {
+  const OpSpec& spec = context.spec;
+  const bool combines = spec.kind == OpKind::kCombine;
+  const std::int64_t rows = Rows(context);
+  const std::int64_t lists =
+      Pieces({2 * (spec.experts + 1), 2 * RoutedRows(spec, rows, /*is_dense=*/false)});
+  const std::int64_t sums = Pieces({Product({rows, spec.in})});
+  op->saves_input = combines ? 0b11 : 0b10;
+  op->forward_workspace = Bytes(lists + (combines ? Pieces({spec.in}) + sums : 0));
+  op->backward_workspace = Bytes(lists + Pieces({spec.in}) + sums);
 }
 
 void SetPositionBias(const LowerContext& context, OpKernels* op) {
@@ -282,6 +296,10 @@ OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
       break;
     case OpKind::kExperts:
       SetHostExperts(context, &op);
+      break;
+    case OpKind::kDispatch:
+    case OpKind::kCombine:
+      SetHostDispatch(context, &op);
       break;
     case OpKind::kLogSoftmax:
       op.saves_output = 1;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "models/cut_experts.h"
 #include "models/totals.h"
 #include "models/trainable.h"
 #include "schedule/lower/fusion.h"
@@ -250,6 +251,21 @@ void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
   a.tensor_bytes.reserve(model.tensors.size());
   for (const Tensor& t : model.tensors) {
     a.tensor_bytes.push_back(TensorBytes(t, in.plan.micro_batch, in.job.precision.param));
+  }
+  // The host's kernels run: their buffers have room for all rows that may come.
+  for (std::size_t i = 0; i < model.ops.size() && in.kernels.host_kernels; ++i) {
+    OpSpec spec = model.SpecOf(model.ops[i]);
+    spec.rows = MostRows(model, i);
+    if (spec.rows == 0) {
+      continue;
+    }
+    a.tensor_bytes[model.ops[i].outputs[0].value] =
+        Bytes(in.plan.micro_batch * spec.rows * spec.in * SizeOf(in.job.precision.param));
+    const OpKernels most = LowerOp(spec, in.plan.micro_batch, in.job.precision.param, in.kernels);
+    OpKernels& kernels = a.kernels[a.variant[i]];
+    kernels.extra_saved = most.extra_saved;
+    kernels.forward_workspace = most.forward_workspace;
+    kernels.backward_workspace = most.backward_workspace;
   }
 }
 

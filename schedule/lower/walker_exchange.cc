@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "models/cut_experts.h"
 #include "schedule/lower/walker.h"
 
 namespace shardwright {
@@ -63,7 +64,8 @@ BufferId Walker::AddBackwardExchange(std::uint32_t i, DialectRules::GradTarget w
 }
 
 // The all-to-all runs on the compute stream: torch gives it a stream of its own, for which compute
-// waits at once. Its name is that of the experts' unit.
+// waits at once. Its name is that of the experts' unit. Where rows may come in any number it is
+// priced as if as many came as leave.
 OpId Walker::AddRowCollective(std::uint32_t i, Phase phase) {
   const ModelOp& op = e_.in.model.ops[i];
   const bool leaves = e_.in.model.SpecOf(op).routed;
@@ -71,14 +73,14 @@ OpId Walker::AddRowCollective(std::uint32_t i, Phase phase) {
   if (leaves && phase != Phase::kBackward) {
     SendCounts(i, phase, unit);
   }
-  return e_.AddCollective(
-      Collective(OpCode::kAllToAll, Stream::kCompute, e_.AddExperts(),
-                 e_.a.tensor_bytes[op.outputs[0].value], e_.in.job.precision.param),
-      {phase, unit.value}, {});
+  return e_.AddCollective(Collective(OpCode::kAllToAll, Stream::kCompute, e_.AddExperts(),
+                                     e_.a.tensor_bytes[(leaves ? op.inputs : op.outputs)[0].value],
+                                     e_.in.job.precision.param),
+                          {phase, unit.value}, {});
 }
 
-// How many rows each expert gets is known on the device; the host, which must know how many come,
-// waits for the numbers.
+// How many rows each expert gets is known on the device; the host, which must know how many leave
+// and how many come, waits for the numbers.
 void Walker::SendCounts(std::uint32_t i, Phase phase, UnitId unit) {
   const TensorId counts = e_.in.model.ops[i].inputs[1];
   const Bytes bytes = e_.a.tensor_bytes[counts.value];
@@ -91,16 +93,18 @@ void Walker::SendCounts(std::uint32_t i, Phase phase, UnitId unit) {
   OpShape copy;
   copy.code = OpCode::kCopyD2h;
   copy.stream = Stream::kCompute;
-  copy.bytes = bytes;
-  const OpId copied =
-      e_.Add(copy, {}, phase, unit.value, {{come, AccessMode::kRead, Role::kInput}});
+  copy.bytes = bytes + bytes;
+  const OpId copied = e_.Add(copy, {}, phase, unit.value,
+                             {{InputOf(i, 1, phase), AccessMode::kRead, Role::kInput},
+                              {come, AccessMode::kRead, Role::kInput, 1}});
   e_.AddHostWait({&copied, 1}, phase, unit.value);
   e_.body->Free(come);
 }
 
 void Walker::AddExchangeOfRows(std::uint32_t i, Phase phase) {
   AddRowCollective(i, phase);
-  e_.body->Use(InputOf(i, 0, phase), AccessMode::kRead, Role::kInput);
+  e_.body->Use(InputOf(i, 0, phase), AccessMode::kRead, Role::kInput,
+               e_.in.model.SpecOf(e_.in.model.ops[i]).routed ? kToExperts : kFromExperts);
   const std::uint32_t s = e_.a.storage_of[e_.in.model.ops[i].outputs[0].value];
   e_.body->Use((phase == Phase::kRecompute ? rerun_instance_ : forward_instance_)[s].buffer,
                AccessMode::kWrite, Role::kOutput);
@@ -110,8 +114,8 @@ void Walker::AddExchangeOfGrads(std::uint32_t i) {
   const ModelOp& op = e_.in.model.ops[i];
   const std::uint32_t grad = NewInputGrads(i, false).front();
   AddRowCollective(i, Phase::kBackward);
-  e_.body->Use(grads_[grad_of_tensor_[op.outputs[0].value]].buffer, AccessMode::kRead,
-               Role::kInput);
+  e_.body->Use(grads_[grad_of_tensor_[op.outputs[0].value]].buffer, AccessMode::kRead, Role::kInput,
+               e_.in.model.SpecOf(op).routed ? kFromExperts : kToExperts);
   e_.body->Use(grads_[grad].buffer, AccessMode::kWrite, Role::kOutput);
   Contribute(i, op.inputs[0], grad);
 }

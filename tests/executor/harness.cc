@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "executor/half.h"
 #include "executor/host/kernels/table.h"
+#include "models/cut_experts.h"
 #include "schedule/lower.h"
 #include "schedule/place.h"
 #include "schedule/verify.h"
@@ -20,7 +21,8 @@ namespace {
 // The weights of one replica.
 std::vector<std::vector<float>> Collect(const Model& model, const Program& program,
                                         const Runtime& runtime, std::int64_t replica) {
-  std::vector<std::vector<float>> weights(model.params.size());
+  const auto parts = AllParts(model);
+  std::vector<std::vector<float>> weights(parts.size());
   for (std::int64_t s = 0; s < program.shard_size; ++s) {
     const Rank rank(static_cast<std::size_t>(replica * program.shard_size + s));
     for (const BoundUnit& unit : runtime.BindingOf(rank).units) {
@@ -29,7 +31,11 @@ std::vector<std::vector<float>> Collect(const Model& model, const Program& progr
         std::vector<std::byte> data(static_cast<std::size_t>(piece.count * size));
         runtime.CopyMemory(rank, data.data(), device + piece.shard_offset * size,
                            piece.count * size);
-        std::vector<float>& whole = weights[piece.param.value];
+        const std::pair place(piece.param, runtime.PartOf(rank));
+        const bool is_cut = model.params[piece.param.value].parts > 1;
+        const auto at = std::find(parts.begin(), parts.end(),
+                                  is_cut ? place : std::pair(piece.param, std::int64_t{0}));
+        std::vector<float>& whole = weights[static_cast<std::size_t>(at - parts.begin())];
         whole.resize(static_cast<std::size_t>(model.params[piece.param.value].Elements()));
         for (std::int64_t i = 0; i < piece.count; ++i) {
           whole[static_cast<std::size_t>(piece.param_begin + i)] = LoadFloat(dtype, data.data(), i);

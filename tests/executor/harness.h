@@ -30,6 +30,7 @@ struct Setup {
 
 struct Outcome {
   // By parameter: all its elements, put together from the shards of one replica. Aliases are empty.
+  // Of a model whose experts ranks share out: by parameter of the whole model (AllParts).
   std::vector<std::vector<float>> weights;
   bool replicas_agree = true;
   std::vector<std::vector<float>> buffers;  // by rank: non-parameter state, modules in their order

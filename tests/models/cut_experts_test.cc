@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <doctest/doctest.h>
 
@@ -66,6 +68,36 @@ TEST_CASE("CutExperts: rows travel as tokens times chosen experts") {
     }
   }
   CHECK(exchanges == 2 * 32);
+}
+
+TEST_CASE("CutExperts: the parts have the whole model's names, in its order") {
+  for (const char* const name : {"mixtral-8x7b", "qwen3-30b-a3b"}) {
+    const Model whole = Loaded(name);
+    for (const std::int64_t ranks : {2, 8}) {
+      Model model = whole;
+      CutExperts(model, ranks, "test");
+      std::vector<std::string> names, expected;
+      for (const auto& [param, part] : AllParts(model)) {
+        names.push_back(FqnOfPart(model, param, part));
+      }
+      for (const Parameter& param : whole.params) {
+        expected.push_back(param.fqn);
+      }
+      CHECK(names == expected);
+    }
+  }
+}
+
+// 128 tokens; of each, as many of its 2 experts as a rank has.
+TEST_CASE("CutExperts: the most rows that may come") {
+  const Model whole = Loaded("mixtral-8x7b");
+  for (const auto& [ranks, most] : {std::pair{2, 2 * 128 * 2}, {4, 4 * 128 * 2}, {8, 8 * 128}}) {
+    Model model = whole;
+    CutExperts(model, ranks, "test");
+    for (std::size_t i = 0; i < model.ops.size(); ++i) {
+      CHECK(MostRows(model, i) == (model.SpecOf(model.ops[i]).routed ? most : 0));
+    }
+  }
 }
 
 TEST_CASE("CutExperts: what cannot be shared out is refused by name") {

@@ -62,7 +62,7 @@ std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSet
            ", which can be planned only";
   }
   if (spec.kind == OpKind::kDispatch) {
-    return "experts shared among ranks (expert_size) can be planned only";
+    return "experts shared among ranks (expert_size) run on the host device only";
   }
   if (spec.kind == OpKind::kAttention && spec.materialized) {
     return "the CUDA device's attention keeps no scores; the model writes it out";

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "core/error.h"
+#include "executor/host/kernels/dispatch.h"
 #include "executor/host/kernels/gemm.h"
 #include "executor/host/kernels/kernels.h"
 #include "executor/host/kernels/rows.h"
@@ -181,44 +182,17 @@ void RouterBackward(const ModelOpCall& call) {
 
 namespace {
 
-// Rows by expert: expert e has rows[offsets[e]] .. rows[offsets[e + 1] - 1], ascending.
-struct Dispatch {
-  const std::int64_t* offsets;
-  const std::int64_t* rows;
-};
-
-Dispatch MakeDispatch(const ModelOpCall& call, bool is_dense, Scratch& scratch) {
-  const OpSpec& spec = *call.spec;
-  const std::int64_t rows = RowsOf(call);
-  const std::int64_t capacity = RoutedRows(spec, rows, is_dense);
-  std::int64_t* const offsets = scratch.Integers(spec.experts + 1);
-  std::int64_t* const list = scratch.Integers(capacity);
-  std::int64_t used = 0;
-  for (std::int64_t e = 0; e < spec.experts; ++e) {
-    offsets[e] = used;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      float weight = 0.0F;
-      LoadFloats(call.inputs[1], row * spec.experts + e, 1, &weight);
-      if (is_dense || weight != 0.0F) {
-        SW_CHECK(used < capacity, "a router chose more experts than experts_per_token");
-        list[used++] = row;
-      }
-    }
-  }
-  offsets[spec.experts] = used;
-  return {offsets, list};
-}
-
 // Everything that experts run in, for one expert at a time; sized for all rows at one expert.
 class Experts {
  public:
   Experts(const ModelOpCall& call, bool is_backward)
       : call_(call),
         spec_(*call.spec),
-        rows_(RowsOf(call)),
-        is_dense_(call.options->moe_dispatch == MoeDispatch::kDense),
+        rows_(spec_.routed ? CameRows(call) : RowsOf(call)),
+        is_dense_(call.options->moe_dispatch == MoeDispatch::kDense && !spec_.routed),
         scratch_(call.workspace),
-        dispatch_(MakeDispatch(call, is_dense_, scratch_)) {
+        dispatch_(spec_.routed ? DispatchOfCame(call, scratch_)
+                               : MakeDispatch(call, is_dense_, scratch_)) {
     x_ = scratch_.Floats(rows_ * spec_.in);
     sums_ = scratch_.Floats(rows_ * spec_.in);
     y_ = scratch_.Floats(rows_ * spec_.in);
@@ -267,10 +241,9 @@ class Experts {
     return dispatch_.rows[dispatch_.offsets[e] + i];
   }
 
+  // Routed rows are weighted where they came from.
   [[nodiscard]] float WeightAt(std::int64_t e, std::int64_t i) const {
-    float weight = 0.0F;
-    LoadFloats(call_.inputs[1], RowAt(e, i) * spec_.experts + e, 1, &weight);
-    return weight;
+    return spec_.routed ? 1.0F : ReadOne(call_.inputs[1], RowAt(e, i) * spec_.experts + e);
   }
 
   // What forward keeps for backward of the rows of expert e: up projections, then gate projections.
@@ -383,7 +356,7 @@ class Experts {
     for (std::int64_t i = 0; i < count; ++i) {
       float* const row = hidden_grad_ + i * spec_.out;
       const float weight = WeightAt(e, i);
-      if (call_.input_grads[1].data != nullptr) {
+      if (Wants(call_.input_grads, 1)) {
         const float grad = VectorDot(row, hidden_ + i * spec_.out, spec_.out);
         StoreFloats(&grad, 1, call_.input_grads[1], RowAt(e, i) * spec_.experts + e);
       }

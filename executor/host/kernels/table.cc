@@ -16,7 +16,7 @@ struct HostKernel {
 };
 
 // In the order of OpKind.
-constexpr std::array<HostKernel, 24> kTable = {{
+constexpr std::array<HostKernel, 28> kTable = {{
     {OpKind::kEmbedding, EmbeddingForward, EmbeddingBackward},
     {OpKind::kLinear, LinearForward, LinearBackward},
     {OpKind::kLayerNorm, LayerNormForward, LayerNormBackward},
@@ -41,6 +41,10 @@ constexpr std::array<HostKernel, 24> kTable = {{
     {OpKind::kLogSoftmax, LogSoftmaxForward, LogSoftmaxBackward},
     {OpKind::kNllLoss, NllLossForward, NllLossBackward},
     {OpKind::kCrossEntropy, CrossEntropyForward, CrossEntropyBackward},
+    {OpKind::kOther, nullptr, nullptr},
+    {OpKind::kDispatch, DispatchForward, DispatchBackward},
+    {OpKind::kExchange, nullptr, nullptr},  // a collective
+    {OpKind::kCombine, CombineForward, CombineBackward},
 }};
 
 const HostKernel& KernelOf(const ModelOpCall& call) {
@@ -66,9 +70,6 @@ std::string HostKernelProblem(const OpSpec& spec, DType compute, const KernelSet
   }
   if (spec.kind == OpKind::kOther) {
     return "no kernel of the host does " + spec.other.function + ", which can be planned only";
-  }
-  if (spec.kind == OpKind::kDispatch) {
-    return "experts shared among ranks (expert_size) can be planned only";
   }
   if (spec.kind == OpKind::kAttention && spec.materialized) {
     return "the host's attention keeps no scores; the model writes it out";
