@@ -226,12 +226,20 @@ constexpr std::int64_t kLossRows = 256;
 // a chunk of rows after the other unless they are told not to, or Liger does it.
 void ReadTrlLoss(const JsonValue& root, TrainerFile& file) {
   if (FindOne(root, {"beta", "max_prompt_length", "precompute_ref_log_probs"})) {
-    // Files of ORPO and KTO have the same keys: the name of the file or of its folder tells them.
+    // Files of ORPO, KTO, CPO and GKD have the same keys: a loss of pairs, or the name of the file
+    // or of its folder tells them.
     const std::string name = root.path().str();
-    if (name.find("kto") != name.npos || name.find("grpo") != name.npos) {
-      throw InputError(name, "a script of TRL that compares no pairs", "dpo or orpo");
+    const auto says = [&](std::string_view word) { return name.find(word) != name.npos; };
+    const bool is_other = says("kto") || says("grpo") || says("cpo") || says("gkd");
+    const bool is_orpo = says("orpo");
+    if (is_other || !(is_orpo || says("dpo") || root.Find("loss_type"))) {
+      throw InputError(name,
+                       is_other
+                           ? "a script of TRL that compares no pairs with a reference"
+                           : "keys that several scripts of TRL have, and none that tells which",
+                       "dpo or orpo in the file's name or its folder's, or loss_type, such as "
+                       "sigmoid for dpo");
     }
-    const bool is_orpo = name.find("orpo") != name.npos;
     file.script.assumed.push_back({"script", is_orpo ? "TRL's orpo" : "TRL's dpo"});
     ReadPreferences(root, "loss_type", file);
     if (is_orpo) {
@@ -395,7 +403,7 @@ void ReadPlugins(const JsonValue& root, TrainerFile& file) {
     } else if (name.find("cut_cross_entropy") != std::string::npos) {
       const auto told = root.Find("cut_cross_entropy");
       file.script.loss_rows = told && !told->AsBool() ? 0 : kLossRows;
-    } else {
+    } else if (name.find("swanlab") == std::string::npos) {  // which writes logs
       throw(*plugins)[i].Error("Liger's or Cut Cross Entropy's, since the plugin " + name +
                                " cannot be predicted");
     }

@@ -693,11 +693,20 @@ TEST_CASE("Scripts: pairs, by what their trainer compares") {
   };
   const std::string trl = "output_dir: o\nmax_length: 256\nper_device_train_batch_size: 2\n";
   CHECK(facts(trl).trains_by == TrainsBy::kOwn);
-  CHECK(facts(trl + "beta: 0.1\n").trains_by == TrainsBy::kDpo);
-  CHECK(facts(trl + "beta: 0.1\nprecompute_ref_log_probs: true\n").trains_by ==
-        TrainsBy::kDpoPrecomputed);
+  const std::string dpo = trl + "beta: 0.1\nloss_type: sigmoid\n";
+  CHECK(facts(dpo).trains_by == TrainsBy::kDpo);
+  CHECK(facts(dpo + "precompute_ref_log_probs: true\n").trains_by == TrainsBy::kDpoPrecomputed);
   CHECK(facts(trl + "beta: 0.1\nloss_type: ipo\n").loss_chunks == 4);  // 2 pairs of 256 in 256
-  CHECK(facts(trl + "beta: 0.1\nmax_prompt_length: 64\n").loss_chunks == 0);  // older
+  CHECK(facts(dpo + "max_prompt_length: 64\n").loss_chunks == 0);      // older
+  const std::string expected =
+      ", expected dpo or orpo in the file's name or its folder's, or loss_type, such as sigmoid "
+      "for "
+      "dpo";
+  CHECK(ErrorOf({{"dpo.yaml", trl + "beta: 0.1\n"}}) == "no error");
+  CHECK(ErrorOf({{"a.yaml", trl + "beta: 0.1\n"}}) ==
+        "a.yaml: got keys that several scripts of TRL have, and none that tells which" + expected);
+  CHECK(ErrorOf({{"kto.yaml", trl + "beta: 0.1\nloss_type: sigmoid\n"}}) ==
+        "kto.yaml: got a script of TRL that compares no pairs with a reference" + expected);
   const std::string axolotl = "base_model: gpt2\nmicro_batch_size: 2\nlora_r: 8\n";
   const std::string lora = axolotl + "adapter: lora\nlora_dropout: 0.1\nlora_alpha: 8\n";
   CHECK(facts(lora + "rl: ipo\n").trains_by == TrainsBy::kDpo);
@@ -715,7 +724,7 @@ TEST_CASE("Scripts: pairs, by what their trainer compares") {
   PlanFile file = Base(2);
   file.job.trains_by = TrainsBy::kDpo;
   const Folder folder;
-  ApplyRun(Read(folder, {{"a.yaml", trl + "beta: 0.1\ngradient_accumulation_steps: 3\n"}}), file);
+  ApplyRun(Read(folder, {{"a.yaml", dpo + "gradient_accumulation_steps: 3\n"}}), file);
   CHECK(file.plan.micro_batch == 4);
   CHECK(file.job.global_batch == file.cluster.RankCount() * 2 * 3 * 2);
 }
