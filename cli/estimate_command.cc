@@ -20,6 +20,7 @@
 #include "cli/estimate_question.h"
 #include "cli/flag_values.h"
 #include "cli/flow.h"
+#include "cli/lengths_flag.h"
 #include "cli/plan_options.h"
 #include "cli/table.h"
 #include "core/error.h"
@@ -87,8 +88,9 @@ int AnswerFor(const Arguments& arguments, Question& question, const Estimate& es
   if (estimate.fits && !estimate.outcome.rates.has_dtype) {
     Warn(NoMatrixUnits(estimate.file.cluster.gpu));
   }
-  arguments.Print(arguments.IsJson() ? EstimateJson(arguments, question, estimate)
-                                     : EstimateText(arguments, question, estimate));
+  std::string text = arguments.IsJson() ? EstimateJson(arguments, question, estimate)
+                                        : EstimateText(arguments, question, estimate);
+  arguments.Print(estimate.fits ? WithLengths(arguments, estimate.file, std::move(text)) : text);
   return estimate.fits ? kExitOk : kExitNo;
 }
 

@@ -2,6 +2,7 @@
 
 #include "analysis/estimate.h"
 #include "cli/flow.h"
+#include "cli/lengths_flag.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
@@ -113,7 +114,7 @@ void AssumeLora(Question& question) {
 }  // namespace
 
 Question ReadQuestion(const Arguments& arguments) {
-  Arguments as_plan = arguments;  // under the names that `plan` has for them
+  Arguments as_plan = WithLongest(arguments);  // under the names that `plan` has for them
   as_plan.text["--model"] = arguments.Get("MODEL").text;
   as_plan.text["--cluster"] = arguments.Get("CLUSTER").text;
   Question question;

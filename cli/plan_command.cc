@@ -13,6 +13,7 @@
 #include "cli/first_weights.h"
 #include "cli/flag_values.h"
 #include "cli/flow.h"
+#include "cli/lengths_flag.h"
 #include "cli/plan_diff.h"
 #include "cli/plan_options.h"
 #include "cli/plan_search.h"
@@ -153,7 +154,9 @@ int RunSearch(const PlanOptions& options, const Arguments& arguments) {
     Warn(warning);
   }
   const auto report = [&](const std::string& output) {
-    return options.json ? SearchJson(searched, output) : SearchText(searched, output);
+    std::string text = options.json ? SearchJson(searched, output) : SearchText(searched, output);
+    return searched.result.is_feasible ? WithLengths(arguments, searched.file, std::move(text))
+                                       : text;
   };
   return ReportSearched(options, arguments, searched, report);
 }
@@ -302,10 +305,13 @@ int RunVariants(const Arguments& arguments) {
     if (best.options.json) {
       Json json = ParseOrdered(SearchJson(best.searched, output), "plan");
       json["dialects"] = DialectsJson(searches);
-      return json.dump(2) + "\n";
+      return WithLengths(arguments, best.searched.file, json.dump(2) + "\n");
     }
     std::string text = SearchText(best.searched, output);
-    return text.insert(text.find('\n') + 1, DialectsLine(searches));
+    text.insert(text.find('\n') + 1, DialectsLine(searches));
+    return best.searched.result.is_feasible
+               ? WithLengths(arguments, best.searched.file, std::move(text))
+               : text;
   });
 }
 
@@ -518,7 +524,8 @@ int RunFrom(const Arguments& arguments) {
 
 }  // namespace
 
-int PlanCommand(const Arguments& given) {
+int PlanCommand(const Arguments& typed) {
+  const Arguments given = WithLongest(typed);
   if (given.Get("--from").is_given()) {
     return RunFrom(given);
   }
@@ -545,7 +552,9 @@ int PlanCommand(const Arguments& given) {
   PlanPrograms programs({file, file.plan});
   CheckLegal(programs.Largest());
   DeliverPlan(options, arguments, file, [&](const std::string& output) {
-    return options.json ? SummaryJson(file, programs, output) : Summary(file, programs, output);
+    return WithLengths(
+        arguments, file,
+        options.json ? SummaryJson(file, programs, output) : Summary(file, programs, output));
   });
   NoteWeightsBeside(options.model);
   return kExitOk;

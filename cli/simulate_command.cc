@@ -7,6 +7,7 @@
 #include "analysis/report/recording.h"
 #include "cli/command.h"
 #include "cli/flow.h"
+#include "cli/lengths_flag.h"
 #include "cli/plots.h"
 #include "cli/prediction.h"
 #include "cli/straggler_flags.h"
@@ -140,9 +141,11 @@ int SimulateCommand(const Arguments& arguments) {
     WriteFilesAtomically(ChakraFiles(program, result.trace, flags.chakra));
   }
   if (arguments.IsJson()) {
-    arguments.Print(PredictionJson(file, program, result, prediction));
+    arguments.Print(
+        WithLengths(arguments, file, PredictionJson(file, program, result, prediction)));
   } else if (flags.trace != "-") {  // then standard output is the trace and nothing else
     PrintText(arguments, file, program, result, prediction);
+    arguments.Print(WithLengths(arguments, file, ""));
   }
   return prediction.misfits.empty() ? kExitOk : kExitNo;
 }
