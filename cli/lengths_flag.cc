@@ -60,7 +60,11 @@ Lengths ReadLengths(const Flag& flag) {
 Arguments WithLongest(Arguments arguments) {
   if (const Flag lengths = arguments.Get("--lengths");
       lengths.is_given() && !arguments.Get("--seq").is_given()) {
-    arguments.text["--seq"] = std::to_string(ReadLengths(lengths).back().length);
+    const std::string longest = std::to_string(ReadLengths(lengths).back().length);
+    if (!arguments.command.empty()) {  // once of several questions
+      Say("note: --seq " + longest + ", the longest of --lengths");
+    }
+    arguments.text["--seq"] = longest;
   }
   return arguments;
 }
