@@ -18,7 +18,7 @@ results.json has is not done again), --limit SECONDS (of every call).
 FOLDER gets results.json (rewritten after every row, so a call that is cut off at any second leaves what it had), table.txt, log.txt with
 the output of every command, and the profile and traces that were made. It needs Python, the driver, and the CUDA libraries that a PyTorch
 installation brings. Exit code 0: every row is ok or skipped; 1: some row is not; 2: wrong usage; 4: this machine lacks something.
-docs/gpu_first_run.md says what each row means and what to do about it.
+bench/log/h200.md says what each row means and what to do about it.
 """
 
 import argparse
