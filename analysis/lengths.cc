@@ -77,7 +77,7 @@ class Curve {
 };
 
 double StepTime(const PlanFile& file) {
-  return ToSeconds(Evaluate(file, {.reserved = false}).step_time).value;
+  return ToSeconds(Evaluate(file, file.plan, {.reserved = false}).step_time).value;
 }
 
 // The plan with samples of `length` tokens, read as from a file.
@@ -93,8 +93,7 @@ PlanFile AtLength(const PlanFile& file, std::int64_t length) {
 
 // Do ranks exchange anything before the last micro-batch?
 bool MeetsInEach(const PlanFile& file) {
-  PlanPrograms programs(
-      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  PlanPrograms programs({file, file.plan});
   const std::int64_t count = std::min<std::int64_t>(2, programs.micro_batch_count());
   const Program& program = programs.With(count);
   return std::any_of(program.step.ops.begin(), program.step.ops.end(), [&](const Op& op) {
@@ -213,12 +212,12 @@ StepsOfLengths Padded(const PlanFile& file, const Distribution& lengths, std::ui
 class AttentionWork {
  public:
   explicit AttentionWork(const PlanFile& file) : file_(file) {
-    std::vector<std::int64_t> uses(file.model.model.specs.size(), 0);
-    for (const ModelOp& op : file.model.model.ops) {
+    std::vector<std::int64_t> uses(file.model.specs.size(), 0);
+    for (const ModelOp& op : file.model.ops) {
       ++uses[op.spec];
     }
     for (std::size_t i = 0; i < uses.size(); ++i) {
-      const OpSpec& spec = file.model.model.specs[i];
+      const OpSpec& spec = file.model.specs[i];
       if (spec.kind == OpKind::kAttention && uses[i] > 0) {
         specs_.emplace_back(spec, uses[i]);
       }
@@ -292,7 +291,7 @@ std::vector<Row> PackRows(const Distribution& lengths, const AttentionWork& work
 constexpr std::int64_t kTile = 128;  // windows of these steps differ in work (FlashPairs)
 
 double TimeWithWindow(PlanFile file, std::int64_t tiles) {
-  for (OpSpec& spec : file.model.model.specs) {
+  for (OpSpec& spec : file.model.specs) {
     if (spec.kind == OpKind::kAttention) {
       spec.window = AttentionWork::Narrowed(spec, 1 + tiles * kTile);
     }
@@ -346,7 +345,7 @@ StepsOfLengths Packed(const PlanFile& file, const Distribution& lengths, std::ui
 
 StepsByLength SampleStepsByLength(const PlanFile& file, const Lengths& lengths,
                                   std::uint64_t seed) {
-  const Model& model = file.model.model;
+  const Model& model = file.model;
   const bool reads_two =
       std::any_of(model.tensors.begin(), model.tensors.end(),
                   [](const Tensor& t) { return t.input == InputKind::kDecoderTokens; });

@@ -35,7 +35,7 @@ PlanFile TwoRanks(const std::string& dialect, std::int64_t length, int accumulat
 }
 
 double TimeOf(const PlanFile& file) {
-  return ToSeconds(Evaluate(file, {.reserved = false}).step_time).value;
+  return ToSeconds(Evaluate(file, file.plan, {.reserved = false}).step_time).value;
 }
 
 double Off(double found, double right) {
@@ -181,7 +181,7 @@ TEST_CASE("LognormalLengths: mean and percentile are those asked for") {
 TEST_CASE("SampleStepsByLength: who reads no sequences, or two") {
   const auto error = [](const char* name) {
     PlanFile file = TwoRanks("fsdp2", 1024, 1);
-    file.model.model = LoadModel(name, {});
+    static_cast<Model&>(file.model) = LoadModel(name, {});
     return ErrorOf([&] { (void)SampleStepsByLength(file, {{5, 1}}, 1); });
   };
   CHECK(error("t5-small") == "--lengths: got model t5-small, expected one that reads one sequence");
