@@ -29,9 +29,10 @@ Sizes SizesOf(const PlanFile& file) {
     const Bytes bytes(param.Elements() * SizeOf(dtype));
     const StateSize state = SizeOfState(job.optimizer.states, param.Elements(), false, dtype);
     const int states = param.trainable ? StateCount(job.optimizer.kind) : 0;
-    sizes.weights += bytes * param.parts;
+    const std::int64_t parts = param.parts * param.tensor_parts;
+    sizes.weights += bytes * parts;
     if (!IsOfReference(file.model, param.module)) {  // nobody saves it
-      sizes.all += (bytes + (state.codes + state.scales) * states) * param.parts;
+      sizes.all += (bytes + (state.codes + state.scales) * states) * parts;
     }
     sizes.largest = std::max(sizes.largest, bytes);
   }

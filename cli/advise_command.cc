@@ -27,6 +27,7 @@
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
 #include "planner/search.h"
+#include "topologies/mesh.h"
 #include "traces/chrome_read.h"
 #include "traces/measured_file.h"
 
@@ -211,7 +212,8 @@ void AdviseWithPlan(const Arguments& arguments, const Traced& traced, AdviseRepo
   const TracedRun& run = traced.run;
   PlanFile now = run.file;
   if (now.job.global_batch == 0) {
-    now.job.global_batch = now.cluster.RankCount() * now.plan.micro_batch * now.plan.accumulation;
+    now.job.global_batch =
+        MeshOf(now.plan).DataCount() * now.plan.micro_batch * now.plan.accumulation;
   }
   if (!traced.is_simulation) {  // which has nothing to tell about a profile
     Correct(run, now, report);

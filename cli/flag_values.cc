@@ -369,22 +369,22 @@ ReshardChoice ReadReshard(const Flag& flag) {
 }
 
 ShardChoice ReadShard(const Flag& flag) {
-  constexpr std::string_view kExperts = "ep=";
   ShardChoice choice;
-  const std::size_t comma = flag.text.find(',');
-  const std::string first = flag.text.substr(0, comma);
-  const bool has_size = !first.starts_with(kExperts);
-  const std::string second = comma == std::string::npos ? "" : flag.text.substr(comma + 1);
-  const std::string& experts = has_size ? second : first;
-  const bool is_split = comma == std::string::npos || (has_size && second.starts_with(kExperts));
-  if (!is_split || (!has_size && comma != std::string::npos)) {
-    throw FlagError(flag, "ranks, those that share out experts, or both: 64 or ep=8 or 64,ep=8");
-  }
-  if (has_size) {
-    choice.size = ReadCount({flag.name, first}, 1, kMaxRanks);
-  }
-  if (!experts.empty()) {
-    choice.experts = ReadCount({flag.name, experts.substr(kExperts.size())}, 1, kMaxRanks);
+  const std::vector<std::string> words = Split(flag.text, ',');
+  const std::pair<std::string_view, std::int64_t*> kinds[] = {
+      {"", &choice.size}, {"ep=", &choice.experts}, {"tp=", &choice.tensor}};
+  std::size_t next = 0;  // each kind at most once, in this order
+  for (const std::string& word : words) {
+    const std::size_t kind = word.starts_with("tp=") ? 2 : word.starts_with("ep=") ? 1 : 0;
+    if (kind < next) {
+      throw FlagError(
+          flag,
+          "ranks, those that share out experts, those that cut layers: 64 or 64,ep=8 or "
+          "64,tp=8");
+    }
+    *kinds[kind].second =
+        ReadCount({flag.name, word.substr(kinds[kind].first.size())}, 1, kMaxRanks);
+    next = kind + 1;
   }
   return choice;
 }

@@ -59,6 +59,7 @@ struct Flag {
 struct ShardChoice {
   std::int64_t size = 0;     // 0: not said
   std::int64_t experts = 1;  // ranks that share the experts of a mixture
+  std::int64_t tensor = 1;   // ranks that cut every layer
 };
 [[nodiscard]] ShardChoice ReadShard(const Flag& flag);
 

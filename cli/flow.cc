@@ -10,7 +10,6 @@
 #include "core/json.h"
 #include "core/printable.h"
 #include "core/text.h"
-#include "models/cut_experts.h"
 #include "models/loader.h"
 #include "models/trainable.h"
 #include "planner/search.h"
@@ -47,7 +46,9 @@ void SetBatch(const PlanOptions& options, std::int64_t ranks, Job& job, Plan& pl
 void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
   const bool is_free = options.shard_size == 0 && options.replicate_size == 0;
   const bool is_ddp = plan.dialect == Dialect::kDdp;
-  const Mesh mesh = MeshOver(ranks, is_free && is_ddp ? Mesh{{0, 1}} : MeshOf(options));
+  Mesh given = is_free && is_ddp ? Mesh{{0, 1}} : MeshOf(options);
+  given.tensor = options.plan.tensor_size;
+  const Mesh mesh = MeshOver(ranks, given);
   plan.shard_size = mesh.Along(Axis::kShard);
   plan.replicate_size = mesh.Along(Axis::kReplicate);
   if (mesh.RankCount() == ranks) {
@@ -215,12 +216,14 @@ PlanFile MakeJobFile(const PlanOptions& options) {
   if (options.search && !options.has_margin) {
     file.job.memory_margin = DefaultMargin(file.cluster, file.profile);
   }
-  file.job.global_batch = options.global_batch > 0
-                              ? options.global_batch
-                              : file.cluster.RankCount() * options.plan.micro_batch *
-                                    std::max<std::int64_t>(options.accumulation, 1);
+  file.job.global_batch =
+      options.global_batch > 0
+          ? options.global_batch
+          : MeshOver(file.cluster.RankCount(), {.size = {1, 0}, .tensor = options.plan.tensor_size})
+                    .DataCount() *
+                options.plan.micro_batch * std::max<std::int64_t>(options.accumulation, 1);
   file.model = LoadModelForJob(options.model, file.job, Path("plan"));
-  CutExperts(file.model, options.plan.expert_size, "--shard: ep");
+  CutForPlan(file.model, file.job, options.plan, "--shard: ep", "--shard: tp");
   if (options.job.sequence_length > 0 && file.model.sequence_length == 0) {
     throw InputError("--seq", std::to_string(options.job.sequence_length),
                      "no such flag with " + file.model.name + ", which has no sequences");
@@ -238,7 +241,7 @@ PlanFile MakePlanFile(const PlanOptions& options) {
   file.plan = options.plan;
   const std::int64_t ranks = file.cluster.RankCount();
   SetMesh(options, ranks, file.plan);
-  SetBatch(options, ranks, file.job, file.plan);
+  SetBatch(options, MeshOf(file.plan).DataCount(), file.job, file.plan);
   SetUnits(options, file.model, file.job, file.plan);
   CheckPlan(file, file.plan, "plan");
   return file;

@@ -17,7 +17,7 @@ ForwardPlan::ForwardPlan(const PlanFile& file) : job(file.job), plan(file.plan) 
   plan.offload.activations = false;
   plan.offload.optimizer = false;
   plan.offload.moments = false;
-  job.global_batch = plan.micro_batch * MeshOf(plan).RankCount();
+  job.global_batch = plan.micro_batch * MeshOf(plan).DataCount();
   program = Lower({file.model, file.kernels, job, plan});
   const std::vector<Finding> findings = Verify(program);
   SW_CHECK(findings.empty(), "an illegal program: " + findings[0].text);

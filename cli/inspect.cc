@@ -281,6 +281,9 @@ Report InspectPlan(const PlanFile& file, const InspectOptions& options) {
   if (file.plan.expert_size > 1) {
     json["expert_size"] = file.plan.expert_size;
   }
+  if (file.plan.tensor_size > 1) {
+    json["tensor_size"] = file.plan.tensor_size;
+  }
   json["micro_batch"] = file.plan.micro_batch;
   json["accumulation"] = file.plan.accumulation;
   json["units"] = UnitsJson(file, program);

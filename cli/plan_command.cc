@@ -26,6 +26,7 @@
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
 #include "planner/fastest_emitted.h"
+#include "planner/space.h"
 #include "planner/warnings.h"
 #include "schedule/dialect_facts.h"
 #include "simulator/plan_programs.h"
@@ -37,11 +38,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-// ", of which 8 share out the experts"; empty: each rank has all.
-std::string ExpertWords(const Plan& plan) {
-  return plan.expert_size == 1
-             ? ""
-             : ", of which " + WithCommas(plan.expert_size) + " share out the experts";
+// ", of which 8 share out the experts", " x tensor 8"; empty: each rank has all.
+std::string PartWords(const Plan& plan) {
+  return (plan.tensor_size == 1 ? "" : " x tensor " + WithCommas(plan.tensor_size)) +
+         (plan.expert_size == 1
+              ? ""
+              : ", of which " + WithCommas(plan.expert_size) + " share out the experts");
 }
 
 std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::string& output) {
@@ -57,9 +59,10 @@ std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::str
                           WithCommas(largest) + " parameters"});
   table.Row({"ranks", WithCommas(MeshOf(plan).RankCount()) + " = shard " +
                           WithCommas(plan.shard_size) + " x replicate " +
-                          WithCommas(plan.replicate_size) + ExpertWords(plan)});
-  table.Row({"batch", WithCommas(file.job.global_batch) + " = ranks x micro-batch " +
-                          WithCommas(plan.micro_batch) + " x accumulation " +
+                          WithCommas(plan.replicate_size) + PartWords(plan)});
+  table.Row({"batch", WithCommas(file.job.global_batch) +
+                          (plan.tensor_size > 1 ? " = shard x replicate" : " = ranks") +
+                          " x micro-batch " + WithCommas(plan.micro_batch) + " x accumulation " +
                           WithCommas(plan.accumulation)});
   table.Row({"sequence", WithCommas(file.job.sequence_length)});
   const std::int64_t micro_batches = programs.Largest().micro_batch_count;  // before others come
@@ -85,6 +88,9 @@ std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std:
   json["replicate_size"] = file.plan.replicate_size;
   if (file.plan.expert_size > 1) {
     json["expert_size"] = file.plan.expert_size;
+  }
+  if (file.plan.tensor_size > 1) {
+    json["tensor_size"] = file.plan.tensor_size;
   }
   json["micro_batch"] = file.plan.micro_batch;
   json["accumulation"] = file.plan.accumulation;
@@ -168,8 +174,10 @@ struct DialectSearch {
 
   [[nodiscard]] std::string Name() const {
     const std::int64_t experts = options.plan.expert_size;
+    const std::int64_t tensor = options.plan.tensor_size;
     return std::string(NameOf(options.plan.dialect)) +
-           (experts > 1 ? " with ep " + std::to_string(experts) : "");
+           (experts > 1 ? " with ep " + std::to_string(experts) : "") +
+           (tensor > 1 ? " with tp " + std::to_string(tensor) : "");
   }
   // What the objective minimises; infinite: nothing fits.
   [[nodiscard]] double Cost() const {
@@ -207,18 +215,49 @@ Json DialectsJson(const std::vector<DialectSearch>& searches) {
     const SearchResult& r = search.searched.result;
     json.push_back({{"dialect", NameOf(search.options.plan.dialect)},
                     {"expert_size", search.options.plan.expert_size},
+                    {"tensor_size", search.options.plan.tensor_size},
                     {"feasible", r.is_feasible},
                     {"step_time_s", r.is_feasible ? Json(r.best.step_time.value) : Json()}});
   }
   return json;
 }
 
-constexpr std::string_view kAnyExperts = "ep=any";
+constexpr std::string_view kAnyExperts = "ep=any", kAnyTensor = "tp=any";
+
+// The words that `tp=any` stands for: as far as such ranks are of one node and divide the layers.
+std::vector<std::string> TensorWords(const Arguments& arguments) {
+  const std::string text = arguments.Get("--shard").text;
+  Arguments one = arguments;
+  one.text["--shard"] = "tp=1";
+  const PlanOptions options = ReadPlanOptions(one);
+  if (text != kAnyTensor || options.global_batch == 0) {
+    throw UsageError("--shard tp=any: the number of shards follows, and --global-batch is needed");
+  }
+  const PlanFile file = MakeJobFile(options);
+  std::vector<std::string> words;
+  for (std::int64_t tensor = 1; file.cluster.gpus_per_node % tensor == 0; tensor *= 2) {
+    try {
+      Plan plan = options.plan;
+      plan.tensor_size = tensor;
+      Model model = file.model.model;
+      CutForPlan(model, file.job, plan, "--shard", "--shard");
+    } catch (const InputError&) {  // more than the heads, say
+      break;
+    }
+    if (options.global_batch % DataRanks(file.cluster, tensor) == 0) {
+      words.push_back("tp=" + std::to_string(tensor));
+    }
+  }
+  return words.empty() ? std::vector<std::string>{"tp=1"} : words;
+}
 
 // The words of `--shard` that `ep=any` stands for: 1, 2, 4, ... ranks that share out the experts,
 // as far as they divide the ranks and the experts of each layer.
 std::vector<std::string> ShardWords(const Arguments& arguments) {
   const std::string text = arguments.Get("--shard").text;
+  if (text.ends_with(kAnyTensor)) {
+    return TensorWords(arguments);
+  }
   if (!text.ends_with(kAnyExperts)) {
     return {text};
   }
@@ -251,7 +290,7 @@ std::vector<Arguments> Variants(const Arguments& arguments) {
        words.empty() ? std::vector<std::string>{""} : ReadList(arguments.Get("--dialect"))) {
     for (const std::string& shard : shards) {
       if (!dialect.empty() && dialect != NameOf(Dialect::kFsdp2) && &shard != &shards.front()) {
-        continue;  // they share out no experts
+        continue;  // they share out nothing
       }
       Arguments one = arguments;
       one.text["--dialect"] = dialect;
@@ -274,7 +313,7 @@ int RunVariants(const Arguments& arguments) {
     ReadSearchOptions(one, search.options);
     if (!search.options.search || search.options.objective == Objective::kCost) {
       const bool is_dialects = arguments.Get("--dialect").text.find(',') != std::string::npos;
-      throw UsageError(std::string(is_dialects ? "--dialect" : "--shard: ep=any") +
+      throw UsageError(std::string(is_dialects ? "--dialect" : "--shard: ep=any, tp=any") +
                        (search.options.search
                             ? ": several are for a search of one number of nodes"
                             : ": a search compares several; give --global-batch"));
@@ -360,8 +399,9 @@ void CheckFlagsBesideRun(const Arguments& arguments) {
   if (arguments.Has("--no-search")) {
     throw UsageError("--no-search: --from searches");
   }
-  if (arguments.Get("--shard").text.find("ep=") != std::string::npos) {
-    throw UsageError("--shard: ep: the run of --from says who shares out experts");
+  const std::string& shard = arguments.Get("--shard").text;
+  if (shard.find("ep=") != std::string::npos || shard.find("tp=") != std::string::npos) {
+    throw UsageError("--shard: the run of --from says who shares out experts or cuts layers");
   }
 }
 
@@ -377,9 +417,11 @@ PlanOptions OptionsBesideRun(const Arguments& given, const PlanFile& run) {
   PlanOptions options = ReadPlanOptions(arguments);
   ReadSearchOptions(arguments, options);
   const Plan typed = options.plan;
-  if (run.plan.expert_size > 1 && typed.dialect != run.plan.dialect) {
-    throw UsageError("--dialect " + std::string(NameOf(typed.dialect)) +
-                     ": the run of --from shares out experts, which fsdp2 alone does");
+  const bool is_cut = run.plan.expert_size > 1 || run.plan.tensor_size > 1;
+  if (is_cut && typed.dialect != run.plan.dialect) {
+    throw UsageError(
+        "--dialect " + std::string(NameOf(typed.dialect)) +
+        ": the run of --from shares out experts or cuts layers, which fsdp2 alone does");
   }
   // The options of one dialect are no plan of another one.
   options.plan =
@@ -530,7 +572,7 @@ int PlanCommand(const Arguments& typed) {
     return RunFrom(given);
   }
   if (given.Get("--dialect").text.find(',') != std::string::npos ||
-      given.Get("--shard").text.ends_with(kAnyExperts)) {
+      given.Get("--shard").text.ends_with("=any")) {
     return RunVariants(given);
   }
   Arguments arguments = given;

@@ -196,6 +196,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   arguments.Set("--shard", shard, ReadShard);
   options.shard_size = shard.size;
   options.plan.expert_size = shard.experts;
+  options.plan.tensor_size = shard.tensor;
   arguments.SetCount("--replicate", kMaxRanks, options.replicate_size);
   arguments.SetCount("--accumulation", kMaxAccumulation, options.accumulation);
   arguments.Set("--reshard", options.reshard, ReadReshard);

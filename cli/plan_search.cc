@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "planner/evaluate.h"
+#include "planner/space.h"
 #include "simulator/plan_programs.h"
 #include "simulator/simulate.h"
 
@@ -105,9 +106,10 @@ std::optional<Seconds> NativeTime(const PlanFile& chosen) {
 }
 
 SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
-  if (options.node_counts.empty() && file.job.global_batch % file.cluster.RankCount() != 0) {
+  const std::int64_t data_ranks = DataRanks(file.cluster, options.plan.tensor_size);
+  if (options.node_counts.empty() && file.job.global_batch % data_ranks != 0) {
     throw InputError("--global-batch: got " + std::to_string(file.job.global_batch) +
-                     ", expected a multiple of " + std::to_string(file.cluster.RankCount()) +
+                     ", expected a multiple of " + std::to_string(data_ranks) +
                      " ranks x micro-batch 1");
   }
   SearchOptions search;

@@ -200,6 +200,9 @@ void AddChosen(const SearchedPlan& searched, Json& json) {
   if (plan.expert_size > 1) {
     json["expert_size"] = plan.expert_size;
   }
+  if (plan.tensor_size > 1) {
+    json["tensor_size"] = plan.tensor_size;
+  }
   json["micro_batch"] = plan.micro_batch;
   json["accumulation"] = plan.accumulation;
   json["units"] = plan.units.size();

@@ -280,8 +280,9 @@ std::string TakenText(const PlanFile& file) {
     text += ", sequence " + WithCommas(file.job.sequence_length);
   }
   return text + ", batch " + WithCommas(file.job.global_batch) + " = " +
-         WithCommas(MeshOf(plan).RankCount()) + " ranks x micro-batch " +
-         WithCommas(plan.micro_batch) + " x accumulation " + WithCommas(plan.accumulation) +
+         WithCommas(MeshOf(plan).DataCount()) + (plan.tensor_size > 1 ? " groups" : " ranks") +
+         " x micro-batch " + WithCommas(plan.micro_batch) + " x accumulation " +
+         WithCommas(plan.accumulation) +
          (file.cluster.SharedCores() > 0
               ? ", " + CoresText(file.cluster.SharedCores()) + " for " +
                     WithCommas(file.cluster.RanksOnCores()) +

@@ -156,6 +156,9 @@ OpKernels LowerGeneral(const internal::LowerContext& context) {
       return internal::LowerExchange(context);
     case OpKind::kCombine:
       return internal::LowerCombine(context);
+    case OpKind::kGatherTokens:
+    case OpKind::kScatterTokens:
+      return internal::LowerMoveTokens(context);
     case OpKind::kLogSoftmax:
       return internal::LowerLogSoftmax(context);
     case OpKind::kNllLoss:

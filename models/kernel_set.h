@@ -145,8 +145,8 @@ struct KernelSetOptions {
 // Throws InputError naming `where` with the nearest match.
 [[nodiscard]] const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view where);
 
-// What an op shares with the other data-parallel ranks in the middle of a pass: the statistics of a
-// synchronised batch norm. 0 bytes: nothing.
+// What an op shares with other ranks in the middle of a pass: the statistics of a synchronised
+// batch norm, or of logits whose vocabulary ranks share. 0 bytes: nothing.
 struct Exchange {
   std::vector<Kernel> before;  // makes this rank's part; the pass's own kernels follow the exchange
   Bytes bytes{0};              // of each rank, fp32 numbers
@@ -168,6 +168,8 @@ struct OpKernels {
   std::vector<Kernel> metrics;          // after the micro-batch's last pass; read the inputs
   Exchange forward_exchange;            // all-gathered
   Exchange backward_exchange;           // summed over the ranks, where an input wants a gradient
+  // In forward, one behind the other before `forward`: reduced over the ranks that cut the layer.
+  std::vector<Exchange> tensor_sums;
   // Bit i set: input i (output i) must stay alive until this op's backward.
   std::uint32_t saves_input = 0;
   std::uint32_t saves_output = 0;

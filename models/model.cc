@@ -39,7 +39,8 @@ double ParameterUses(const Model& model, const OpSpec& spec) {
     case OpKind::kConv2d:
       return static_cast<double>(spec.height_out * spec.width_out);
     default:
-      return std::min(static_cast<double>(std::max<std::int64_t>(spec.rows, 1)), tokens);
+      return std::min(
+          static_cast<double>(std::max<std::int64_t>(spec.rows * model.tensor_ranks, 1)), tokens);
   }
 }
 
@@ -290,7 +291,7 @@ std::int64_t CountParameters(const Model& model, bool trainable_only) {
   std::int64_t count = 0;
   for (const Parameter& param : model.params) {
     if (!param.tied_to.valid() && (param.trainable || !trainable_only)) {
-      count += param.Elements() * param.parts;
+      count += param.Elements() * param.parts * param.tensor_parts;
     }
   }
   return count;
@@ -359,7 +360,7 @@ Flops ConventionFlopsPerSample(const Model& model) {
     if (spec.kind == OpKind::kAttention) {
       // Scores (2 * head_dim) and values (2 * value_dim) per query, key and head, times three for
       // forward and backward: 12 * heads * head_dim * seq per token when the two sizes are equal.
-      flops += (is_forward ? 2.0 : 6.0) * static_cast<double>(spec.heads) *
+      flops += (is_forward ? 2.0 : 6.0) * static_cast<double>(spec.heads * model.tensor_ranks) *
                static_cast<double>(spec.head_dim + spec.value_dim) *
                static_cast<double>(spec.rows) * static_cast<double>(spec.seq_k);
     }
@@ -370,7 +371,7 @@ Flops ConventionFlopsPerSample(const Model& model) {
     for (const ParamId id : op.params) {
       const Parameter& param = model.params[id.value];
       flops += (is_forward ? 2.0 : TrainingFlopsPerParameter(param)) *
-               static_cast<double>(param.Elements()) * uses;
+               static_cast<double>(param.Elements() * param.tensor_parts) * uses;
     }
   }
   return Flops(flops);

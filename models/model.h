@@ -20,7 +20,10 @@ struct Parameter {
   bool trainable = true;            // false: no gradient, no optimizer state
   ParamId tied_to;                  // the earlier parameter whose storage this one is, if any
   bool full_precision = false;      // mixed precision leaves it alone; of batch norms only
-  std::int64_t parts = 1;  // ranks that have an equal part each of the model's (CutExperts)
+  std::int64_t parts = 1;         // ranks that have an equal part each of the model's (CutExperts)
+  std::int64_t tensor_parts = 1;  // the same of CutTensor
+  // Whole on each of the ranks of CutTensor, and each has the gradient of its own tokens or heads.
+  bool has_partial_gradient = false;
 
   // Product of `shape`.
   [[nodiscard]] std::int64_t Elements() const;
@@ -73,6 +76,9 @@ enum class OpKind : std::uint8_t {
   kExchange,  // (rows, in) -> (rows, in): all-to-all among the ranks that share the experts;
               // routed: input 1 are the numbers, which are exchanged first
   kCombine,   // inputs those rows and the router's output: weighted sum per token (rows, in)
+  // What CutTensor puts between ops, among the ranks that cut every layer.
+  kGatherTokens,   // all-gather: (rows / ranks, in) -> (rows, in)
+  kScatterTokens,  // reduce-scatter of partial sums: (rows, in) -> (rows / ranks, in)
 };
 
 // How the positions of a rotary embedding are stretched beyond the trained length. kOther stands
@@ -192,6 +198,9 @@ struct OpSpec {
   std::int64_t height_out = 0, width_out = 0;  // conv/pool output
   std::int64_t kernel = 0, stride = 0, padding = 0, groups = 1;
   std::int64_t experts = 0, experts_per_token = 0;
+  // kGatherTokens, kScatterTokens, kCrossEntropy of a part of the vocabulary: ranks that cut the
+  // layer
+  std::int64_t tensor_ranks = 0;
 
   // What the numbers depend on and the cost does not.
   double epsilon = 0.0;        // norms: added to the variance or mean square
@@ -281,6 +290,7 @@ struct Model {
   std::vector<OpSpec> specs;
   std::int64_t sequence_length = 0;    // tokens per sample; 0 for image models
   std::int64_t tokens_per_sample = 0;  // what throughput counts: tokens, or 1 per image
+  std::int64_t tensor_ranks = 1;       // it is one of so many equal parts (CutTensor)
   // What the config says of first values: initializer_range or init_std, the standard deviation of
   // matrices; of T5 initializer_factor, which multiplies all of them.
   double initializer = 0.02;

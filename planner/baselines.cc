@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "planner/space.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/wrap.h"
 
@@ -82,7 +83,8 @@ std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const Problem&
       continue;
     }
     try {
-      Plan plan = BaselinePlan(baseline, problem.model, problem.cluster.RankCount(), choice);
+      Plan plan = BaselinePlan(baseline, problem.model,
+                               DataRanks(problem.cluster, problem.model.tensor_ranks), choice);
       if (FactsOf(plan).flat_units) {  // FSDP1's wrap policies do so unasked
         KeepFullPrecision(problem.model, problem.job.precision, plan);
       }
@@ -171,10 +173,11 @@ Plan BaselinePlan(Baseline baseline, const Model& model, std::int64_t ranks,
   plan.micro_batch = choice.micro_batch;
   plan.accumulation = choice.accumulation;
   plan.units = Wrap(model, ParseWrap(std::string(row.wrap), where), {}, plan.dialect, where);
-  if (baseline == Baseline::kTorchtitan) {  // who shares out experts
+  if (baseline == Baseline::kTorchtitan) {  // who shares out experts and cuts layers
     for (const Parameter& param : model.params) {
       plan.expert_size = std::max(plan.expert_size, param.parts);
     }
+    plan.tensor_size = model.tensor_ranks;
     AddExpertUnits(model, plan.units);
   }
   if (choice.recompute) {
@@ -212,7 +215,7 @@ std::vector<UserChoice> UserChoices(Baseline baseline, JobMode mode, std::int64_
 std::vector<BaselineResult> EvaluateBaselines(Problem problem, std::optional<UserChoice> choice,
                                               Bytes memory_limit, int threads,
                                               const std::atomic<bool>* stop) {
-  const std::int64_t ranks = problem.cluster.RankCount();
+  const std::int64_t ranks = DataRanks(problem.cluster, problem.model.tensor_ranks);
   std::int64_t& global = problem.job.global_batch;
   global = choice ? ranks * choice->micro_batch * choice->accumulation : global;
   if (!choice && (global <= 0 || global % ranks != 0)) {

@@ -88,6 +88,13 @@ class Prober {
     return code == OpCode::kCompute || code == OpCode::kAccumulateGrad;
   }
 
+  // Of ranks that cut a layer; of the block whose op is right before it.
+  [[nodiscard]] static bool MovesTokens(const Program& program, const Op& op) {
+    const OpShape& shape = program.ShapeOf(op);
+    return program.tensor_size > 1 && shape.stream == Stream::kCompute &&
+           (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter);
+  }
+
   [[nodiscard]] std::size_t SlotOf(const Op& op) const {
     return std::min(block_of_[op.subject], space_.blocks.size());
   }
@@ -109,6 +116,12 @@ class Prober {
     bool has_gradients = false;            // a gradient of a parameter is there
     for (const Op& op : program.step.ops) {
       if (!IsCompute(program, op)) {
+        if (MovesTokens(program, op)) {
+          Work work;  // nothing else runs on the stream meanwhile
+          work.seconds.front() = ToSeconds(prices.prices[op.shape.value].duration).value;
+          whole.base.Add(work);
+          reading.blocks[std::min(block_of_[last], space_.blocks.size())].work.Add(work);
+        }
         continue;
       }
       const std::vector<ParamId>& params = in_.model.ops[op.subject].params;
@@ -195,6 +208,7 @@ class Prober {
   // The activations that exist at a moment.
   struct Alive {
     double bytes = 0;
+    std::size_t slot = 0;              // of the last op that computes
     std::vector<std::size_t> slot_of;  // by buffer: of the op before which it was allocated
     std::set<BufferId> read_by_tail;   // of blocks, by ops behind them
   };
@@ -210,6 +224,7 @@ class Prober {
       return is_of_block(op) && op.phase == Phase::kForward;
     });
     Alive alive;
+    alive.slot = space_.blocks.size();
     alive.slot_of.assign(program.buffers.size(), space_.blocks.size());
     double most = 0;
     bool in_backward = false;
@@ -241,7 +256,9 @@ class Prober {
   void ReadPoints(const Program& program, OpId id, bool in_backward, Alive& alive,
                   Reading& reading) const {
     const Op& op = program.step.ops[id.value];
-    const std::size_t slot = IsCompute(program, op) ? SlotOf(op) : space_.blocks.size();
+    alive.slot = IsCompute(program, op) ? SlotOf(op) : alive.slot;
+    const bool is_of_op = IsCompute(program, op) || MovesTokens(program, op);
+    const std::size_t slot = is_of_op ? alive.slot : space_.blocks.size();
     for (const MemoryPoint& point : program.step.PointsBefore(id)) {
       const Buffer& buffer = program.buffers[point.buffer.value];
       if (!IsActivation(buffer)) {

@@ -31,6 +31,7 @@ Occupancy::Occupancy(const Problem& input, const OuterChoice& outer, const Diale
   Program program;  // shapes of transfers, for the pricer; no ops
   program.shard_size = outer.shard_size;
   program.replicate_size = outer.replicate_size;
+  program.tensor_size = outer.tensor_size;
   std::vector<Transfer> transfers;  // by shape
   const auto add = [&](Transfer t, GroupId group) {
     if (bytes[t] > 0) {
@@ -50,7 +51,7 @@ Occupancy::Occupancy(const Problem& input, const OuterChoice& outer, const Diale
   add(kToHost, GroupId());
   add(kToDevice, GroupId());
   for (const std::int64_t size : partial_groups) {
-    program.groups.push_back({"reshard", size, 1});
+    program.groups.push_back({"reshard", size, outer.tensor_size});
     add(kPartial, GroupId(program.groups.size() - 1));
   }
   PriceTable table = PriceProgram(program, input.cluster, input.profile);

@@ -38,7 +38,7 @@ std::vector<std::int64_t> DivisorsOf(std::int64_t n) {
 }
 
 std::vector<std::int64_t> ShardSizes(const Problem& input, const SearchOptions& options) {
-  const std::int64_t ranks = input.cluster.RankCount();
+  const std::int64_t ranks = DataRanks(input.cluster, options.base.tensor_size);
   if (options.fixed.mesh) {
     return {options.base.shard_size};
   }
@@ -64,7 +64,7 @@ std::vector<Offload> Offloads(const Problem& input, const SearchOptions& options
   if (options.fixed.offload) {
     return {options.base.offload};
   }
-  const Offload& can = FactsOf(options.base).offload;
+  const Offload can = options.base.tensor_size > 1 ? Offload() : FactsOf(options.base).offload;
   const bool is_train = input.job.mode == JobMode::kTrain;
   const bool is_packed = input.job.optimizer.states != StateFormat::kMaster;
   std::vector<Offload> choices = {{}};
@@ -115,7 +115,7 @@ bool AddsUp(const OuterChoice& outer, const Problem& input, const SearchOptions&
 }
 
 std::vector<OuterChoice> OuterChoices(const Problem& input, const SearchOptions& options) {
-  const std::int64_t ranks = input.cluster.RankCount();
+  const std::int64_t ranks = DataRanks(input.cluster, options.base.tensor_size);
   const std::int64_t batch = input.job.global_batch;
   const std::int64_t samples = SamplesPerExample(input.job.trains_by);
   if (batch <= 0 || batch % (ranks * samples) != 0) {
@@ -144,6 +144,7 @@ std::vector<OuterChoice> OuterChoices(const Problem& input, const SearchOptions&
       }
       OuterChoice outer;
       outer.shard_size = shard;
+      outer.tensor_size = options.base.tensor_size;
       outer.replicate_size = MeshOver(ranks, {{0, shard}}).Along(Axis::kReplicate);
       outer.micro_batch = micro_batch;
       outer.accumulation = per_rank / micro_batch;
@@ -507,7 +508,7 @@ Space MakeSpace(const Problem& input, const SearchOptions& options) {
   }
   if (!options.fixed.units && !options.reshard.is_set && facts.frees_units) {
     space.reshards = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};
-    if (facts.has_groups) {
+    if (facts.has_groups && options.base.tensor_size == 1) {
       space.reshards.push_back({Reshard::Kind::kToGroup, input.cluster.gpus_per_node});
     }
   }
@@ -558,8 +559,10 @@ std::vector<Group> GroupsOf(const OuterChoice& outer) {
 
 std::string LabelOf(const OuterChoice& outer) {
   return "shard " + std::to_string(outer.shard_size) + " x replicate " +
-         std::to_string(outer.replicate_size) + ", micro-batch " +
-         std::to_string(outer.micro_batch) + " x " + std::to_string(outer.accumulation);
+         std::to_string(outer.replicate_size) +
+         (outer.tensor_size > 1 ? " x tensor " + std::to_string(outer.tensor_size) : "") +
+         ", micro-batch " + std::to_string(outer.micro_batch) + " x " +
+         std::to_string(outer.accumulation);
 }
 
 bool CanRecompute(const Plan& plan) {
@@ -600,6 +603,16 @@ void SetOuter(const OuterChoice& outer, Plan& plan) {
   plan.accumulation = outer.accumulation;
   plan.sync = outer.sync;
   plan.offload = outer.offload;
+}
+
+std::int64_t DataRanks(const Cluster& cluster, std::int64_t tensor_size) {
+  const std::int64_t ranks = cluster.RankCount();
+  const Mesh mesh = MeshOver(ranks, {.size = {1, 0}, .tensor = tensor_size});
+  if (mesh.RankCount() != ranks) {
+    throw InputError("--shard: tp", std::to_string(tensor_size),
+                     "a divisor of the " + std::to_string(ranks) + " ranks");
+  }
+  return mesh.DataCount();
 }
 
 Plan OuterPlan(const OuterChoice& outer, const SearchOptions& options) {

@@ -250,10 +250,13 @@ struct ZeroOptions {
 struct Plan {
   Dialect dialect = Dialect::kFsdp2;
   std::int64_t shard_size = 1;      // W: ranks that share one copy of the parameters
-  std::int64_t replicate_size = 1;  // R: copies; W * R = ranks
+  std::int64_t replicate_size = 1;  // R: copies; W * R * tensor_size = ranks
   // Neighbours in a shard group that share the experts of each mixture; the model is cut for them
   // (CutExperts). 1: every rank has all experts, sharded as other parameters are.
   std::int64_t expert_size = 1;
+  // Neighbours that cut every layer among them and read the same samples; the model is cut for them
+  // (CutTensor).
+  std::int64_t tensor_size = 1;
   std::int64_t micro_batch = 1;   // samples
   std::int64_t accumulation = 1;  // micro-batches per optimizer step
   SyncMode sync = SyncMode::kEvery;

@@ -10,6 +10,7 @@
 #include "core/ordered_json.h"
 #include "core/text.h"
 #include "models/cut_experts.h"
+#include "models/cut_tensor.h"
 #include "models/loader.h"
 #include "models/trainable.h"
 #include "schedule/internal/plan_json.h"
@@ -138,6 +139,17 @@ LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where
   return loaded;
 }
 
+void CutForPlan(Model& model, const Job& job, const Plan& plan, const std::string& experts,
+                const std::string& tensor) {
+  CutExperts(model, plan.expert_size, experts);
+  if (plan.tensor_size > 1 && (job.lora_rank > 0 || plan.expert_size > 1)) {
+    throw InputError(tensor, std::to_string(plan.tensor_size),
+                     job.lora_rank > 0 ? "1: a job with adapters is not cut by layers so far"
+                                       : "1 beside experts that ranks share out");
+  }
+  CutTensor(model, plan.tensor_size, tensor);
+}
+
 PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
   const JsonValue json = JsonValue::Parse(text, name);
   CheckHeader(json);
@@ -150,7 +162,9 @@ PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
   file.plan = internal::ReadPlan(json.At("plan"));
   file.kernels = internal::ReadKernelSet(json.At("kernel_set"));
   ReadModel(json.At("model"), document, json.At("job").path(), file);
-  CutExperts(file.model, file.plan.expert_size, json.At("plan").path().Field("expert_size").str());
+  const Path plan_path = json.At("plan").path();
+  CutForPlan(file.model, file.job, file.plan, plan_path.Field("expert_size").str(),
+             plan_path.Field("tensor_size").str());
   ReadCluster(json.At("cluster"), document, file);
   ReadProfile(json.At("profile"), document, file);
   CheckPlan(file, file.plan, json.At("plan").path().str());
@@ -187,12 +201,14 @@ void CheckPlan(const Problem& problem, const Plan& plan, const std::string& wher
   (void)ResolveUnits(problem.model, plan, where);
   const std::int64_t ranks = MeshOf(plan).RankCount();
   if (ranks != problem.cluster.RankCount()) {
-    throw InputError(where,
-                     "shard_size " + std::to_string(plan.shard_size) + " x replicate_size " +
-                         std::to_string(plan.replicate_size) + " = " + std::to_string(ranks) +
-                         " ranks",
-                     std::to_string(problem.cluster.RankCount()) + ", the GPUs of " +
-                         std::to_string(problem.cluster.node_count) + " x " + problem.cluster.name);
+    throw InputError(
+        where,
+        "shard_size " + std::to_string(plan.shard_size) + " x replicate_size " +
+            std::to_string(plan.replicate_size) +
+            (plan.tensor_size > 1 ? " x tensor_size " + std::to_string(plan.tensor_size) : "") +
+            " = " + std::to_string(ranks) + " ranks",
+        std::to_string(problem.cluster.RankCount()) + ", the GPUs of " +
+            std::to_string(problem.cluster.node_count) + " x " + problem.cluster.name);
   }
 }
 

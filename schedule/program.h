@@ -244,7 +244,7 @@ struct Body {
   [[nodiscard]] std::span<const MemoryPoint> PointsAtEnd() const;
 };
 
-// A process group: `size` ranks of the data-parallel order, `stride` apart. Collectives of one
+// A process group: `size` ranks, `stride` apart. Collectives of one
 // group run one at a time, in issue order. Two groups may hold the same ranks (the native dialect
 // gathers and reduces on separate communicators).
 struct Group {
@@ -293,6 +293,7 @@ struct Program {
   std::int64_t shard_size = 1;         // W
   std::int64_t replicate_size = 1;     // R
   std::int64_t expert_size = 1;        // ranks that share the experts of each mixture
+  std::int64_t tensor_size = 1;        // ranks that cut every layer
   std::int64_t micro_batch = 1;        // samples
   std::int64_t micro_batch_count = 1;  // accumulation steps
 
@@ -303,6 +304,8 @@ struct Program {
   std::vector<Group> groups;
   std::vector<UnitInfo> units;
   std::vector<std::uint32_t> expert_ops;  // model ops that have rows of all those ranks, ascending
+  // Model ops whose parameters' gradients lack those of the other ranks that cut the layer.
+  std::vector<std::uint32_t> partial_ops;
   std::vector<std::string> model_op_names;  // subject names of compute ops: "layers.3.mlp.up_proj"
   std::uint32_t carry_slot_count = 0;
 

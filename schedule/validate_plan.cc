@@ -93,19 +93,19 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
                          std::string(NameIn(kTrainsByNames, job.trains_by)) +
                          " compares pairs, each of 2 samples");
   }
-  const std::int64_t ranks = MeshOf(plan).RankCount();
-  if (ranks > kMaxRanks) {
+  if (MeshOf(plan).RankCount() > kMaxRanks) {
     throw InputError(FieldOf(where, "replicate_size"), std::to_string(plan.replicate_size),
                      "at most " + std::to_string(kMaxRanks) + " ranks in all");
   }
+  const std::int64_t ranks = MeshOf(plan).DataCount();
   // Up to 2^64: compared as a double, which is exact for every batch that CheckJob lets through.
   const double batch = static_cast<double>(ranks) * static_cast<double>(plan.accumulation) *
                        static_cast<double>(plan.micro_batch);
   if (job.global_batch > 0 && batch != static_cast<double>(job.global_batch)) {
     throw InputError(where,
-                     std::to_string(ranks) + " ranks x micro_batch " +
-                         std::to_string(plan.micro_batch) + " x accumulation " +
-                         std::to_string(plan.accumulation),
+                     std::to_string(ranks) + (plan.tensor_size > 1 ? " data-parallel" : "") +
+                         " ranks x micro_batch " + std::to_string(plan.micro_batch) +
+                         " x accumulation " + std::to_string(plan.accumulation),
                      "the job's global_batch " + std::to_string(job.global_batch));
   }
   double bytes = 0.0;
@@ -148,6 +148,35 @@ void CheckExperts(const Model& model, const Plan& plan, const std::string& where
   }
 }
 
+// Tensor parallel as torchtitan has it, around FSDP2.
+void CheckTensor(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
+  CheckRange(plan.tensor_size, 1, kMaxRanks, where, "tensor_size");
+  const auto refuse = [&](const std::string& expected, const std::string& hint = "") {
+    throw InputError(FieldOf(where, "tensor_size"), std::to_string(plan.tensor_size), expected,
+                     hint);
+  };
+  if (model.tensor_ranks != plan.tensor_size) {
+    refuse(std::to_string(model.tensor_ranks), "the model is one of so many parts of its layers");
+  }
+  if (plan.tensor_size == 1) {
+    return;
+  }
+  if (plan.dialect != Dialect::kFsdp2 || plan.torch != TorchRelease::k2_13) {
+    refuse("1", "layers are cut under dialect fsdp2 and torch 2.13 alone");
+  }
+  if (plan.offload != Offload()) {
+    refuse("1", "layers are cut without offload alone");
+  }
+  if (plan.expert_size > 1) {
+    refuse("1", "ranks share out experts (expert_size) already");
+  }
+  const Precision& p = job.precision;
+  if (p.param == DType::kFp16 || p.reduce == DType::kFp16 ||
+      job.frozen_format != FrozenFormat::kMaster) {
+    refuse("1", "layers are cut in fp32 and bf16 alone, without quantized weights");
+  }
+}
+
 }  // namespace
 
 void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
@@ -156,6 +185,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   internal::CheckFormats(model, job, plan, where);
   CheckSizes(model, job, plan, where);
   CheckExperts(model, plan, where);
+  CheckTensor(model, job, plan, where);
   internal::CheckDialect(plan, where);
   internal::CheckUnits(plan, where);
   internal::CheckRecompute(model, plan, where);

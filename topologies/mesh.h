@@ -23,6 +23,10 @@
 // Expert parallel: in {{2, 4}, 2} neighbours share the experts of every mixture: ranks 0 and 1, 2
 // and 3. Experts() is {2, 1}; SameExperts() is {2, 2}: ranks 0 and 2 have the same experts, and cut
 // them among them.
+//
+// Tensor parallel: in {.size = {2, 4}, .tensor = 2} there are 16 ranks, and 2k and 2k + 1 cut every
+// layer in two. They read the same samples: DataCount() is 8. Of({Axis::kTensor}) is {2, 1} and
+// Of({Axis::kShard}) is {4, 2}.
 
 #include <algorithm>
 #include <array>
@@ -36,8 +40,8 @@
 
 namespace shardwright {
 
-enum class Axis : std::uint8_t { kReplicate, kShard };  // outermost first
-inline constexpr std::size_t kAxisCount = 2;
+enum class Axis : std::uint8_t { kReplicate, kShard, kTensor };  // outermost first
+inline constexpr std::size_t kAxisCount = 3;
 
 // Where a rank lies on each axis. Ranks with one data index read the same samples.
 struct Coordinates {
@@ -47,20 +51,25 @@ struct Coordinates {
 };
 
 struct Mesh {
-  std::array<std::int64_t, kAxisCount> size = {1, 1};  // by Axis
-  std::int64_t expert = 1;                             // divides the shard axis
+  std::array<std::int64_t, 2> size = {1, 1};  // data-parallel, by Axis
+  std::int64_t expert = 1;                    // divides the shard axis
+  std::int64_t tensor = 1;
 
   [[nodiscard]] constexpr std::int64_t Along(Axis axis) const {
-    return size[static_cast<std::size_t>(axis)];
+    return axis == Axis::kTensor ? tensor : size[static_cast<std::size_t>(axis)];
   }
   [[nodiscard]] constexpr std::int64_t RankCount() const {
     return StrideOf(Axis::kReplicate) * Along(Axis::kReplicate);
+  }
+  // Ranks that read samples of their own.
+  [[nodiscard]] constexpr std::int64_t DataCount() const {
+    return Along(Axis::kReplicate) * Along(Axis::kShard);
   }
   // Ranks between neighbours on an axis: the product of the sizes of the axes inside it.
   [[nodiscard]] constexpr std::int64_t StrideOf(Axis axis) const {
     std::int64_t stride = 1;
     for (std::size_t inner = static_cast<std::size_t>(axis) + 1; inner < kAxisCount; ++inner) {
-      stride *= size[inner];
+      stride *= Along(static_cast<Axis>(inner));
     }
     return stride;
   }
@@ -87,22 +96,25 @@ struct Mesh {
 
   [[nodiscard]] constexpr Coordinates At(Rank rank) const {
     const auto on = [&](Axis axis) { return rank.value / StrideOf(axis) % Along(axis); };
-    return {on(Axis::kReplicate), on(Axis::kShard), rank.value};
+    return {on(Axis::kReplicate), on(Axis::kShard), rank.value / tensor};
   }
   // The first sample, within the batch of a step, that a rank reads for a micro-batch.
   [[nodiscard]] constexpr std::int64_t FirstSample(Rank rank, std::int64_t micro_batch,
                                                    std::int64_t samples_per_rank) const {
-    return (micro_batch * RankCount() + At(rank).data) * samples_per_rank;
+    return (micro_batch * DataCount() + At(rank).data) * samples_per_rank;
   }
 };
 
-// The mesh of a plan, a program or anything else with these two sizes.
+// The mesh of a plan, a program or anything else with the first two of these sizes.
 [[nodiscard]] constexpr Mesh MeshOf(const auto& sizes) {
+  Mesh mesh = {{sizes.replicate_size, sizes.shard_size}};
   if constexpr (requires { sizes.expert_size; }) {
-    return {{sizes.replicate_size, sizes.shard_size}, sizes.expert_size};
-  } else {
-    return {{sizes.replicate_size, sizes.shard_size}};
+    mesh.expert = sizes.expert_size;
   }
+  if constexpr (requires { sizes.tensor_size; }) {
+    mesh.tensor = sizes.tensor_size;
+  }
+  return mesh;
 }
 
 // Fills a size that is 0 from the number of ranks, rounded down: RankCount() differs from `ranks`
@@ -110,10 +122,10 @@ struct Mesh {
 [[nodiscard]] constexpr Mesh MeshOver(std::int64_t ranks, Mesh mesh) {
   auto& [replicate, shard] = mesh.size;
   if (shard == 0) {
-    shard = ranks / std::max<std::int64_t>(replicate, 1);
+    shard = ranks / mesh.tensor / std::max<std::int64_t>(replicate, 1);
   }
   if (replicate == 0) {
-    replicate = ranks / std::max<std::int64_t>(shard, 1);
+    replicate = ranks / mesh.tensor / std::max<std::int64_t>(shard, 1);
   }
   return mesh;
 }

@@ -92,9 +92,12 @@ std::int64_t OutputElements(const OpSpec& spec, std::size_t i) {
     case OpKind::kSelect:
     case OpKind::kExperts:
     case OpKind::kExchange:
+    case OpKind::kGatherTokens:
     case OpKind::kCombine:
     case OpKind::kLogSoftmax:
       return spec.rows * spec.in;
+    case OpKind::kScatterTokens:
+      return spec.rows / spec.tensor_ranks * spec.in;
     case OpKind::kOther:
       return spec.other.outputs[i].elements;
   }

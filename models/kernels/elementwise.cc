@@ -78,6 +78,24 @@ OpKernels WrittenOutGelu(const LowerContext& context, std::int64_t elements) {
 
 }  // namespace
 
+// No kernel moves tokens between ranks: Walker makes a collective of it, both ways. Copied are what
+// was gathered of several samples, and what is scattered.
+OpKernels LowerMoveTokens(const LowerContext& context) {
+  const bool gathers = context.spec.kind == OpKind::kGatherTokens;
+  const std::int64_t bytes = Product({Elements(context), context.s});
+  const std::vector<Kernel> copy = {PassKernel(KernelClass::kCopy, context.compute, bytes, bytes)};
+  OpKernels op;
+  if (!gathers || context.batch > 1) {
+    op.forward = copy;
+  }
+  if (gathers || context.batch > 1) {
+    op.backward_data = copy;
+  }
+  op.output_aliases = {-1};
+  op.compute_intensive = !gathers;  // selective checkpointing keeps sums (torchtitan's list)
+  return op;
+}
+
 OpKernels LowerActivation(const LowerContext& context) {
   const std::int64_t elements = Elements(context);
   OpKernels op;

@@ -91,6 +91,7 @@ void ApplyAutocast(const LowerContext& context, std::int64_t weight_elements, Op
 [[nodiscard]] OpKernels LowerDispatch(const LowerContext& context);
 [[nodiscard]] OpKernels LowerExchange(const LowerContext& context);
 [[nodiscard]] OpKernels LowerCombine(const LowerContext& context);
+[[nodiscard]] OpKernels LowerMoveTokens(const LowerContext& context);
 [[nodiscard]] OpKernels LowerLogSoftmax(const LowerContext& context);
 [[nodiscard]] OpKernels LowerNllLoss(const LowerContext& context);
 [[nodiscard]] OpKernels LowerCrossEntropy(const LowerContext& context);

@@ -95,6 +95,50 @@ OpKernels EagerCrossEntropy(const LowerContext& context) {
   return op;
 }
 
+// The same where each rank has a part of the vocabulary (torch's loss_parallel): the ranks reduce
+// the largest logit of a token, the sum of its exponentials, and its label's log-probability.
+// Source: torch/distributed/tensor/parallel/loss.py, torch 2.13.
+OpKernels ParallelCrossEntropy(const LowerContext& context) {
+  const std::int64_t logits = Product({Elements(context), context.s});
+  const std::int64_t f = Product({Elements(context), kFp32Bytes});
+  const std::int64_t numbers = Product({Rows(context), kFp32Bytes});
+  const bool casts = context.compute != DType::kFp32;
+  const bool fuses = context.options.fused_elementwise;
+  const auto pass = [](std::int64_t read, std::int64_t written) {
+    return PassKernel(KernelClass::kElementwise, DType::kFp32, read, written);
+  };
+  const auto reduce = [](std::int64_t read, std::int64_t written) {
+    return PassKernel(KernelClass::kSoftmax, DType::kFp32, read, written);
+  };
+  const Kernel label = PassKernel(KernelClass::kGatherScatter, DType::kFp32,
+                                  Product({Rows(context), kFp32Bytes + kIndexBytes}), numbers);
+  OpKernels op;
+  const Bytes sum(numbers);
+  if (fuses) {
+    op.tensor_sums = {{{reduce(logits, numbers)}, sum},
+                      {{reduce(logits + numbers, numbers)}, sum},
+                      {{pass(logits + 2 * numbers, f), label}, sum}};
+    op.backward_data = {pass(f, logits)};
+  } else {
+    op.tensor_sums = {{{reduce(f, numbers)}, sum},
+                      {{pass(f + numbers, f), pass(f, f), reduce(f, numbers)}, sum},
+                      {{pass(f + numbers, f), label}, sum}};
+    op.backward_data = {pass(0, f), label, pass(f, f), pass(2 * f, f), pass(f + numbers, f)};
+    op.forward_workspace = Bytes(f);
+    op.forward_workspace_tensors = {Bytes(f)};
+    op.backward_workspace = Bytes(3 * f - logits);
+    if (casts) {
+      const Kernel widen = PassKernel(KernelClass::kCopy, DType::kFp32, logits, f);
+      op.tensor_sums[0].before.insert(op.tensor_sums[0].before.begin(), widen);
+      op.backward_data.push_back(PassKernel(KernelClass::kCopy, context.compute, f, logits));
+      AddTensors({f}, &op.forward_workspace, &op.forward_workspace_tensors);
+    }
+  }
+  op.forward = {pass(numbers, kFp32Bytes)};
+  op.extra_saved = Bytes(f);
+  return op;
+}
+
 // The same on a shifted fp32 copy of the logits, which the backward kernel overwrites with its
 // gradient (Unsloth's kernel, used by fms-acceleration).
 OpKernels ShiftedFusedCrossEntropy(const LowerContext& context) {
@@ -189,8 +233,9 @@ OpKernels LowerNllLoss(const LowerContext& context) {
 }
 
 OpKernels LowerCrossEntropy(const LowerContext& context) {
-  OpKernels op =
-      context.options.fused_loss ? FusedCrossEntropy(context) : EagerCrossEntropy(context);
+  OpKernels op = context.spec.tensor_ranks > 0 ? ParallelCrossEntropy(context)
+                 : context.options.fused_loss  ? FusedCrossEntropy(context)
+                                               : EagerCrossEntropy(context);
   AppendMetrics(context, &op);
   op.saves_input |= 0b10;  // labels
   if (context.options.keeps_logits) {

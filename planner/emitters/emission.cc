@@ -10,7 +10,6 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
-#include "models/cut_experts.h"
 #include "models/loader.h"
 #include "planner/loss_reasons.h"
 #include "schedule/lower/optimizer.h"
@@ -87,7 +86,7 @@ void TrainAll(PlanFile& file) {
       loaded.json.empty()
           ? LoadModel(loaded.name, options)
           : ModelFromJson(JsonValue::Parse(loaded.json, loaded.name), loaded.name, options);
-  CutExperts(loaded, file.plan.expert_size, "plan: expert_size");
+  CutForPlan(loaded, file.job, file.plan, "plan: expert_size", "plan: tensor_size");
 }
 
 // Why a target runs fields differently: by a beginning of the field's name, longer ones first.
@@ -351,6 +350,10 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
   if (file.plan.expert_size > 1 && target != "torchtitan") {
     throw InputError(where + ": plan.expert_size", std::to_string(file.plan.expert_size),
                      "1, or --to torchtitan, which shares out experts");
+  }
+  if (file.plan.tensor_size > 1 && target != "torchtitan") {
+    throw InputError(where + ": plan.tensor_size", std::to_string(file.plan.tensor_size),
+                     "1, or --to torchtitan, which cuts layers");
   }
   const MatrixRule rule = file.job.optimizer.matrices;
   if (rule != MatrixRule::kNone) {

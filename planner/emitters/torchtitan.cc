@@ -9,7 +9,6 @@
 
 #include "core/error.h"
 #include "core/text.h"
-#include "models/cut_experts.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/wrap.h"
@@ -29,7 +28,7 @@ constexpr Bytes kDdpBucket = 100 * kMiB;
 constexpr double kSomeLearningRate = 3e-4;
 constexpr double kSomeWeightDecay = 0.1;
 
-constexpr std::array<SettingRow<S>, 26> kRows = {{
+constexpr std::array<SettingRow<S>, 28> kRows = {{
     {"model.name", &S::model_name},
     {"model.flavor", &S::model_flavor},
     {"optimizer.name", &S::optimizer},
@@ -47,6 +46,8 @@ constexpr std::array<SettingRow<S>, 26> kRows = {{
     {"parallelism.data_parallel_replicate_degree", &S::data_parallel_replicate_degree},
     {"parallelism.data_parallel_shard_degree", &S::data_parallel_shard_degree},
     {"parallelism.expert_parallel_degree", &S::expert_parallel_degree},
+    {"parallelism.tensor_parallel_degree", &S::tensor_parallel_degree},
+    {"parallelism.disable_loss_parallel", &S::disable_loss_parallel},
     {"parallelism.fsdp_reshard_after_forward", &S::fsdp_reshard_after_forward},
     {"activation_checkpoint.mode", &S::activation_checkpoint_mode},
     {"activation_checkpoint.selective_ac_option", &S::selective_ac_option},
@@ -182,25 +183,41 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
   const std::int64_t ranks = file.cluster.RankCount();
   const std::int64_t replicate = s.data_parallel_replicate_degree.value_or(1);
   const std::int64_t given = s.data_parallel_shard_degree.value_or(-1);
-  const Mesh mesh = MeshOver(ranks, {{replicate, given == -1 ? 0 : given}});
+  const std::int64_t tensor = s.tensor_parallel_degree.value_or(1);
+  const std::string key = where + ": parallelism.";
+  const bool is_loss_whole = s.disable_loss_parallel.value_or(false);
+  if (tensor < 1 || (tensor > 1 && is_loss_whole)) {
+    throw InputError(key + (tensor < 1 ? "tensor_parallel_degree" : "disable_loss_parallel"),
+                     tensor < 1 ? std::to_string(tensor) : "true",
+                     tensor < 1 ? "at least 1" : "false beside tensor_parallel_degree");
+  }
+  const Mesh mesh =
+      MeshOver(ranks, {.size = {replicate, given == -1 ? 0 : given}, .tensor = tensor});
   const std::int64_t shard = mesh.Along(Axis::kShard);
   const bool is_possible =
       replicate >= 1 && replicate <= ranks && given != 0 && shard >= 1 && shard <= ranks;
+  if (tensor > 1 && replicate > 1 && shard == 1) {
+    throw InputError(key + "tensor_parallel_degree", std::to_string(tensor),
+                     "1 without shards: torchtitan's DDP has one dimension");
+  }
   if (!is_possible || mesh.RankCount() != ranks) {
-    throw InputError(
-        where + ": parallelism",
-        "replicate degree " + std::to_string(replicate) + ", shard degree " + std::to_string(given),
-        "a product of " + std::to_string(ranks) + " ranks");
+    throw InputError(where + ": parallelism",
+                     "replicate degree " + std::to_string(replicate) + ", shard degree " +
+                         std::to_string(given) +
+                         (tensor > 1 ? ", tensor degree " + std::to_string(tensor) : ""),
+                     "a product of " + std::to_string(ranks) + " ranks");
   }
   file.plan.replicate_size = replicate;
   file.plan.shard_size = shard;
   file.plan.expert_size = s.expert_parallel_degree.value_or(1);
-  CutExperts(file.model, file.plan.expert_size, where + ": parallelism.expert_parallel_degree");
+  file.plan.tensor_size = tensor;
+  CutForPlan(file.model, file.job, file.plan, key + "expert_parallel_degree",
+             key + "tensor_parallel_degree");
 }
 
 void ApplyBatch(const S& s, const std::string& where, PlanFile& file) {
-  const std::int64_t ranks = file.cluster.RankCount();
   Plan& plan = file.plan;
+  const std::int64_t ranks = MeshOf(plan).DataCount();
   plan.micro_batch = s.local_batch_size.value_or(8);
   const std::int64_t given = s.global_batch_size.value_or(-1);
   const std::int64_t pass = ranks * plan.micro_batch;
@@ -290,7 +307,7 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
                      : job.optimizer.impl == OptimizerImpl::kForeach ? "foreach"
                                                                      : "for-loop";
   s.local_batch_size = plan.micro_batch;
-  s.global_batch_size = MeshOf(plan).RankCount() * plan.micro_batch * plan.accumulation;
+  s.global_batch_size = MeshOf(plan).DataCount() * plan.micro_batch * plan.accumulation;
   s.seq_len = job.sequence_length;
   s.max_norm = 1.0;
   const auto nearest = [](DType dtype) {
@@ -304,6 +321,9 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   s.data_parallel_shard_degree = plan.shard_size;
   if (plan.expert_size > 1) {
     s.expert_parallel_degree = plan.expert_size;
+  }
+  if (plan.tensor_size > 1) {
+    s.tensor_parallel_degree = plan.tensor_size;
   }
   s.fsdp_reshard_after_forward = ReshardName(file);
   SetRecompute(file, s);
@@ -382,6 +402,9 @@ def apply_plan(config):
   line("parallelism.data_parallel_shard_degree", std::to_string(*s.data_parallel_shard_degree));
   if (s.expert_parallel_degree) {
     line("parallelism.expert_parallel_degree", std::to_string(*s.expert_parallel_degree));
+  }
+  if (s.tensor_parallel_degree) {
+    line("parallelism.tensor_parallel_degree", std::to_string(*s.tensor_parallel_degree));
   }
   line("parallelism.fsdp_reshard_after_forward", "\"" + *s.fsdp_reshard_after_forward + "\"");
   line("activation_checkpoint", recompute);

@@ -24,9 +24,11 @@ struct Term {
   std::int64_t first = 0, end = 0;  // micro-batches, `end` not included
   std::int64_t low = 1, high = 1;
   double times = 1.0, divided = 1.0;
+  bool is_partial = false;  // of Program::partial_ops
 
   [[nodiscard]] bool IsLike(const Term& other) const {
-    return low == other.low && high == other.high && times * other.divided == other.times * divided;
+    return low == other.low && high == other.high && is_partial == other.is_partial &&
+           times * other.divided == other.times * divided;
   }
 };
 using Sum = std::vector<Term>;
@@ -126,9 +128,15 @@ class MeanChecker {
   void Write(const Op& op, std::span<const Access> accesses) {
     const bool is_of_experts =
         std::binary_search(program_.expert_ops.begin(), program_.expert_ops.end(), op.subject);
+    // Ranks that cut a layer have the same loss: what each has of its part is the sum over them.
+    const bool is_partial =
+        std::binary_search(program_.partial_ops.begin(), program_.partial_ops.end(), op.subject);
     const Sum fresh = {{.first = op.micro_batch,
                         .end = op.micro_batch + std::int64_t{1},
-                        .high = is_of_experts ? program_.expert_size : 1}};
+                        .high = is_partial      ? 1
+                                : is_of_experts ? program_.expert_size
+                                                : program_.tensor_size,
+                        .is_partial = is_partial}};
     for (const Access& access : accesses) {
       if (access.role != Role::kParamGrad) {
         continue;
@@ -140,7 +148,7 @@ class MeanChecker {
   // An all-reduce of fewer bytes than it touches is of the last of those. Parts that are reduced
   // one behind the other count with the first, whose group and divisor they must have.
   bool IsFirstPart(const OpShape& shape, const Access& access) {
-    if (shape.code != OpCode::kAllReduce) {
+    if (shape.code != OpCode::kAllReduce || IsMixed(access.buffer)) {
       return true;
     }
     Reduced& reduced = reduced_[access.buffer.value];
@@ -192,7 +200,16 @@ class MeanChecker {
   // all of its ranks.
   void Apply(const OpShape& shape, BufferId buffer, Sum& sum) {
     const Sum before = std::exchange(sum, {});
+    // One all-reduce for each parameter whose gradient lacks other ranks' tokens.
+    const bool sums_part =
+        shape.code == OpCode::kAllReduce && IsMixed(buffer) &&
+        shape.bytes < program_.buffers[buffer.value].size &&
+        std::any_of(before.begin(), before.end(), [](const Term& term) { return term.is_partial; });
     for (Term term : before) {
+      if (sums_part && term.low == 1 && term.high == program_.tensor_size) {
+        Add({term}, sum);  // the ranks sum another part of the buffer
+        continue;
+      }
       if (InfoOf(shape.code).is_collective) {
         const Group& group = program_.groups[shape.group.value];
         if (!SumOver(group, term)) {
@@ -205,6 +222,10 @@ class MeanChecker {
       Divide(one, shape.divisor);
       Add(one, sum);
     }
+  }
+
+  [[nodiscard]] bool IsMixed(BufferId buffer) const {
+    return program_.tensor_size > 1 && program_.buffers[buffer.value].holds == Holds::kMixed;
   }
 
   [[nodiscard]] static bool SumOver(const Group& group, Term& term) {
@@ -246,7 +267,8 @@ class MeanChecker {
 
   void CheckMean(BufferId buffer, Sum& sum) {
     const std::int64_t ranks = MeshOf(program_).RankCount();
-    const auto total = static_cast<double>(ranks * program_.micro_batch_count);
+    const auto total =
+        static_cast<double>(MeshOf(program_).DataCount() * program_.micro_batch_count);
     std::sort(sum.begin(), sum.end(),
               [](const Term& a, const Term& b) { return a.first < b.first; });
     std::int64_t end = 0;

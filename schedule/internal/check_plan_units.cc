@@ -31,6 +31,10 @@ void CheckReshard(const UnitPlan& unit, std::size_t u, const Plan& plan, const s
     return;
   }
   const std::int64_t group = unit.reshard.group;
+  if (plan.tensor_size > 1) {
+    throw InputError(field, std::to_string(group), "\"always\" or \"never\"",
+                     "ranks cut layers (tensor_size)");
+  }
   if (!FactsOf(plan).has_groups) {
     throw InputError(
         field, std::to_string(group), "\"always\" or \"never\"",

@@ -1,6 +1,7 @@
 // How FSDP2 keeps gradients without a reduction, and reduces them over shards and replicas.
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "schedule/lower/fsdp2_rules.h"
@@ -69,6 +70,9 @@ void Fsdp2Rules::PostBackward(UnitId u) {
   if (is_last && At(u).accumulated.valid()) {
     AccumulateUnsharded(u);
   }
+  if (Syncs() && has_grads) {
+    SumOverTensor(u);
+  }
   FreeUnsharded(u);
   LeaveClone(u);
   if (!Syncs()) {
@@ -82,6 +86,39 @@ void Fsdp2Rules::PostBackward(UnitId u) {
     if (has_grads) {
       ReduceGrads(u);
     }
+  }
+}
+
+// Weights that ranks have whole although they cut the layer: each has the gradient of its own
+// tokens, of which torch reduces one after the other, as they are, before it reduces the unit over
+// the data-parallel ranks (_get_grad_inner_tensor of _fsdp_param.py, torch 2.13).
+void Fsdp2Rules::SumOverTensor(UnitId u) {
+  const BufferId accumulated = At(u).accumulated;
+  std::map<ParamId, BufferId> grad_of;
+  const auto add = [&](BufferId grad) {
+    for (const ParamId p : e_.in.model.ops[e_.program.buffers[grad.value].subject].params) {
+      grad_of[p] = grad;
+    }
+  };
+  std::for_each(At(u).grads.begin(), At(u).grads.end(), add);
+  for (const auto& [storage, grad] : comm_[u.value].kept_grads) {
+    add(grad);
+  }
+  std::map<BufferId, Bytes> ends;  // of what is reduced
+  for (const ParamSlot& slot : Info(u).params) {
+    const Parameter& param = e_.in.model.params[slot.param.value];
+    const BufferId grad = accumulated.valid() ? accumulated : grad_of[slot.param];
+    if (!param.has_partial_gradient || !param.trainable || !grad.valid()) {
+      continue;
+    }
+    const Buffer& buffer = e_.program.buffers[grad.value];
+    const Bytes bytes(param.Elements() * SizeOf(buffer.dtype));
+    Bytes& end = ends[grad];
+    end = grad == accumulated ? buffer.size : end + bytes;
+    e_.AddCollective(
+        Collective(OpCode::kAllReduce, Stream::kCompute, e_.AddTensor(), bytes, buffer.dtype),
+        {Phase::kBackward, u.value}, {});
+    e_.body->UseFirst(grad, end, AccessMode::kReadWrite, Role::kInput);
   }
 }
 

@@ -112,6 +112,7 @@ class Fsdp2Rules : public StepRules {
   void PostBackward(UnitId u);
   [[nodiscard]] bool AddsInPlace(UnitId u) const;
   void KeepGrads(UnitId u);
+  void SumOverTensor(UnitId u);
   void ReduceGrads(UnitId u);
   [[nodiscard]] std::vector<BufferId> TakeGrads(UnitId u, bool is_last);
   void CopyGradsIn(UnitId u, bool is_last);

@@ -8,6 +8,7 @@
 #include "core/budget.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "models/totals.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower/flat_rules.h"
@@ -102,10 +103,15 @@ std::pair<Program, std::vector<bool>> LowerWith(const LowerInput& in,
   program.shard_size = in.plan.shard_size;
   program.replicate_size = in.plan.replicate_size;
   program.expert_size = in.plan.expert_size;
+  program.tensor_size = in.plan.tensor_size;
   for (std::uint32_t i = 0; i < in.model.ops.size(); ++i) {
     const OpSpec& spec = in.model.SpecOf(in.model.ops[i]);
     if (spec.kind == OpKind::kExperts && spec.routed) {
       program.expert_ops.push_back(i);
+    }
+    const std::vector<ParamId>& params = in.model.ops[i].params;
+    if (!params.empty() && in.model.params[params.front().value].has_partial_gradient) {
+      program.partial_ops.push_back(i);
     }
   }
   program.micro_batch = in.plan.micro_batch;
@@ -182,8 +188,24 @@ std::optional<Model> WithoutMissingGradients(const LowerInput& in) {
   return changed;
 }
 
+// A loss whose vocabulary ranks share is known as torch runs it alone.
+static void CheckKernels(const LowerInput& in) {
+  const KernelSetOptions& k = in.kernels;
+  const bool is_other = (k.fused_loss && !k.fused_elementwise) || k.loss_chunks > 1 ||
+                        k.loss_metrics > 0 || k.keeps_logits || k.shifted_logits ||
+                        k.softmax_keeps_input || k.autocast_weights || k.fused_reductions ||
+                        !k.fp32_logits;
+  if (in.plan.tensor_size > 1 && (is_other || k.fp8 == Fp8Products::kPerTensor)) {
+    throw InputError("kernel set", is_other ? Quoted(k.name) : "fp8 with a scale per tensor",
+                     "torch-eager or torch-compile, in bf16 or fp8 with a scale per row",
+                     "plan.tensor_size is " + std::to_string(in.plan.tensor_size) +
+                         ": the loss of each rank is of a part of the vocabulary");
+  }
+}
+
 Program Lower(const LowerInput& input) {
   ValidatePlan(input.model, input.job, input.plan, kWhere);
+  CheckKernels(input);
   const std::optional<Model> changed = WithoutMissingGradients(input);
   LowerInput in{changed ? *changed : input.model, input.kernels, input.job, input.plan};
   for (std::size_t p = 0; changed && p < changed->params.size(); ++p) {

@@ -42,7 +42,8 @@ BufferId StepRules::NewNorm(std::span<const UnitId> units) {
 }
 
 void StepRules::SumNorm(BufferId norm, Stream stream, GroupId group) {
-  if (e_.program.groups[group.value].size > 1 && e_.program.shard_size > 1) {
+  const bool is_of_shards = e_.program.shard_size > 1 || e_.program.tensor_size > 1;
+  if (e_.program.groups[group.value].size > 1 && is_of_shards) {
     e_.AddCollective(Collective(OpCode::kAllReduce, stream, group,
                                 e_.program.buffers[norm.value].size, NormDType()),
                      {Phase::kOptimizer, kNoSubject},
@@ -155,6 +156,9 @@ void StepRules::AddClip(std::span<const UnitId> all, Stream stream, GroupId grou
   if (experts != units.begin()) {
     norm = AddNorm({units.begin(), experts}, stream);
     SumNorm(norm, stream, group);
+    if (e_.program.tensor_size > 1) {
+      SumNorm(norm, stream, e_.AddTensor());
+    }
   }
   OpShape shape;
   shape.stream = stream;

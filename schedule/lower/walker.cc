@@ -358,6 +358,7 @@ void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId
     const OpId before = e_.LastCompute();
     e_.AddHostWait({&before, 1}, phase, kNoSubject);
   }
+  AddTensorSums(i, phase);
   BufferId exchanged;
   if (e_.a.KernelsOf(i).forward_exchange.bytes > Bytes(0)) {
     exchanged = AddForwardExchange(i, phase);

@@ -168,10 +168,17 @@ class Walker {
   [[nodiscard]] BufferId AddForwardExchange(std::uint32_t i, Phase phase);
   [[nodiscard]] BufferId AddBackwardExchange(std::uint32_t i, DialectRules::GradTarget weight);
   [[nodiscard]] GroupId DataParallelGroup();
-  // Ops that are nothing but an exchange: rows on their way to experts of other ranks, and back.
+  void AddTensorSums(std::uint32_t i, Phase phase);
+  // Ops that are nothing but an exchange: rows on their way to experts of other ranks, and back;
+  // tokens of ranks that cut the layer.
   [[nodiscard]] bool IsExchange(std::uint32_t i) const {
-    return e_.in.model.SpecOf(e_.in.model.ops[i]).kind == OpKind::kExchange;
+    const OpKind kind = e_.in.model.SpecOf(e_.in.model.ops[i]).kind;
+    return kind == OpKind::kExchange || MovesTokens(kind);
   }
+  [[nodiscard]] static bool MovesTokens(OpKind kind) {
+    return kind == OpKind::kGatherTokens || kind == OpKind::kScatterTokens;
+  }
+  void MoveTokens(std::uint32_t i, Phase phase, BufferId from, BufferId to);
   [[nodiscard]] BufferId InputOf(std::uint32_t i, std::size_t input, Phase phase);
   void AddExchangeOfRows(std::uint32_t i, Phase phase);
   void AddExchangeOfGrads(std::uint32_t i);

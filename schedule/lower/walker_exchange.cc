@@ -1,6 +1,7 @@
 // Ops that need all data-parallel ranks in the middle of a pass (synchronised batch norm): compute,
 // a small collective on the compute stream, where PyTorch runs it, too, and the rest of the op.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "models/cut_experts.h"
@@ -102,22 +103,92 @@ void Walker::SendCounts(std::uint32_t i, Phase phase, UnitId unit) {
 }
 
 void Walker::AddExchangeOfRows(std::uint32_t i, Phase phase) {
+  const std::uint32_t s = e_.a.storage_of[e_.in.model.ops[i].outputs[0].value];
+  const BufferId out = (phase == Phase::kRecompute ? rerun_instance_ : forward_instance_)[s].buffer;
+  if (MovesTokens(e_.in.model.SpecOf(e_.in.model.ops[i]).kind)) {
+    return MoveTokens(i, phase, InputOf(i, 0, phase), out);
+  }
   AddRowCollective(i, phase);
   e_.body->Use(InputOf(i, 0, phase), AccessMode::kRead, Role::kInput,
                e_.in.model.SpecOf(e_.in.model.ops[i]).routed ? kToExperts : kFromExperts);
-  const std::uint32_t s = e_.a.storage_of[e_.in.model.ops[i].outputs[0].value];
-  e_.body->Use((phase == Phase::kRecompute ? rerun_instance_ : forward_instance_)[s].buffer,
-               AccessMode::kWrite, Role::kOutput);
+  e_.body->Use(out, AccessMode::kWrite, Role::kOutput);
 }
 
 void Walker::AddExchangeOfGrads(std::uint32_t i) {
   const ModelOp& op = e_.in.model.ops[i];
   const std::uint32_t grad = NewInputGrads(i, false).front();
-  AddRowCollective(i, Phase::kBackward);
-  e_.body->Use(grads_[grad_of_tensor_[op.outputs[0].value]].buffer, AccessMode::kRead, Role::kInput,
-               e_.in.model.SpecOf(op).routed ? kFromExperts : kToExperts);
-  e_.body->Use(grads_[grad].buffer, AccessMode::kWrite, Role::kOutput);
+  const BufferId from = grads_[grad_of_tensor_[op.outputs[0].value]].buffer;
+  const BufferId to = grads_[grad].buffer;
+  if (MovesTokens(e_.in.model.SpecOf(op).kind)) {
+    MoveTokens(i, Phase::kBackward, from, to);
+  } else {
+    AddRowCollective(i, Phase::kBackward);
+    e_.body->Use(from, AccessMode::kRead, Role::kInput,
+                 e_.in.model.SpecOf(op).routed ? kFromExperts : kToExperts);
+    e_.body->Use(to, AccessMode::kWrite, Role::kOutput);
+  }
   Contribute(i, op.inputs[0], grad);
+}
+
+// DTensor gathers and scatters the first dimension: tokens of several samples are put in order
+// behind a gather, and those of each rank together before a scatter. On the compute stream, which
+// waits for the result at once.
+void Walker::MoveTokens(std::uint32_t i, Phase phase, BufferId from, BufferId to) {
+  const ModelOp& op = e_.in.model.ops[i];
+  const bool is_backward = phase == Phase::kBackward;
+  const bool gathers = (e_.in.model.SpecOf(op).kind == OpKind::kGatherTokens) != is_backward;
+  // The op that reads what is gathered, or made what is scattered.
+  const UnitId unit = UnitOf(e_.in.model.ops[gathers != is_backward ? i + 1 : i - 1]);
+  const Bytes bytes =
+      std::max(e_.a.tensor_bytes[op.inputs[0].value], e_.a.tensor_bytes[op.outputs[0].value]);
+  const OpKernels& kernels = e_.a.KernelsOf(i);
+  BufferId between;
+  if (!(is_backward ? kernels.backward_data : kernels.forward).empty()) {
+    between = e_.Alloc(bytes, Category::kTemporary, Stream::kCompute);
+  }
+  const auto copy = [&](BufferId source, BufferId target) {
+    AddCompute(i, phase, is_backward ? BackwardShape(i, false) : ForwardShape(i));
+    e_.body->Use(source, AccessMode::kRead, Role::kInput);
+    e_.body->Use(target, AccessMode::kWrite, Role::kOutput);
+  };
+  const BufferId sent = between.valid() && !gathers ? between : from;
+  const BufferId received = between.valid() && gathers ? between : to;
+  if (sent != from) {
+    copy(from, sent);
+  }
+  const OpShape shape =
+      Collective(gathers ? OpCode::kAllGather : OpCode::kReduceScatter, Stream::kCompute,
+                 e_.AddTensor(), bytes, e_.in.job.precision.param);
+  const Touch reads = {sent, AccessMode::kRead, Role::kInput};
+  const Touch writes = {received, AccessMode::kWrite, Role::kOutput};
+  if (e_.in.kernels.fused_elementwise) {  // a compiler's graph issues it, no hook of a module
+    e_.Add(shape, {}, phase, unit.value, {reads, writes});
+  } else {
+    e_.AddCollective(shape, {phase, unit.value}, {reads, writes});
+  }
+  if (received != to) {
+    copy(received, to);
+  }
+  if (between.valid()) {
+    e_.body->Free(between);
+  }
+}
+
+// Each part of the op reads its inputs and makes what the ranks reduce behind it.
+void Walker::AddTensorSums(std::uint32_t i, Phase phase) {
+  std::uint16_t part = 3;  // occurrence: 1 and 2 are AddCompute's others
+  for (const Exchange& sum : e_.a.KernelsOf(i).tensor_sums) {
+    OpShape shape;
+    shape.dtype = e_.in.job.precision.param;
+    const BufferId numbers = e_.Alloc(sum.bytes, Category::kTemporary, Stream::kCompute);
+    AddCompute(i, phase, e_.Intern(shape, sum.before), part++);
+    UseInputs(i, phase);
+    e_.body->Use(numbers, AccessMode::kWrite, Role::kExchange);
+    e_.AddCollective(
+        Collective(OpCode::kAllReduce, Stream::kCompute, e_.AddTensor(), sum.bytes, DType::kFp32),
+        {phase, kNoSubject}, {{numbers, AccessMode::kReadWrite, Role::kExchange}});
+    e_.body->Free(numbers);
+  }
 }
 
 }  // namespace shardwright

@@ -142,8 +142,8 @@ class Usage(ShardwrightTestCase):
             ('unknown flag "--versoin"; did you mean "--version"?', ("--versoin",)),
             ('unknown flag "--clustr" of shardwright plan; did you mean "--cluster"?',
              ("plan", "--model", "gpt2", "--clustr", "dgx-a100")),
-            ('unknown flag "--tp" of shardwright plan; tensor, context and pipeline parallelism are not modelled: '
-             "all GPUs are data parallel, --shard of them share one copy", ("plan", "--model", "gpt2", "--tp=2")),
+            ('unknown flag "--tp" of shardwright plan; --shard N,tp=T cuts every layer among T ranks; N times T are all',
+             ("plan", "--model", "gpt2", "--tp=2")),
             ('unknown flag "--gpus" of shardwright estimate; the cluster says how many there are: 4xH100',
              ("estimate", "gpt2", "8xH100", "--gpus", "4")),
             ('unknown flag "--trac" of shardwright simulate; did you mean "--trace"?',

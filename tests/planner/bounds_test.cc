@@ -11,6 +11,7 @@
 #include <doctest/doctest.h>
 
 #include "models/cut_experts.h"
+#include "models/cut_tensor.h"
 #include "models/loader.h"
 #include "planner/local.h"
 #include "planner/measure.h"
@@ -218,14 +219,15 @@ TEST_CASE("No random plan is faster than the bound") {
   MESSAGE(fitting << " random plans that fit; their bound is below the nearest by " << tightest);
 }
 
-// Mixtral 8x7B, whose experts `experts` ranks share out, with any mesh, batch, units, resharding
-// and checkpointed blocks.
-Plan DrawShared(std::mt19937& random, const Case& c, std::int64_t experts) {
+// A model whose experts ranks share out or whose layers they cut, as `base` says, with any mesh,
+// batch, units, resharding and checkpointed blocks.
+Plan DrawShared(std::mt19937& random, const Case& c, const Plan& base) {
   Plan plan;
-  const std::int64_t ranks = c.cluster.RankCount();
-  plan.expert_size = experts;
+  plan.expert_size = base.expert_size;
+  plan.tensor_size = base.tensor_size;
+  const std::int64_t ranks = c.cluster.RankCount() / plan.tensor_size;
   do {
-    plan.shard_size = experts * Draw(random, 1, ranks / experts);
+    plan.shard_size = plan.expert_size * Draw(random, 1, ranks / plan.expert_size);
   } while (ranks % plan.shard_size != 0);
   plan.replicate_size = ranks / plan.shard_size;
   const std::int64_t samples = c.job.global_batch / ranks;
@@ -246,7 +248,7 @@ Plan DrawShared(std::mt19937& random, const Case& c, std::int64_t experts) {
   return plan;
 }
 
-TEST_CASE("No random plan that shares out experts is faster than the bound") {
+void CheckParts(const std::string& model, bool cuts_layers) {
   const int jobs = IsDeep() ? 24 : 2;
   double tightest = INFINITY;
   for (int i = 0; i < jobs; ++i) {
@@ -260,14 +262,16 @@ TEST_CASE("No random plan that shares out experts is faster than the bound") {
     c.job.global_batch = 2 * c.cluster.RankCount();
     LoadOptions load;
     load.sequence_length = c.job.sequence_length;
-    c.model = {LoadModel("mixtral-8x7b", load)};
+    c.model = {LoadModel(model, load)};
     SearchOptions options;
-    options.base.expert_size = std::int64_t{1} << Draw(random, 1, 3);
+    (cuts_layers ? options.base.tensor_size : options.base.expert_size) = std::int64_t{1}
+                                                                          << Draw(random, 1, 3);
     CutExperts(c.model, options.base.expert_size, "test");
+    CutTensor(c.model, options.base.tensor_size, "test");
     options.effort = 0;
     std::vector<std::pair<Simulated, Plan>> all;
     for (int p = 0; p < (IsDeep() ? 60 : 6); ++p) {
-      const Plan plan = DrawShared(random, c, options.base.expert_size);
+      const Plan plan = DrawShared(random, c, options.base);
       all.emplace_back(SimulatePlan(c, plan), plan);
       options.memory_limit = std::max(options.memory_limit, all.back().first.memory);
     }
@@ -276,6 +280,7 @@ TEST_CASE("No random plan that shares out experts is faster than the bound") {
       CAPTURE(i);
       CAPTURE(plan.shard_size);
       CAPTURE(plan.expert_size);
+      CAPTURE(plan.tensor_size);
       const Seconds own = BoundOf(result, plan);
       CHECK(own.value <= simulated.seconds);
       tightest = std::min(tightest, simulated.seconds / own.value - 1);
@@ -285,6 +290,14 @@ TEST_CASE("No random plan that shares out experts is faster than the bound") {
     }
   }
   MESSAGE("their bound is below the nearest by " << tightest);
+}
+
+TEST_CASE("No random plan that shares out experts is faster than the bound") {
+  CheckParts("mixtral-8x7b", false);
+}
+
+TEST_CASE("No random plan that cuts layers is faster than the bound") {
+  CheckParts("llama-3-8b", true);
 }
 
 // A plan of a chain of `runs` blocks as one of a model with many: each block becomes a run of them.

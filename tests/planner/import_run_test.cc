@@ -67,7 +67,7 @@ TEST_CASE("torchtitan: what its TOML says and what it takes by default") {
   CHECK(run.framework == "torchtitan");
   CHECK(FactsOf(run).model == "llama-3.1-8b");
   CHECK(FactsOf(run).sequence_length == 128);
-  CHECK(run.left_out.size() == 4);  // dump_folder, eps, tensor_parallel_degree, steps
+  CHECK(run.left_out.size() == 3);  // dump_folder, eps, steps
   PlanFile applied = Base(2);
   ApplyRun(run, applied);
   std::string keys;

@@ -96,6 +96,37 @@ TEST_CASE("Mesh: ranks that share out experts equal listing") {
   }
 }
 
+TEST_CASE("Mesh: ranks that cut layers are neighbours and read the same samples; equals listing") {
+  for (const std::int64_t replicate : {1, 2, 3}) {
+    for (const std::int64_t shard : {1, 2, 5}) {
+      for (const std::int64_t tensor : {1, 2, 4}) {
+        const Mesh mesh = {.size = {replicate, shard}, .tensor = tensor};
+        CHECK(mesh.RankCount() == replicate * shard * tensor);
+        CHECK(mesh.DataCount() == replicate * shard);
+        std::int64_t rank = 0;  // row by row: replica, shard, part of a layer
+        for (std::int64_t r = 0; r < replicate; ++r) {
+          for (std::int64_t s = 0; s < shard; ++s) {
+            for (std::int64_t t = 0; t < tensor; ++t, ++rank) {
+              const Coordinates at = mesh.At(RankAt(rank));
+              CHECK(at.replica == r);
+              CHECK(at.shard == s);
+              CHECK(at.data == r * shard + s);
+              CHECK(mesh.FirstSample(RankAt(rank), 1, 3) == (replicate * shard + at.data) * 3);
+              CHECK(MembersOf(mesh.Of({Axis::kTensor}), rank).front() == rank - t);
+              CHECK(MembersOf(mesh.Of({Axis::kShard}), rank).front() == rank - s * tensor);
+              CHECK(std::ssize(MembersOf(mesh.Of({Axis::kReplicate}), rank)) == replicate);
+              CHECK(MembersOf(mesh.Of({Axis::kReplicate}), rank).front() ==
+                    rank - r * shard * tensor);
+            }
+          }
+        }
+        CHECK(MeshOver(rank, {.size = {replicate, 0}, .tensor = tensor}).Along(Axis::kShard) ==
+              shard);
+      }
+    }
+  }
+}
+
 TEST_CASE("Mesh: the samples of a step are read once each") {
   const Mesh mesh = {{3, 2}};
   std::set<std::int64_t> read;
@@ -111,7 +142,7 @@ TEST_CASE("Mesh: the samples of a step are read once each") {
 }
 
 TEST_CASE("Mesh: the size that is not given follows from the ranks") {
-  using Sizes = std::array<std::int64_t, kAxisCount>;
+  using Sizes = std::array<std::int64_t, 2>;
   CHECK(MeshOver(8, {{0, 4}}).size == Sizes{2, 4});
   CHECK(MeshOver(8, {{2, 0}}).size == Sizes{2, 4});
   CHECK(MeshOver(8, {{0, 0}}).size == Sizes{1, 8});

@@ -45,6 +45,8 @@ void SubmitModelOp(const ModelOpCall& call, bool is_backward, const OpContext& c
     case OpKind::kDispatch:
     case OpKind::kExchange:
     case OpKind::kCombine:
+    case OpKind::kGatherTokens:
+    case OpKind::kScatterTokens:
     case OpKind::kOther:
       break;
   }
@@ -63,6 +65,9 @@ std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSet
   }
   if (spec.kind == OpKind::kDispatch) {
     return "experts shared among ranks (expert_size) run on the host device only";
+  }
+  if (spec.tensor_ranks > 0) {
+    return "layers cut over ranks (tensor_size) can be planned only";
   }
   if (spec.kind == OpKind::kAttention && spec.materialized) {
     return "the CUDA device's attention keeps no scores; the model writes it out";

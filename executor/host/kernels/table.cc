@@ -71,6 +71,9 @@ std::string HostKernelProblem(const OpSpec& spec, DType compute, const KernelSet
   if (spec.kind == OpKind::kOther) {
     return "no kernel of the host does " + spec.other.function + ", which can be planned only";
   }
+  if (spec.tensor_ranks > 0) {
+    return "layers cut over ranks (tensor_size) can be planned only";
+  }
   if (spec.kind == OpKind::kAttention && spec.materialized) {
     return "the host's attention keeps no scores; the model writes it out";
   }

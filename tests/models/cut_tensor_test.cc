@@ -1,0 +1,115 @@
+// CutTensor by closed form: what a rank holds, where tokens move, and what is refused.
+
+#include "models/cut_tensor.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "models/loader.h"
+
+namespace shardwright {
+namespace {
+
+Model Loaded(const std::string& name, std::int64_t sequence = 128) {
+  LoadOptions options;
+  options.sequence_length = sequence;
+  return LoadModel(name, options);
+}
+
+std::int64_t LocalElements(const Model& model) {
+  std::int64_t sum = 0;
+  for (const Parameter& param : model.params) {
+    sum += param.tied_to.valid() ? 0 : param.Elements();
+  }
+  return sum;
+}
+
+std::int64_t OpsOf(const Model& model, OpKind kind) {
+  return std::count_if(model.ops.begin(), model.ops.end(),
+                       [&](const ModelOp& op) { return model.SpecOf(op).kind == kind; });
+}
+
+TEST_CASE("CutTensor: a rank has its part of all but the norms") {
+  // Layers, and elements of norms: two per layer and one, of q and k per head in Qwen3.
+  struct Row {
+    const char* name;
+    std::int64_t layers, norms;
+  };
+  for (const Row& row :
+       {Row{"llama-3-8b", 32, 65 * 4096}, Row{"qwen3-8b", 36, 73 * 4096 + 72 * 128},
+        Row{"llama-3.2-1b", 16, 33 * 2048}}) {
+    const Model whole = Loaded(row.name);
+    for (const std::int64_t ranks : {2, 4, 8}) {
+      CAPTURE(row.name);
+      CAPTURE(ranks);
+      Model model = whole;
+      CutTensor(model, ranks, "test");
+      ValidateModel(model, "test");
+      CHECK(LocalElements(model) == (LocalElements(whole) - row.norms) / ranks + row.norms);
+      CHECK(CountParameters(model) == CountParameters(whole));
+      CHECK(ConventionFlopsPerSample(model).value == ConventionFlopsPerSample(whole).value);
+      // One gather in front of attention, MLP and head; one scatter behind attention, MLP and
+      // embedding.
+      CHECK(OpsOf(model, OpKind::kGatherTokens) == 2 * row.layers + 1);
+      CHECK(OpsOf(model, OpKind::kScatterTokens) == 2 * row.layers + 1);
+      CHECK(model.ops.size() == whole.ops.size() + static_cast<std::size_t>(4 * row.layers + 2));
+      Model again = model;
+      CutTensor(again, ranks, "test");
+      CHECK(again.ops.size() == model.ops.size());
+    }
+  }
+}
+
+TEST_CASE("CutTensor: sizes of a layer of llama-3-8b on 8 ranks") {
+  Model model = Loaded("llama-3-8b");
+  CutTensor(model, 8, "test");
+  const auto elements = [&](const std::string& module, const std::string& name) {
+    for (const ModelOp& op : model.ops) {
+      if (model.modules[op.module.value].fqn == "model.layers.3" + module && op.name == name) {
+        return model.tensors[op.outputs.front().value].elements;
+      }
+    }
+    return std::int64_t{-1};
+  };
+  CHECK(elements(".input_layernorm", "input_layernorm") == 128 / 8 * 4096);
+  CHECK(elements(".self_attn", "gather_tokens") == 128 * 4096);
+  CHECK(elements(".self_attn.q_proj", "q_proj") == 128 * 4096 / 8);
+  CHECK(elements(".self_attn.k_proj", "k_proj") == 128 * 128);  // one of 8 heads
+  CHECK(elements(".self_attn.o_proj", "o_proj") == 128 * 4096);
+  CHECK(elements(".self_attn.o_proj", "scatter_tokens") == 128 / 8 * 4096);
+  CHECK(elements(".mlp", "gather_tokens") == 128 * 4096);
+  CHECK(elements(".mlp.up_proj", "up_proj") == 128 * 14336 / 8);
+}
+
+std::string Refusal(const std::string& name, std::int64_t ranks, std::int64_t sequence = 128) {
+  try {
+    Model model = Loaded(name, sequence);
+    CutTensor(model, ranks, "--shard: tp");
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST_CASE("CutTensor: what cannot be cut is said") {
+  CHECK(Refusal("llama-3-8b", 16) ==
+        "--shard: tp: got 16, expected a divisor of the 8 heads of keys and values of "
+        "\"model.layers.0.self_attn\"");
+  CHECK(Refusal("llama-3-8b", 8, 100).find("a divisor of the 100 tokens") != std::string::npos);
+  CHECK(Refusal("llama-3-8b", 3).find("a divisor of the ") != std::string::npos);
+  CHECK(Refusal("mixtral-8x7b", 2).find("block_sparse_moe") != std::string::npos);
+  CHECK(Refusal("opt-1.3b", 2).find("a table of positions") != std::string::npos);
+  CHECK(Refusal("phi-4", 2).find("attention of other inputs than q, k and v") != std::string::npos);
+  CHECK(Refusal("olmo-2-7b", 2).find("no rule cuts op \"q_norm\"") != std::string::npos);
+  CHECK(Refusal("deepseek-v3", 2).find("a norm over features of several ranks") !=
+        std::string::npos);
+  CHECK(Refusal("vit-b-16", 2) != "none");
+  CHECK(Refusal("t5-small", 2) != "none");
+}
+
+}  // namespace
+}  // namespace shardwright
