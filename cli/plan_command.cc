@@ -239,7 +239,7 @@ std::vector<std::string> TensorWords(const Arguments& arguments) {
     try {
       Plan plan = options.plan;
       plan.tensor_size = tensor;
-      Model model = file.model.model;
+      Model model = file.model;
       CutForPlan(model, file.job, plan, "--shard", "--shard");
     } catch (const InputError&) {  // more than the heads, say
       break;
