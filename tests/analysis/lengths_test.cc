@@ -111,12 +111,7 @@ double TimeOfShare(const PlanFile& file, double share) {
   }
   SimulateOptions options;
   options.reserved = false;
-  return ToSeconds(Simulate({.program = program,
-                             .cluster = file.cluster,
-                             .profile = file.profile,
-                             .options = options})
-                       .step_time)
-      .value;
+  return ToSeconds(Simulate(program, file.cluster, file.profile, options).step_time).value;
 }
 
 TEST_CASE("SampleStepsByLength: documents of a packed row see themselves") {
