@@ -142,7 +142,7 @@ class Usage(ShardwrightTestCase):
             ('unknown flag "--versoin"; did you mean "--version"?', ("--versoin",)),
             ('unknown flag "--clustr" of shardwright plan; did you mean "--cluster"?',
              ("plan", "--model", "gpt2", "--clustr", "dgx-a100")),
-            ('unknown flag "--tp" of shardwright plan; --shard N,tp=T cuts every layer among T ranks; N times T are all',
+            ('unknown flag "--tp" of shardwright plan; `plan --shard N,tp=T` cuts every layer among T ranks; N times T are all',
              ("plan", "--model", "gpt2", "--tp=2")),
             ('unknown flag "--gpus" of shardwright estimate; the cluster says how many there are: 4xH100',
              ("estimate", "gpt2", "8xH100", "--gpus", "4")),
