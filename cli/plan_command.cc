@@ -316,7 +316,7 @@ int RunVariants(const Arguments& arguments) {
       throw UsageError(std::string(is_dialects ? "--dialect" : "--shard: ep=any, tp=any") +
                        (search.options.search
                             ? ": several are for a search of one number of nodes"
-                            : ": a search compares several; give --global-batch"));
+                            : ": a search compares several; add --search and --global-batch"));
     }
     searches.push_back(std::move(search));
   }

@@ -48,7 +48,7 @@ class Targets(ShardwrightTestCase):
         self.assertEqual(json.loads((self.folder / "p.json").read_text())["plan"]["dialect"], both["dialect"])
         code, out, err = self.run_program(*JOB, "--dialect", "ddp,fsdp2", "--micro-batch", "1", "-o", "p.json")
         self.assertEqual((code, out), (2, ""))
-        self.assertIn("--dialect: several are for a search of one number of nodes", err)
+        self.assertIn("--dialect: a search compares several; add --search and --global-batch", err)
 
     # All but the adapters is frozen, and native reduced whole blocks: 1.62 s where DDP takes 1.36 s. With the modules that
     # learn in units of their own it reduces 2.1 GB, not 12.6 GB; DDP reduces the adapters alone, but is another dialect.

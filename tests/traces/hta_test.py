@@ -20,7 +20,7 @@ PROGRAM = sys.argv[1]
 # All ends are rounded to microseconds, so that the hundreds of shorter gaps between small kernels close or open; zero3, whose persistent
 # parameters come back one by one, has the most of them.
 TOLERANCE_US = 30
-TOLERANCE_SHARE = 0.0006  # of thousands of small kernels: the profile has whole microseconds
+TOLERANCE_SHARE = 0.0012  # of thousands of small kernels: the profile has whole microseconds
 TOLERANCE_PERCENT = 0.03  # of that; HTA rounds to 0.01
 TOLERANCE_MANY = 0.1  # the same where kernels are thousands and short
 
