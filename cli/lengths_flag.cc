@@ -58,9 +58,12 @@ Lengths ReadLengths(const Flag& flag) {
 }
 
 Arguments WithLongest(Arguments arguments) {
-  if (const Flag lengths = arguments.Get("--lengths");
-      lengths.is_given() && !arguments.Get("--seq").is_given()) {
-    const std::string longest = std::to_string(ReadLengths(lengths).back().length);
+  const Flag lengths = arguments.Get("--lengths");
+  if (!lengths.is_given()) {
+    return arguments;
+  }
+  const std::string longest = std::to_string(ReadLengths(lengths).back().length);
+  if (!arguments.Get("--seq").is_given()) {
     if (!arguments.command.empty()) {  // once of several questions
       Say("note: --seq " + longest + ", the longest of --lengths");
     }

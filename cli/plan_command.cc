@@ -568,6 +568,10 @@ int RunFrom(const Arguments& arguments) {
 
 int PlanCommand(const Arguments& typed) {
   const Arguments given = WithLongest(typed);
+  const std::string output = given.Get("--output").text;
+  if (given.Get("--lengths").is_given() && !given.IsJson() && (output.empty() || output == "-")) {
+    throw UsageError("--lengths: the plan goes to standard output; give -o FILE");
+  }
   if (given.Get("--from").is_given()) {
     return RunFrom(given);
   }
