@@ -22,7 +22,7 @@ PROGRAM = sys.argv[1]
 TOLERANCE_US = 30
 TOLERANCE_SHARE = 0.0012  # of thousands of small kernels: the profile has whole microseconds
 TOLERANCE_PERCENT = 0.03  # of that; HTA rounds to 0.01
-TOLERANCE_MANY = 0.1  # the same where kernels are thousands and short
+TOLERANCE_MANY = 0.2  # the same where kernels are thousands and short
 
 PLANS = [
     ("fsdp2", ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--nodes", "2", "--seq", "8192", "--recompute", "full"]),
