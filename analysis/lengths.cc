@@ -345,6 +345,10 @@ StepsOfLengths Packed(const PlanFile& file, const Distribution& lengths, std::ui
 
 StepsByLength SampleStepsByLength(const PlanFile& file, const Lengths& lengths,
                                   std::uint64_t seed) {
+  if (file.plan.tensor_size > 1) {
+    throw InputError("--lengths", "layers cut among " + std::to_string(file.plan.tensor_size),
+                     "ranks with whole layers, which take samples of any length");
+  }
   const Model& model = file.model;
   const bool reads_two =
       std::any_of(model.tensors.begin(), model.tensors.end(),

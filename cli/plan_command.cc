@@ -131,9 +131,12 @@ void WarnOfFrozenBesideTrainable(const PlanFile& file) {
 void DeliverPlan(const PlanOptions& options, const Arguments& arguments, const PlanFile& file,
                  const std::function<std::string(const std::string&)>& report,
                  const std::string& imported_from = "") {
+  const auto whole = [&](const std::string& output) {
+    return WithLengths(arguments, file, report(output));
+  };
   const bool is_inside = options.json && (options.output.empty() || options.output == "-");
   arguments.Deliver(options.output, "plan",
-                    is_inside ? report("") : PlanFileJson(file, imported_from), report);
+                    is_inside ? whole("") : PlanFileJson(file, imported_from), whole);
 }
 
 // The same for what a search has found, if anything. Returns the exit code.
@@ -160,9 +163,7 @@ int RunSearch(const PlanOptions& options, const Arguments& arguments) {
     Warn(warning);
   }
   const auto report = [&](const std::string& output) {
-    std::string text = options.json ? SearchJson(searched, output) : SearchText(searched, output);
-    return searched.result.is_feasible ? WithLengths(arguments, searched.file, std::move(text))
-                                       : text;
+    return options.json ? SearchJson(searched, output) : SearchText(searched, output);
   };
   return ReportSearched(options, arguments, searched, report);
 }
@@ -344,13 +345,10 @@ int RunVariants(const Arguments& arguments) {
     if (best.options.json) {
       Json json = ParseOrdered(SearchJson(best.searched, output), "plan");
       json["dialects"] = DialectsJson(searches);
-      return WithLengths(arguments, best.searched.file, json.dump(2) + "\n");
+      return json.dump(2) + "\n";
     }
     std::string text = SearchText(best.searched, output);
-    text.insert(text.find('\n') + 1, DialectsLine(searches));
-    return best.searched.result.is_feasible
-               ? WithLengths(arguments, best.searched.file, std::move(text))
-               : text;
+    return text.insert(text.find('\n') + 1, DialectsLine(searches));
   });
 }
 
@@ -598,9 +596,7 @@ int PlanCommand(const Arguments& typed) {
   PlanPrograms programs({file, file.plan});
   CheckLegal(programs.Largest());
   DeliverPlan(options, arguments, file, [&](const std::string& output) {
-    return WithLengths(
-        arguments, file,
-        options.json ? SummaryJson(file, programs, output) : Summary(file, programs, output));
+    return options.json ? SummaryJson(file, programs, output) : Summary(file, programs, output);
   });
   NoteWeightsBeside(options.model);
   return kExitOk;

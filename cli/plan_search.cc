@@ -119,22 +119,21 @@ SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
   search.objective = options.objective;
   search.memory_limit = options.memory_limit;
   search.threads = static_cast<int>(options.threads);
-  const std::int64_t ranks = file.cluster.RankCount();
   if (options.fixed.mesh) {
-    SetMesh(options, ranks, search.base);
+    SetMesh(options, file.cluster.RankCount(), search.base);
   }
   if (options.fixed.units || options.fixed.recompute) {
     // Without --wrap the units are not used.
     SetUnits(options, file.model, file.job, search.base);
   }
   if (options.accumulation > 0) {
-    const std::int64_t passes = ranks * options.accumulation;
+    const std::int64_t passes = data_ranks * options.accumulation;
     const std::int64_t batch = file.job.global_batch;
     const bool contradicts = options.has_micro_batch && options.plan.micro_batch * passes != batch;
     if (batch % passes != 0 || contradicts) {
       throw InputError("--accumulation: got " + std::to_string(options.accumulation) +
                        ", expected one that divides the global batch of " + std::to_string(batch) +
-                       " over " + std::to_string(ranks) + " ranks and their micro-batches");
+                       " over " + std::to_string(data_ranks) + " ranks and their micro-batches");
     }
     search.base.micro_batch = batch / passes;
   }

@@ -173,7 +173,7 @@ TEST_CASE("LognormalLengths: mean and percentile are those asked for") {
   CHECK(LognormalLengths(500, 7600).empty());  // exp(2.3263^2 / 2) = 14.97
 }
 
-TEST_CASE("SampleStepsByLength: who reads no sequences, or two") {
+TEST_CASE("SampleStepsByLength: who reads no sequences, two, or parts of one") {
   const auto error = [](const char* name) {
     PlanFile file = TwoRanks("fsdp2", 1024, 1);
     static_cast<Model&>(file.model) = LoadModel(name, {});
@@ -182,6 +182,14 @@ TEST_CASE("SampleStepsByLength: who reads no sequences, or two") {
   CHECK(error("t5-small") == "--lengths: got model t5-small, expected one that reads one sequence");
   CHECK(error("mnist-convnet") ==
         "--lengths: got model mnist-convnet, expected one that reads sequences");
+  PlanFile cut = TwoRanks("fsdp2", 1024, 1);
+  cut.plan.tensor_size = 2;
+  CHECK(
+      ErrorOf([&] {
+        (void)SampleStepsByLength(cut, {{5, 1}}, 1);
+      }) ==
+      "--lengths: got layers cut among 2, expected ranks with whole layers, which take samples of "
+      "any length");
 }
 
 }  // namespace

@@ -7,7 +7,6 @@ then rows, and back. Every expert gets as many rows as any other (torchtitan's _
 compared are order, kind, ranks, elements and dtype of all collectives of the first step and of a later one.
 """
 
-import json
 import pathlib
 import random
 import sys
@@ -16,9 +15,7 @@ import warnings
 try:
     import torch
     from torch import distributed, nn
-    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
     from torch.utils.checkpoint import checkpoint
 except ImportError as missing:
@@ -27,9 +24,10 @@ except ImportError as missing:
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from program_collectives import first_difference  # noqa: E402
+import mesh_cases  # noqa: E402
+from mesh_cases import linear  # noqa: E402
 from random_cases import Shardwright  # noqa: E402
-from torch_pool import Failure, Pools, Recorder  # noqa: E402
+from torch_pool import Pools, Recorder  # noqa: E402
 
 VOCABULARY, WIDTH, HIDDEN, LAYERS, SEQUENCE, CHOSEN = 24, 8, 12, 3, 16, 2
 EXPERTS = 8  # unless a case says 4
@@ -141,11 +139,6 @@ class Net(nn.Module):
         return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), ids.flatten())
 
 
-def linear(name, rows, columns, bias=True):
-    shapes = [{"name": "weight", "shape": [rows, columns]}] + ([{"name": "bias", "shape": [rows]}] if bias else [])
-    return {"name": name, "class": "Linear", "params": shapes}
-
-
 def model_json():
     experts = [{"name": "up", "shape": [EXPERTS, HIDDEN, WIDTH]}, {"name": "down", "shape": [EXPERTS, WIDTH, HIDDEN]}]
     return {
@@ -177,42 +170,7 @@ def random_case(seed):
     ranks = draw.choice((2, 4, 4, 8))
     ep = draw.choice([n for n in (2, 4, 8) if n <= ranks])
     shard = draw.choice([n for n in (2, 4, 8) if ep <= n <= ranks])
-    accumulation = draw.choice((1, 1, 2, 3))
-    syncs = ["every"] + (["last"] if accumulation > 1 else []) + (["replicate_last"] if accumulation > 1 and shard < ranks else [])
-    flags = [f"--shard {shard} --replicate {ranks // shard}", f"--accumulation {accumulation} --sync {draw.choice(syncs)}",
-             "--precision " + draw.choice(("fp32", "bf16-mixed", "bf16", "fp32/bf16/bf16")), "--clip " + draw.choice(("on", "off")),
-             "--wrap " + draw.choice(("block", "torchtitan", "root")), "--micro-batch " + draw.choice(("1", "2"))]
-    flags += draw.choice(([], ["--reshard never"], ["--reshard always"]))
-    flags += draw.choice(([], ["--recompute full"], ["--recompute full:0.5"]))
-    flags += draw.choice(([], [], ["--frozen embed.*"]))
-    return ranks, ep, " ".join(flags)
-
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def wrap(model, plan, job, meshes):
-    precision = {k: DTYPES[v] for k, v in job["precision"].items()}
-    if precision["master"] != torch.float32:
-        model.to(precision["master"])
-    policy = MixedPrecisionPolicy(param_dtype=precision["param"], reduce_dtype=precision["reduce"], cast_forward_inputs=False)
-    first = {}
-    for unit in plan["units"]:
-        modules = [model.get_submodule(m) for m in unit["modules"]]
-        first[unit["name"]] = modules[0]
-        is_shared = isinstance(modules[0], Experts)
-        shards = plan["shard_size"] // plan["expert_size"]
-        placement = (lambda _: Shard(1)) if is_shared and shards * plan["expert_size"] > EXPERTS else None
-        fully_shard(modules if len(modules) > 1 else modules[0], mesh=meshes["experts" if is_shared else "all"],
-                    reshard_after_forward=unit["reshard"] == "always", mp_policy=policy, shard_placement_fn=placement)
-        if is_shared:
-            modules[0].set_gradient_divide_factor(float(distributed.get_world_size()))
-            modules[0].set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
-    for unit in plan["units"]:
-        for key, call in (("forward_prefetch", "set_modules_to_forward_prefetch"), ("backward_prefetch", "set_modules_to_backward_prefetch")):
-            if unit.get(key):
-                getattr(first[unit["name"]], call)([first[name] for name in unit[key]])
-    model.recompute = tuple(r["module"] for r in plan.get("recompute", []))
+    return ranks, ep, mesh_cases.random_flags(draw, shard, ranks, ("fp32", "bf16-mixed", "bf16", "fp32/bf16/bf16"))
 
 
 def clip(model):
@@ -245,48 +203,34 @@ def model_of(argument):
     torch.manual_seed(0)
     model = Net(mesh["ep"])
     model.embed.requires_grad_(not job.get("frozen"))
-    wrap(model, plan, job, meshes)
+    placement = (lambda _: Shard(1)) if shard > EXPERTS else None
+
+    def settings(module):
+        return {"shard_placement_fn": placement} if isinstance(module, Experts) else {}
+
+    mesh_cases.wrap(model, plan, job, lambda module: meshes["experts" if isinstance(module, Experts) else "all"], settings)
+    for unit in plan["units"]:
+        module = model.get_submodule(unit["modules"][0])
+        if isinstance(module, Experts):
+            module.set_gradient_divide_factor(float(distributed.get_world_size()))
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
     return model
 
 
+def draw_ids(argument):
+    return torch.randint(VOCABULARY, (argument["plan"]["micro_batch"], SEQUENCE))
+
+
 def run_memory(_, argument):
-    """Bytes of each category at the peak of FSDPMemTracker, of the second step."""
     globals().update(LARGE)
-    model = model_of(argument)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    ids = torch.randint(VOCABULARY, (argument["plan"]["micro_batch"], SEQUENCE))
-    tracker = FSDPMemTracker(model, optimizer)
-    tracker.track_inputs((ids,))
-    with tracker:
-        for _ in range(2):
-            tracker.reset_mod_stats()
-            model(ids).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    snapshot = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
-    return {str(getattr(key, "value", key)): value for key, value in snapshot.items()}
+    return mesh_cases.peak_memory(model_of(argument), draw_ids(argument))
 
 
 def run_case(_, argument):
     model = model_of(argument)
-    plan, job = argument["plan"], argument["job"]
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
-    steps = []
     with Recorder({}) as recorder:
         recorder.replace(distributed, "all_to_all_single", "all_to_all", "input", "output")
-        for _ in range(3):
-            for i in range(plan["accumulation"]):
-                if plan["sync"] == "last":
-                    model.set_requires_gradient_sync(i + 1 == plan["accumulation"])
-                if plan["sync"] == "replicate_last":
-                    model.set_requires_all_reduce(i + 1 == plan["accumulation"])
-                model(torch.randint(VOCABULARY, (plan["micro_batch"], SEQUENCE))).backward()
-            if job["clip_gradients"]:
-                clip(model)
-            optimizer.step()
-            optimizer.zero_grad()
-            steps.append(recorder.take())
-    return [steps[0], steps[-1]]
+        return mesh_cases.train(model, argument, lambda: draw_ids(argument), clip, recorder.take)
 
 
 def ranks_of(plan):
@@ -297,53 +241,27 @@ def ranks_of(plan):
 
 
 def made_by(ours, ranks, ep, flags):
-    folder = pathlib.Path(ours.folder.name)
     set_experts(4 if flags == "4" else 8)
-    (folder / "net.json").write_text(json.dumps(model_json()), encoding="utf-8")
-    words = [] if flags == "4" else flags.split()
-    shard = words.pop(words.index("--shard") + 1) if "--shard" in words else str(ranks)
-    words = [w for w in words if w != "--shard"]
-    for flag, value in (("--precision", "fp32"), ("--clip", "off"), ("--wrap", "block")):
-        words += [] if flag in words else [flag, value]
-    ours.call("plan", "--model", str(folder / "net.json"), "--cluster", f"a100-80 x{ranks}, nvlink 300 GB/s", "--kernel-set", "torch-eager",
-              "--shard", f"{shard},ep={ep}", "--no-search", *words, "-o", str(folder / "made.json"))
-    return json.loads((folder / "made.json").read_text(encoding="utf-8"))
+    return mesh_cases.made_by(ours, model_json(), ranks, ranks, f"ep={ep}", "" if flags == "4" else flags)
 
 
 def memory_agrees(ours, pools, ranks, ep, flags):
     """Activations to a KiB (the loss, torch's scalars), the whole peak to 2 %."""
     made = made_by(ours, ranks, ep, flags)
-    memory = json.loads(ours.call("simulate", ours.write(made), "--json"))["memory"]
     theirs = pools.run(ranks, "torch_experts", "run_memory", made | {"experts": 8})[0]
-    kept, peak = memory["at_peak"]["activation"] - theirs["Activation"], memory["peak_allocated_bytes"] / theirs["Total"]
-    good = abs(kept) <= 1024 and abs(peak - 1) <= 0.02
-    print(f"memory of {ranks} ranks, ep {ep} {flags}: activations {kept:+} B, peak {peak - 1:+.2%}" + ("" if good else " <<<"))
+    kept, peak = mesh_cases.memory_differs(ours, theirs, made)
+    good = abs(kept) <= 1024 and abs(peak) <= 0.02
+    print(f"memory of {ranks} ranks, ep {ep} {flags}: activations {kept:+} B, peak {peak:+.2%}" + ("" if good else " <<<"))
     return good
 
 
 def main(arguments):
     ours, failures = Shardwright(arguments[0]), 0
     with Pools() as pools:
-        cases = CASES if "--all" in arguments else CASES[3:8]
-        if "--random" in arguments:  # FIRST COUNT
-            first, count = (int(word) for word in arguments[arguments.index("--random") + 1:][:2])
-            cases = [random_case(seed) for seed in range(first, first + count)]
-        for ranks, ep, flags in cases:
-            made = made_by(ours, ranks, ep, flags) | {"experts": 4 if flags == "4" else 8}
-            names = ranks_of(made["plan"])
-            expected = [[(row[0], names[row[1]], *row[2:]) for row in step] for step in ours.collectives({k: v for k, v in made.items() if k != "experts"})]
-            try:
-                found = pools.run(ranks, "torch_experts", "run_case", made)[0]
-            except Failure as failure:
-                print(getattr(failure, "trace", ""))
-                found = [[], []]
-            theirs = [[tuple(row) for row in step] for step in found]
-            differences = [first_difference(a, b) for a, b in zip(expected, theirs)]
-            failures += any(differences)
-            print(f"{ranks} ranks, ep {ep} {flags}: " + (next(filter(None, differences), "") or f"{len(theirs[1])} collectives, equal"))
-            if any(differences) and "--verbose" in arguments:
-                for a, b in zip(expected[1], theirs[1]):
-                    print("   ", a, b)
+        for ranks, ep, flags in mesh_cases.chosen_cases(arguments, CASES, CASES[3:8], random_case):
+            made = made_by(ours, ranks, ep, flags)
+            failures += not mesh_cases.is_equal(ours, pools, "torch_experts", ranks, made, {"experts": EXPERTS}, ranks_of(made["plan"]),
+                                                f"{ranks} ranks, ep {ep} {flags}", "--verbose" in arguments)
         globals().update(LARGE)
         for ranks, ep, flags in MEMORY_CASES if "--all" in arguments else MEMORY_CASES[:1]:
             failures += not memory_agrees(ours, pools, ranks, ep, flags)

@@ -7,7 +7,6 @@
 step and of a later one.
 """
 
-import json
 import pathlib
 import random
 import sys
@@ -16,9 +15,7 @@ import warnings
 try:
     import torch
     from torch import distributed, nn
-    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module)
@@ -30,9 +27,10 @@ except ImportError as missing:
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from program_collectives import first_difference  # noqa: E402
+import mesh_cases  # noqa: E402
+from mesh_cases import linear  # noqa: E402
 from random_cases import Shardwright  # noqa: E402
-from torch_pool import NAMES, Failure, Pools  # noqa: E402
+from torch_pool import NAMES, Pools  # noqa: E402
 
 # `norm`: rms or layer (with a bias); `head_norm`: of q and k per head; `bias`: of all linear layers; `gated`: SwiGLU or GELU.
 SMALL = {"vocabulary": 64, "width": 32, "heads": 4, "kv_heads": 4, "hidden": 64, "layers": 2, "sequence": 16,
@@ -154,11 +152,6 @@ def cut(model, mesh, n):
         model.head.weight = model.embed.weight
 
 
-def linear(name, rows, columns, n):
-    shapes = [{"name": "weight", "shape": [rows, columns]}] + ([{"name": "bias", "shape": [rows]}] if n["bias"] else [])
-    return {"name": name, "class": "Linear", "params": shapes}
-
-
 def norm_json(name, n, size=None):
     names = ("weight", "bias") if n["norm"] == "layer" and size is None else ("weight",)
     kind = "LayerNorm" if len(names) > 1 else "RMSNorm"
@@ -168,11 +161,11 @@ def norm_json(name, n, size=None):
 def model_json(n):
     size = n["width"] // n["heads"]
     heads = {"heads": n["heads"], "kv_heads": n["kv_heads"], "head_dim": size, "causal": True}
-    attention = [linear(name, rows, n["width"], n) for name, rows in
+    attention = [linear(name, rows, n["width"], n["bias"]) for name, rows in
                  (("q", n["width"]), ("k", size * n["kv_heads"]), ("v", size * n["kv_heads"]), ("o", n["width"]))]
     attention += [norm_json(name, n, size) for name in ("q_norm", "k_norm")] if n["head_norm"] else []
-    mlp = ([linear("gate", n["hidden"], n["width"], n)] if n["gated"] else []) + [
-        linear("up", n["hidden"], n["width"], n), linear("down", n["width"], n["hidden"], n)]
+    mlp = ([linear("gate", n["hidden"], n["width"], n["bias"])] if n["gated"] else []) + [
+        linear("up", n["hidden"], n["width"], n["bias"]), linear("down", n["width"], n["hidden"], n["bias"])]
     norm = {"op": "rms_norm" if n["norm"] == "rms" else "layer_norm"}
     block, a, m = "blocks.{i}", "blocks.{i}.attn", "blocks.{i}.mlp"
     ops = [norm | {"module": f"{block}.norm_1", "inputs": ["x{i}"], "output": "n{i}"}]
@@ -218,40 +211,11 @@ def random_case(seed):
     tp = draw.choice([n for n in (2, 2, 4) if n <= ranks])
     data = ranks // tp
     shard = draw.choice([n for n in (1, 2, 4) if n <= data and (n > 1 or data == 1)])
-    accumulation = draw.choice((1, 1, 2, 3))
-    syncs = ["every"] + (["last"] if accumulation > 1 else []) + (["replicate_last"] if accumulation > 1 and shard < data else [])
-    flags = [f"--shard {shard} --replicate {data // shard}", f"--accumulation {accumulation} --sync {draw.choice(syncs)}",
-             "--precision " + draw.choice(("fp32", "bf16-mixed", "bf16-mixed", "bf16", "fp32/bf16/bf16")),
-             "--clip " + draw.choice(("on", "off")), "--wrap " + draw.choice(("block", "torchtitan", "root")),
-             "--micro-batch " + draw.choice(("1", "2"))]
-    flags += draw.choice(([], ["--reshard never"], ["--reshard always"]))
-    flags += draw.choice(([], ["--recompute full"], ["--recompute full:0.5"]))
-    flags += draw.choice(([], [], ["--frozen embed.*"]))
+    flags = mesh_cases.random_flags(draw, shard, data, ("fp32", "bf16-mixed", "bf16-mixed", "bf16", "fp32/bf16/bf16"))
     network = {"kv_heads": 4 if tp == 4 else draw.choice((2, 4)), "norm": draw.choice(("rms", "layer")),
                "head_norm": draw.choice((False, True)), "bias": draw.choice((False, True)), "gated": draw.choice((False, True)),
                "layers": draw.choice((1, 2, 3)), "width": draw.choice((32, 48)), "hidden": draw.choice((64, 96))}
-    return ranks, tp, " ".join(flags), network
-
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def wrap(model, plan, job, mesh):
-    precision = {k: DTYPES[v] for k, v in job["precision"].items()}
-    if precision["master"] != torch.float32:
-        model.to(precision["master"])
-    policy = MixedPrecisionPolicy(param_dtype=precision["param"], reduce_dtype=precision["reduce"], cast_forward_inputs=False)
-    first = {}
-    for unit in plan["units"]:
-        modules = [model.get_submodule(m) for m in unit["modules"]]
-        first[unit["name"]] = modules[0]
-        fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, reshard_after_forward=unit["reshard"] == "always",
-                    mp_policy=policy)
-    for unit in plan["units"]:
-        for key, call in (("forward_prefetch", "set_modules_to_forward_prefetch"), ("backward_prefetch", "set_modules_to_backward_prefetch")):
-            if unit.get(key):
-                getattr(first[unit["name"]], call)([first[name] for name in unit[key]])
-    model.recompute = tuple(r["module"] for r in plan.get("recompute", []))
+    return ranks, tp, flags, network
 
 
 def model_of(argument):
@@ -263,25 +227,19 @@ def model_of(argument):
     model = Net(network)
     model.embed.requires_grad_(not job.get("frozen"))
     cut(model, mesh["tp"], network)
-    wrap(model, plan, job, mesh["replicate", "shard"] if replicate > 1 else mesh["shard"])
+    data = mesh["replicate", "shard"] if replicate > 1 else mesh["shard"]
+    mesh_cases.wrap(model, plan, job, lambda _: data)
     return model
 
 
+def draw_ids(argument):
+    network = argument["network"]
+    return torch.randint(network["vocabulary"], (argument["plan"]["micro_batch"], network["sequence"]))
+
+
 def run_memory(_, argument):
-    """Bytes of each category at the peak of FSDPMemTracker, of the second step."""
-    model = model_of(argument)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    ids = torch.randint(argument["network"]["vocabulary"], (argument["plan"]["micro_batch"], argument["network"]["sequence"]))
-    tracker = FSDPMemTracker(model, optimizer)
-    tracker.track_inputs((ids,))
-    with tracker, loss_parallel():
-        for _ in range(2):
-            tracker.reset_mod_stats()
-            model(ids).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    snapshot = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
-    return {str(getattr(key, "value", key)): value for key, value in snapshot.items()}
+    with loss_parallel():
+        return mesh_cases.peak_memory(model_of(argument), draw_ids(argument))
 
 
 class Log(TorchDispatchMode):
@@ -303,6 +261,10 @@ class Log(TorchDispatchMode):
             self.note(space, name, args, out)
         return out
 
+    def take(self):
+        found, self.found = self.found, []
+        return found
+
     def note(self, space, name, args, out):
         if space == "c10d":  # the output first, or a list that is changed
             pair = (args[0][0], args[0][0]) if name == "allreduce_" else (args[1], args[0])
@@ -315,27 +277,14 @@ class Log(TorchDispatchMode):
         self.found.append((self.KINDS[name], str(tuple(ranks)), pair[0].numel(), pair[1].numel(), NAMES[pair[0].dtype]))
 
 
+def clip(model):
+    total = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]).full_tensor()
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, total)
+
+
 def run_case(_, argument):
-    model = model_of(argument)
-    plan, job, network = argument["plan"], argument["job"], argument["network"]
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
-    steps = []
     with loss_parallel(), Log() as log:
-        for _ in range(3):
-            for i in range(plan["accumulation"]):
-                if plan["sync"] == "last":
-                    model.set_requires_gradient_sync(i + 1 == plan["accumulation"])
-                if plan["sync"] == "replicate_last":
-                    model.set_requires_all_reduce(i + 1 == plan["accumulation"])
-                model(torch.randint(network["vocabulary"], (plan["micro_batch"], network["sequence"]))).backward()
-            if job["clip_gradients"]:
-                total = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]).full_tensor()
-                torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, total)
-            optimizer.step()
-            optimizer.zero_grad()
-            steps.append(log.found)
-            log.found = []
-    return [steps[0], steps[-1]]
+        return mesh_cases.train(model_of(argument), argument, lambda: draw_ids(argument), clip, log.take)
 
 
 def ranks_of(plan):
@@ -345,52 +294,27 @@ def ranks_of(plan):
 
 
 def made_by(ours, ranks, tp, flags, network):
-    folder = pathlib.Path(ours.folder.name)
-    (folder / "net.json").write_text(json.dumps(model_json(network)), encoding="utf-8")
-    words = flags.split()
-    shard = words.pop(words.index("--shard") + 1) if "--shard" in words else str(ranks // tp)
-    words = [w for w in words if w != "--shard"]
-    for flag, value in (("--precision", "fp32"), ("--clip", "off"), ("--wrap", "block")):
-        words += [] if flag in words else [flag, value]
-    ours.call("plan", "--model", str(folder / "net.json"), "--cluster", f"a100-80 x{ranks}, nvlink 300 GB/s", "--kernel-set", "torch-eager",
-              "--shard", f"{shard},tp={tp}", "--no-search", *words, "-o", str(folder / "made.json"))
-    return json.loads((folder / "made.json").read_text(encoding="utf-8"))
+    return mesh_cases.made_by(ours, model_json(network), ranks, ranks // tp, f"tp={tp}", flags)
 
 
 def memory_agrees(ours, pools, ranks, tp, flags):
     """The whole peak to 0.5 %; activations to 0.2 % (a CPU's layer norm keeps its statistics in bf16), where none are made again."""
     made = made_by(ours, ranks, tp, flags, LARGE)
-    memory = json.loads(ours.call("simulate", ours.write(made), "--json"))["memory"]
     theirs = pools.run(ranks, "torch_tensor", "run_memory", made | {"network": LARGE})[0]
-    kept, peak = memory["at_peak"]["activation"] - theirs["Activation"], memory["peak_allocated_bytes"] / theirs["Total"]
-    good = abs(peak - 1) <= 0.005 and ("recompute" in flags or abs(kept) <= 0.002 * theirs["Activation"])
-    print(f"memory of {ranks} ranks, tp {tp} {flags}: activations {kept:+} B, peak {peak - 1:+.2%}" + ("" if good else " <<<"))
+    kept, peak = mesh_cases.memory_differs(ours, theirs, made)
+    good = abs(peak) <= 0.005 and ("recompute" in flags or abs(kept) <= 0.002 * theirs["Activation"])
+    print(f"memory of {ranks} ranks, tp {tp} {flags}: activations {kept:+} B, peak {peak:+.2%}" + ("" if good else " <<<"))
     return good
 
 
 def main(arguments):
     ours, failures = Shardwright(arguments[0]), 0
     with Pools() as pools:
-        cases = CASES if "--all" in arguments else CASES[1:4]
-        if "--random" in arguments:  # FIRST COUNT
-            first, count = (int(word) for word in arguments[arguments.index("--random") + 1:][:2])
-            cases = [random_case(seed) for seed in range(first, first + count)]
-        for ranks, tp, flags, network in cases:
-            made, network = made_by(ours, ranks, tp, flags, SMALL | network), SMALL | network
-            names = ranks_of(made["plan"])
-            expected = [[(row[0], names[row[1]], *row[2:]) for row in step] for step in ours.collectives(made)]
-            try:
-                found = pools.run(ranks, "torch_tensor", "run_case", made | {"network": network})[0]
-            except Failure as failure:
-                print(getattr(failure, "trace", ""))
-                found = [[], []]
-            theirs = [[tuple(row) for row in step] for step in found]
-            differences = [first_difference(a, b) for a, b in zip(expected, theirs)]
-            failures += any(differences)
-            print(f"{ranks} ranks, tp {tp} {flags}: " + (next(filter(None, differences), "") or f"{len(theirs[1])} collectives, equal"))
-            if any(differences) and "--verbose" in arguments:
-                for a, b in zip(expected[1], theirs[1]):
-                    print("   ", a, b)
+        for ranks, tp, flags, network in mesh_cases.chosen_cases(arguments, CASES, CASES[1:4], random_case):
+            network = SMALL | network
+            made = made_by(ours, ranks, tp, flags, network)
+            failures += not mesh_cases.is_equal(ours, pools, "torch_tensor", ranks, made, {"network": network}, ranks_of(made["plan"]),
+                                                f"{ranks} ranks, tp {tp} {flags}", "--verbose" in arguments)
     with Pools("fake") as pools:
         for ranks, tp, flags in MEMORY_CASES if "--all" in arguments else ():
             failures += not memory_agrees(ours, pools, ranks, tp, flags)
