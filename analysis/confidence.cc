@@ -77,6 +77,11 @@ bool KnowsStack(const std::string& kernels) {
   return HasFit([&](const ProfileFit& fit) { return fit.RunCount(kernels) > 0; });
 }
 
+// No step is known of ranks that cut layers or share out experts: the stack has not seen them.
+bool IsOnNewMesh(const PlanFile& file) {
+  return file.plan.tensor_size > 1 || file.plan.expert_size > 1;
+}
+
 std::string TextOf(const PlanFile& file, const Known& known) {
   const std::string& kernels = file.kernels.name;
   const std::string gpu = PrintableLine(file.cluster.gpu.name);
@@ -119,7 +124,7 @@ std::string KindOf(const PlanFile& file, const Known& known) {
       (known.is_of_catalog && ProfileTargets(gpu).size() == 2 && HasFit([&](const ProfileFit& fit) {
          return FindGpu(fit.gpu, "bands").architecture == gpu.architecture;
        }));
-  const bool knows_stack = KnowsStack(file.kernels.name);
+  const bool knows_stack = KnowsStack(file.kernels.name) && !IsOnNewMesh(file);
   return knows_chip ? (knows_stack ? "known" : "stack") : (knows_stack ? "chip" : "both");
 }
 
@@ -135,7 +140,8 @@ std::pair<std::string, double> LeastBand(const PlanFile& file, const Known& know
   if (known.is_own) {
     return {"own", 0};
   }
-  if (known.on_this_gpu && known.fit->Knows(source) && known.fit->RunCount(file.kernels.name) > 0) {
+  if (known.on_this_gpu && !IsOnNewMesh(file) && known.fit->Knows(source) &&
+      known.fit->RunCount(file.kernels.name) > 0) {
     return {"source", kBandPerMeanError * known.fit->left_out_error};
   }
   std::string kind = KindOf(file, known);
@@ -165,7 +171,9 @@ std::string ConfidenceText(const PlanFile& file) {
 Confidence ConfidenceOf(const PlanFile& file, std::string_view source) {
   const Known known = KnownOf(file);
   const auto [kind, least] = LeastBand(file, known, source);
-  return {TextOf(file, known), std::max(StepTimeBand(file), least), kind};
+  const std::string text = TextOf(file, known);
+  return {IsOnNewMesh(file) ? text + "; none cuts layers or shares out experts" : text,
+          std::max(StepTimeBand(file), least), kind};
 }
 
 }  // namespace shardwright

@@ -34,7 +34,7 @@ Sizes SizesOf(const PlanFile& file) {
     if (!IsOfReference(file.model, param.module)) {  // nobody saves it
       sizes.all += (bytes + (state.codes + state.scales) * states) * parts;
     }
-    sizes.largest = std::max(sizes.largest, bytes);
+    sizes.largest = std::max(sizes.largest, bytes * param.tensor_parts);
   }
   return sizes;
 }
@@ -44,7 +44,7 @@ Sizes SizesOf(const PlanFile& file) {
 std::vector<HostMove> HostMoves(const PlanFile& file) {
   const Sizes sizes = SizesOf(file);
   const std::int64_t ranks = file.cluster.gpus_per_node;
-  const std::int64_t shards = file.plan.shard_size;
+  const std::int64_t shards = file.plan.shard_size * file.plan.tensor_size;
   const auto on_node = [&](Bytes whole) {  // of a state that is sharded
     return Bytes(whole.value / shards * std::min(ranks, shards));
   };

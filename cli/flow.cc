@@ -13,6 +13,7 @@
 #include "models/loader.h"
 #include "models/trainable.h"
 #include "planner/search.h"
+#include "planner/space.h"
 #include "schedule/wrap.h"
 #include "topologies/check_network.h"
 #include "topologies/mesh.h"
@@ -216,12 +217,11 @@ PlanFile MakeJobFile(const PlanOptions& options) {
   if (options.search && !options.has_margin) {
     file.job.memory_margin = DefaultMargin(file.cluster, file.profile);
   }
-  file.job.global_batch =
-      options.global_batch > 0
-          ? options.global_batch
-          : MeshOver(file.cluster.RankCount(), {.size = {1, 0}, .tensor = options.plan.tensor_size})
-                    .DataCount() *
-                options.plan.micro_batch * std::max<std::int64_t>(options.accumulation, 1);
+  file.job.global_batch = options.global_batch > 0
+                              ? options.global_batch
+                              : DataRanks(file.cluster, options.plan.tensor_size) *
+                                    options.plan.micro_batch *
+                                    std::max<std::int64_t>(options.accumulation, 1);
   file.model = LoadModelForJob(options.model, file.job, Path("plan"));
   CutForPlan(file.model, file.job, options.plan, "--shard: ep", "--shard: tp");
   if (options.job.sequence_length > 0 && file.model.sequence_length == 0) {
@@ -262,6 +262,15 @@ std::string DescribedCluster(const Cluster& cluster) {
   const std::int64_t nodes = cluster.node_count;
   return std::to_string(cluster.RankCount()) + " x " + PrintableLine(cluster.gpu.name) +
          (nodes > 1 ? ", " + std::to_string(nodes) + " nodes" : "");
+}
+
+std::string MeshText(const Plan& plan) {
+  return "shard " + WithCommas(plan.shard_size) + " x replicate " +
+         WithCommas(plan.replicate_size) +
+         (plan.tensor_size == 1 ? "" : " x tensor " + WithCommas(plan.tensor_size)) +
+         (plan.expert_size == 1
+              ? ""
+              : ", of which " + WithCommas(plan.expert_size) + " share out the experts");
 }
 
 std::string TitleOf(const PlanFile& file) {

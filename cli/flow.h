@@ -56,4 +56,7 @@ void SetUnits(const PlanOptions& options, const Model& model, const Job& job, Pl
 // "llama-3-8b on 2 x dgx-h100 (16 GPUs), fsdp2".
 [[nodiscard]] std::string TitleOf(const PlanFile& file);
 
+// "shard 2 x replicate 1 x tensor 4", and how many share out the experts.
+[[nodiscard]] std::string MeshText(const Plan& plan);
+
 }  // namespace shardwright

@@ -166,8 +166,7 @@ std::string ReportText(const RunSettings& run, const PlanFile& file, const Assum
   std::string text;
   AppendKeys("Not known, and taken to change nothing in a plan", run.unknown, text);
   text += (text.empty() ? "" : "\n") + run.framework + ": " + TitleOf(file) + "\n";
-  text += "  ranks " + std::to_string(file.cluster.RankCount()) + " = shard " +
-          std::to_string(plan.shard_size) + " x replicate " + std::to_string(plan.replicate_size) +
+  text += "  ranks " + std::to_string(file.cluster.RankCount()) + " = " + MeshText(plan) +
           ", micro-batch " + std::to_string(plan.micro_batch) + ", accumulation " +
           std::to_string(plan.accumulation) + ", " + std::to_string(plan.units.size()) +
           " units, " + std::to_string(plan.recompute.size()) + " recomputed regions\n";

@@ -38,14 +38,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-// ", of which 8 share out the experts", " x tensor 8"; empty: each rank has all.
-std::string PartWords(const Plan& plan) {
-  return (plan.tensor_size == 1 ? "" : " x tensor " + WithCommas(plan.tensor_size)) +
-         (plan.expert_size == 1
-              ? ""
-              : ", of which " + WithCommas(plan.expert_size) + " share out the experts");
-}
-
 std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::string& output) {
   const Plan& plan = file.plan;
   std::int64_t largest = 0;
@@ -57,9 +49,7 @@ std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::str
   table.Row({"trainable", WithCommas(CountParameters(file.model, true))});
   table.Row({"units", WithCommas(static_cast<std::int64_t>(plan.units.size())) + ", the largest " +
                           WithCommas(largest) + " parameters"});
-  table.Row({"ranks", WithCommas(MeshOf(plan).RankCount()) + " = shard " +
-                          WithCommas(plan.shard_size) + " x replicate " +
-                          WithCommas(plan.replicate_size) + PartWords(plan)});
+  table.Row({"ranks", WithCommas(MeshOf(plan).RankCount()) + " = " + MeshText(plan)});
   table.Row({"batch", WithCommas(file.job.global_batch) +
                           (plan.tensor_size > 1 ? " = shard x replicate" : " = ranks") +
                           " x micro-batch " + WithCommas(plan.micro_batch) + " x accumulation " +
@@ -225,27 +215,20 @@ Json DialectsJson(const std::vector<DialectSearch>& searches) {
 
 constexpr std::string_view kAnyExperts = "ep=any", kAnyTensor = "tp=any";
 
-// The words that `tp=any` stands for: as far as such ranks are of one node and divide the layers.
+// The words that `tp=any` stands for: ranks of one node, as many as leave a batch for the others.
 std::vector<std::string> TensorWords(const Arguments& arguments) {
   const std::string text = arguments.Get("--shard").text;
   Arguments one = arguments;
   one.text["--shard"] = "tp=1";
-  const PlanOptions options = ReadPlanOptions(one);
-  if (text != kAnyTensor || options.global_batch == 0) {
-    throw UsageError("--shard tp=any: the number of shards follows, and --global-batch is needed");
+  one.text["--dialect"] = std::string(NameOf(Dialect::kFsdp2));
+  if (text != kAnyTensor) {
+    throw UsageError("--shard: got " + Quoted(text) + ", expected tp=any alone; shards follow");
   }
-  const PlanFile file = MakeJobFile(options);
+  const PlanOptions options = ReadPlanOptions(one);
+  const Cluster cluster = MakeJobFile(options).cluster;
   std::vector<std::string> words;
-  for (std::int64_t tensor = 1; file.cluster.gpus_per_node % tensor == 0; tensor *= 2) {
-    try {
-      Plan plan = options.plan;
-      plan.tensor_size = tensor;
-      Model model = file.model;
-      CutForPlan(model, file.job, plan, "--shard", "--shard");
-    } catch (const InputError&) {  // more than the heads, say
-      break;
-    }
-    if (options.global_batch % DataRanks(file.cluster, tensor) == 0) {
+  for (std::int64_t tensor = 1; cluster.gpus_per_node % tensor == 0; tensor *= 2) {
+    if (options.global_batch % DataRanks(cluster, tensor) == 0) {
       words.push_back("tp=" + std::to_string(tensor));
     }
   }
@@ -290,7 +273,9 @@ std::vector<Arguments> Variants(const Arguments& arguments) {
   for (const std::string& dialect :
        words.empty() ? std::vector<std::string>{""} : ReadList(arguments.Get("--dialect"))) {
     for (const std::string& shard : shards) {
-      if (!dialect.empty() && dialect != NameOf(Dialect::kFsdp2) && &shard != &shards.front()) {
+      const bool is_cut =
+          &shard != &shards.front() || (shard.starts_with("tp=") && shard != "tp=1");
+      if (!dialect.empty() && dialect != NameOf(Dialect::kFsdp2) && is_cut) {
         continue;  // they share out nothing
       }
       Arguments one = arguments;
@@ -321,9 +306,19 @@ int RunVariants(const Arguments& arguments) {
     }
     searches.push_back(std::move(search));
   }
-  for (DialectSearch& search : searches) {
-    search.searched = SearchPlan(search.options, arguments.streams.stop);
-    if (search.searched.is_interrupted) {
+  // Of ranks that cut layers, more than those that cannot cannot, either.
+  for (auto search = searches.begin(); search != searches.end(); ++search) {
+    try {
+      search->searched = SearchPlan(search->options, arguments.streams.stop);
+    } catch (const InputError& error) {
+      if (search == searches.begin() || search->options.plan.tensor_size == 1) {
+        throw;
+      }
+      Say("note: not " + search->Name() + " or more: " + error.what());
+      searches.erase(search, searches.end());
+      break;
+    }
+    if (search->searched.is_interrupted) {
       break;
     }
   }

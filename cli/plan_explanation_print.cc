@@ -69,7 +69,11 @@ std::string BaselinesText(const SearchedPlan& searched) {
   for (const BaselineResult& baseline : searched.baselines) {
     const std::string name(NameOf(baseline.baseline));
     if (!baseline.outcome) {
-      table.Row({name, "-", "-", "cannot be applied"});
+      const Plan& plan = searched.file.plan;
+      table.Row({name, "-", "-",
+                 plan.tensor_size > 1 || plan.expert_size > 1
+                     ? "not compared: it neither cuts layers nor shares out experts"
+                     : "cannot be applied"});
       continue;
     }
     const PlanOutcome& outcome = *baseline.outcome;

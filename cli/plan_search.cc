@@ -110,7 +110,8 @@ SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
   if (options.node_counts.empty() && file.job.global_batch % data_ranks != 0) {
     throw InputError("--global-batch: got " + std::to_string(file.job.global_batch) +
                      ", expected a multiple of " + std::to_string(data_ranks) +
-                     " ranks x micro-batch 1");
+                     (options.plan.tensor_size > 1 ? " data-parallel ranks" : " ranks") +
+                     std::string(" x micro-batch 1"));
   }
   SearchOptions search;
   search.base = options.plan;

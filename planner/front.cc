@@ -45,7 +45,8 @@ NodeCountResult SearchCount(const Problem& input, const SearchOptions& options, 
   const std::int64_t per_step = input.job.global_batch * input.model.tokens_per_sample;
   row.steps = CeilDiv(tokens, std::max<std::int64_t>(per_step, 1));
   if (input.job.global_batch % data_ranks != 0) {
-    row.refusal = "the global batch is no multiple of its ranks";
+    row.refusal = tensor > 1 ? "the global batch is no multiple of its data-parallel ranks"
+                             : "the global batch is no multiple of its ranks";
     return row;
   }
   if (!Mesh{{1, data_ranks}}.SplitsInto(options.base.expert_size)) {

@@ -534,7 +534,7 @@ std::string FamilyName(const OuterChoice& outer, const SearchOptions& options) {
   if (FactsOf(options.base).is_zero) {
     name = NameOf(options.base.dialect);
   } else if (outer.shard_size == 1) {
-    name = "ddp";
+    name = outer.tensor_size > 1 ? "tensor" : "ddp";
   } else {
     name = outer.replicate_size == 1 ? "sharded" : "hybrid";
   }

@@ -15,11 +15,11 @@
 
 namespace shardwright {
 
-// What decides most of memory and communication; each has its own lower bounds.
 // Ranks of the cluster that read samples of their own, where `tensor_size` ranks cut every layer.
 // Throws InputError where these do not divide the ranks.
 [[nodiscard]] std::int64_t DataRanks(const Cluster& cluster, std::int64_t tensor_size);
 
+// What decides most of memory and communication; each has its own lower bounds.
 struct OuterChoice {
   std::int64_t shard_size = 1;
   std::int64_t replicate_size = 1;

@@ -142,10 +142,14 @@ LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where
 void CutForPlan(Model& model, const Job& job, const Plan& plan, const std::string& experts,
                 const std::string& tensor) {
   CutExperts(model, plan.expert_size, experts);
-  if (plan.tensor_size > 1 && (job.lora_rank > 0 || plan.expert_size > 1)) {
+  const char* const refused = job.lora_rank > 0                 ? "with adapters"
+                              : job.trains_by != TrainsBy::kOwn ? "that compares answers"
+                                                                : nullptr;
+  if (plan.tensor_size > 1 && (refused != nullptr || plan.expert_size > 1)) {
     throw InputError(tensor, std::to_string(plan.tensor_size),
-                     job.lora_rank > 0 ? "1: a job with adapters is not cut by layers so far"
-                                       : "1 beside experts that ranks share out");
+                     refused != nullptr
+                         ? "1: a job " + std::string(refused) + " is not cut by layers so far"
+                         : "1 beside experts that ranks share out");
   }
   CutTensor(model, plan.tensor_size, tensor);
 }

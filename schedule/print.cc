@@ -20,6 +20,10 @@ std::span<const MemoryPoint> PointsAt(const Body& body, std::size_t op) {
   return op < body.size() ? body.PointsBefore(OpId(op)) : body.PointsAtEnd();
 }
 
+std::string TensorText(const Program& program) {
+  return program.tensor_size == 1 ? "" : ", tensor " + std::to_string(program.tensor_size);
+}
+
 // Each in the order of its enumerators.
 constexpr std::array<std::string_view, 9> kDTypeNames = {"fp32",  "bf16",  "fp16",  "fp8", "fp64",
                                                          "int64", "int32", "uint8", "bool"};
@@ -78,8 +82,8 @@ class Printer {
 
   void PrintHeader() {
     Line(0, "program " + program_.dialect + ": shard " + std::to_string(program_.shard_size) +
-                ", replicate " + std::to_string(program_.replicate_size) + ", micro_batch " +
-                std::to_string(program_.micro_batch) + " x " +
+                ", replicate " + std::to_string(program_.replicate_size) + TensorText(program_) +
+                ", micro_batch " + std::to_string(program_.micro_batch) + " x " +
                 std::to_string(program_.micro_batch_count));
     for (const Group& group : program_.groups) {
       Line(0, "group " + group.name + ": size " + std::to_string(group.size) + ", stride " +
@@ -283,8 +287,8 @@ std::string Print(const Program& program) {
 std::string PrintSummary(const Program& program) {
   std::string text = "program " + program.dialect + ": shard " +
                      std::to_string(program.shard_size) + ", replicate " +
-                     std::to_string(program.replicate_size) + ", micro_batch " +
-                     std::to_string(program.micro_batch) + " x " +
+                     std::to_string(program.replicate_size) + TensorText(program) +
+                     ", micro_batch " + std::to_string(program.micro_batch) + " x " +
                      std::to_string(program.micro_batch_count) + '\n';
   std::array<std::size_t, kCategoryCount> counts{};
   std::array<Bytes, kCategoryCount> sizes{};

@@ -11,6 +11,15 @@
 namespace shardwright {
 
 void CheckCudaPlan(const SessionInput& in) {
+  if (in.program.tensor_size > 1) {
+    throw InputError("plan: tensor_size", std::to_string(in.program.tensor_size),
+                     "1, since plans that cut layers over ranks are not run yet");
+  }
+  if (in.program.expert_size > 1) {
+    throw InputError("plan: expert_size", std::to_string(in.program.expert_size),
+                     "1, since plans that share out experts run on the host device only",
+                     "--device host, with a plan made with --kernel-set shardwright-host");
+  }
   if (!in.kernels.cuda_kernels) {
     throw InputError("plan: kernel_set", '"' + in.kernels.name + '"',
                      "\"shardwright-cuda-plain\", the kernels that the CUDA device has",

@@ -23,6 +23,10 @@ void RunKernel(const ModelOpCall& call, bool is_backward) {
 
 // Checks what the kernels need; returns the placement, which the members are made from.
 Placement Check(const SessionInput& in) {
+  if (in.program.tensor_size > 1) {
+    throw InputError("plan: tensor_size", std::to_string(in.program.tensor_size),
+                     "1, since plans that cut layers over ranks are not run yet");
+  }
   if (!in.kernels.host_kernels) {
     throw InputError("plan: kernel_set", '"' + in.kernels.name + '"',
                      "\"shardwright-host\", the kernels that the host device has",

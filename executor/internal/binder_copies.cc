@@ -175,11 +175,11 @@ Call Binder::BindGradientCopy(const OpView& v) {
 }
 
 Call Binder::BindTransfer(const OpView& v) {
-  CopyCall copy;
-  const BufferId from = v.inputs.front().buffer;
-  if (v.inputs.size() > 1) {
+  if (v.inputs.size() > 1) {  // no other transfer has two
     return BindCounts(v);
   }
+  CopyCall copy;
+  const BufferId from = v.inputs.front().buffer;
   const std::byte* source = At(from);
   if (BufferOf(from).category == Category::kInput && BufferOf(from).on_host) {
     host_inputs_ = from;

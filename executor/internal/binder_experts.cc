@@ -35,6 +35,7 @@ void Binder::FindExperts(std::deque<std::vector<std::int64_t>>& row_counts) {
 std::span<std::byte> Binder::CameFor(const ModelOp& op) const {
   const auto found = std::find_if(experts_.begin(), experts_.end(),
                                   [&](const SharedExperts& experts) { return experts.op == &op; });
+  SW_CHECK(found != experts_.end(), "experts of rows that came are in a unit");
   return std::as_writable_bytes(std::span(*found->counts).subspan(found->counts->size() / 2));
 }
 
@@ -64,6 +65,7 @@ Call Binder::BindAllToAll(const OpView& v) {
     return call;  // the numbers themselves, as many for each rank
   }
   const auto& [op, counts] = experts_[v.unit().value];
+  SW_CHECK(op != nullptr, "rows are sent for a unit with experts");
   const OpSpec& spec = in_.model.SpecOf(*op);
   const auto half = static_cast<std::ptrdiff_t>(counts->size()) / 2;
   RowParts rows;

@@ -175,7 +175,7 @@ void SetHostDispatch(const LowerContext& context, OpKernels* op) {
   const std::int64_t sums = Pieces({Product({rows, spec.in})});
   op->saves_input = combines ? 0b11 : 0b10;
   op->forward_workspace = Bytes(lists + (combines ? Pieces({spec.in}) + sums : 0));
-  op->backward_workspace = Bytes(lists + Pieces({spec.in}) + sums);
+  op->backward_workspace = Bytes(lists + Pieces({spec.in}) + (combines ? Pieces({spec.in}) : sums));
 }
 
 void SetPositionBias(const LowerContext& context, OpKernels* op) {

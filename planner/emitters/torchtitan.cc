@@ -194,8 +194,8 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
   const Mesh mesh =
       MeshOver(ranks, {.size = {replicate, given == -1 ? 0 : given}, .tensor = tensor});
   const std::int64_t shard = mesh.Along(Axis::kShard);
-  const bool is_possible =
-      replicate >= 1 && replicate <= ranks && given != 0 && shard >= 1 && shard <= ranks;
+  const bool is_possible = replicate >= 1 && replicate <= ranks && given != 0 && shard >= 1 &&
+                           shard <= ranks && tensor <= ranks;
   if (tensor > 1 && replicate > 1 && shard == 1) {
     throw InputError(key + "tensor_parallel_degree", std::to_string(tensor),
                      "1 without shards: torchtitan's DDP has one dimension");

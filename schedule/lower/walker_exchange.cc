@@ -1,5 +1,7 @@
-// Ops that need all data-parallel ranks in the middle of a pass (synchronised batch norm): compute,
-// a small collective on the compute stream, where PyTorch runs it, too, and the rest of the op.
+// Ops that need other ranks in the middle of a pass. Synchronised batch norm: compute, a small
+// collective on the compute stream, where PyTorch runs it, too, and the rest of the op. Experts
+// that ranks share out: numbers of rows, then the rows. Layers that ranks cut: tokens, and sums of
+// the loss.
 
 #include <algorithm>
 #include <cstdint>

@@ -63,12 +63,6 @@ std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSet
     return "no kernel of the CUDA device does " + spec.other.function +
            ", which can be planned only";
   }
-  if (spec.kind == OpKind::kDispatch) {
-    return "experts shared among ranks (expert_size) run on the host device only";
-  }
-  if (spec.tensor_ranks > 0) {
-    return "layers cut over ranks (tensor_size) can be planned only";
-  }
   if (spec.kind == OpKind::kAttention && spec.materialized) {
     return "the CUDA device's attention keeps no scores; the model writes it out";
   }

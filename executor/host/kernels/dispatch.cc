@@ -102,21 +102,12 @@ void DispatchForward(const ModelOpCall& call) {
   }
 }
 
-void DispatchBackward(const ModelOpCall& call) {
-  const OpSpec& spec = *call.spec;
-  Scratch scratch(call.workspace);
-  const Dispatch dispatch = MakeDispatch(call, /*is_dense=*/false, scratch);
-  float* const buffer = scratch.Floats(spec.in);
-  float* const sums = scratch.Floats(RowsOf(call) * spec.in);
-  std::fill_n(sums, RowsOf(call) * spec.in, 0.0F);
-  ForEachSent(dispatch, spec.experts, [&](std::int64_t, std::int64_t token, std::int64_t i) {
-    const float* const dy = ReadFloats(call.output_grads[0], i * spec.in, spec.in, buffer);
-    VectorAdd(1.0F, dy, sums + token * spec.in, spec.in);
-  });
-  StoreFloats(sums, RowsOf(call) * spec.in, call.input_grads[0], 0);
-}
+namespace {
 
-void CombineForward(const ModelOpCall& call) {
+// Adds up, for each token, `rows` of those that were sent: each weight(expert, token) times.
+template <class Weight>
+void SumOfSent(const ModelOpCall& call, const ConstView& rows, const View& to,
+               const Weight& weight) {
   const OpSpec& spec = *call.spec;
   Scratch scratch(call.workspace);
   const Dispatch dispatch = MakeDispatch(call, /*is_dense=*/false, scratch);
@@ -124,11 +115,23 @@ void CombineForward(const ModelOpCall& call) {
   float* const sums = scratch.Floats(RowsOf(call) * spec.in);
   std::fill_n(sums, RowsOf(call) * spec.in, 0.0F);
   ForEachSent(dispatch, spec.experts, [&](std::int64_t e, std::int64_t token, std::int64_t i) {
-    const float weight = ReadOne(call.inputs[1], token * spec.experts + e);
-    const float* const y = ReadFloats(call.inputs[0], i * spec.in, spec.in, buffer);
-    VectorAdd(weight, y, sums + token * spec.in, spec.in);
+    const float* const row = ReadFloats(rows, i * spec.in, spec.in, buffer);
+    VectorAdd(weight(e, token), row, sums + token * spec.in, spec.in);
   });
-  StoreFloats(sums, RowsOf(call) * spec.in, call.outputs[0], 0);
+  StoreFloats(sums, RowsOf(call) * spec.in, to, 0);
+}
+
+}  // namespace
+
+void DispatchBackward(const ModelOpCall& call) {
+  SumOfSent(call, call.output_grads[0], call.input_grads[0],
+            [](std::int64_t, std::int64_t) { return 1.0F; });
+}
+
+void CombineForward(const ModelOpCall& call) {
+  SumOfSent(call, call.inputs[0], call.outputs[0], [&](std::int64_t e, std::int64_t token) {
+    return ReadOne(call.inputs[1], token * call.spec->experts + e);
+  });
 }
 
 void CombineBackward(const ModelOpCall& call) {
@@ -136,7 +139,7 @@ void CombineBackward(const ModelOpCall& call) {
   Scratch scratch(call.workspace);
   const Dispatch dispatch = MakeDispatch(call, /*is_dense=*/false, scratch);
   float* const buffer = scratch.Floats(spec.in);
-  float* const grad = scratch.Floats(RowsOf(call) * spec.in);  // of one row
+  float* const grad = scratch.Floats(spec.in);
   if (Wants(call.input_grads, 1)) {
     ZeroFill(call.input_grads[1]);
   }

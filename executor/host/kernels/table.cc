@@ -48,9 +48,11 @@ constexpr std::array<HostKernel, 28> kTable = {{
 }};
 
 const HostKernel& KernelOf(const ModelOpCall& call) {
-  const HostKernel& kernel = kTable[static_cast<std::size_t>(call.spec->kind)];
-  SW_CHECK(kernel.kind == call.spec->kind, "the table is in the order of OpKind");
-  return kernel;
+  const auto row = static_cast<std::size_t>(call.spec->kind);
+  SW_CHECK(
+      row < kTable.size() && kTable[row].kind == call.spec->kind && kTable[row].forward != nullptr,
+      "the table is in the order of OpKind, and the plan's ops have kernels");
+  return kTable[row];
 }
 
 }  // namespace
@@ -70,9 +72,6 @@ std::string HostKernelProblem(const OpSpec& spec, DType compute, const KernelSet
   }
   if (spec.kind == OpKind::kOther) {
     return "no kernel of the host does " + spec.other.function + ", which can be planned only";
-  }
-  if (spec.tensor_ranks > 0) {
-    return "layers cut over ranks (tensor_size) can be planned only";
   }
   if (spec.kind == OpKind::kAttention && spec.materialized) {
     return "the host's attention keeps no scores; the model writes it out";
