@@ -132,7 +132,8 @@ TEST_CASE("Automodel: what cannot be predicted is said") {
   const std::string model = ModelNamed("gpt2");
   for (const auto& [text, end] : std::initializer_list<std::pair<std::string, const char*>>{
            {Distributed(", pp_size: 2"), "since pipeline parallelism cannot be predicted"},
-           {"distributed: {strategy: ddp}", "since a strategy other than fsdp2 cannot be predicted"},
+           {"distributed: {strategy: ddp}",
+            "since a strategy other than fsdp2 cannot be predicted"},
            {Distributed(", activation_checkpointing: selective"),
             "since selective recomputation by Automodel's list cannot be predicted"},
            {Distributed(", dp_replicate_size: 3"),
