@@ -156,7 +156,7 @@ void SetLossChunks(const PlanOptions& options, PlanFile& file) {
   while (i < model.ops.size() && !IsLinearLoss(model, i)) {
     ++i;
   }
-  if (i == model.ops.size()) {
+  if (i == model.ops.size() && options.loss_chunks > 1) {
     throw UsageError("--loss-chunks: " + model.name +
                      " has no linear layer right before a cross-entropy");
   }

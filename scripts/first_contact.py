@@ -18,10 +18,10 @@ import subprocess
 MARKS = """per_device_train_batch_size model_name_or_path compute_environment distributed_type num_machines zero_optimization
 train_micro_batch_size_per_gpu train_batch_size base_model output_dir num_train_epochs distributed_training optimization
 parallelism training activation_checkpoint dist_config model_class step_scheduler recipe""".split()
-FEATURE = re.compile(r"since (.+?) (?:cannot be predicted|(?:is|are) not (?:read|simulated))", re.DOTALL)
+FEATURE = re.compile(r"since (.+?) (?:cannot be predicted|(?:is|are) not (?:read|simulated))|expected 1: (experts with .*a bias)", re.DOTALL)
 MODEL = re.compile(r"looks like a hub id|a zoo name|expected (?:a model|one of)|model_type|these files do not name a model")
 # Names the layers of the file's own model, which the stand-in has not.
-OWN_LAYERS = re.compile(r"a class of|linear modules of|--lora-targets: got")
+OWN_LAYERS = re.compile(r"a class of|linear modules of|--lora-targets: got|has no experts")
 COLUMNS = ["files", "read", "read, another model", "refused by feature", "refused otherwise"]
 
 
@@ -57,7 +57,7 @@ def judge(program, folder, path, cluster):
         if code and "--seq" in said:
             code, said = ask(program, folder, path, *flags, "--model", "llama-3-8b")
     # A run says for how many GPUs it is.
-    count = re.search(r"expected the (\d+) GPUs|got (\d+), expected the \d+ GPUs of|(?:product|multiple) of (?:the )?\d+ (?:ranks|GPUs)", said)
+    count = re.search(r"expected the (\d+) GPUs|got (\d+), expected (?:the|a divisor of the) \d+ GPUs of|(?:product|multiple) of (?:the )?\d+ (?:ranks|GPUs)", said)
     if code and count:
         for nodes in (1, 2, 4, 8, 16, 32, 64):
             again, words = ask(program, folder, path, *flags[:1], f"{cluster}, nodes {nodes}", *(["--model", "llama-3-8b"] if column != "read" else []))
@@ -68,7 +68,7 @@ def judge(program, folder, path, cluster):
         return column, said
     feature = FEATURE.search(said)
     if feature:
-        return "refused by feature", re.sub(r".*: ", "", feature.group(1))
+        return "refused by feature", "experts with biases that ranks share out" if feature.group(2) else re.sub(r".*: ", "", feature.group(1))
     return "refused otherwise", said
 
 

@@ -8,6 +8,7 @@
 #include "planner/emitters/emission.h"
 #include "planner/emitters/hf_fsdp.h"
 #include "planner/emitters/unit_classes.h"
+#include "planner/importers/read_trainer.h"
 #include "planner/importers/run_settings.h"
 #include "schedule/wrap.h"
 #include "topologies/mesh.h"
@@ -244,7 +245,7 @@ void ApplyAdapters(const RunSettings& run, PlanFile& file) {
            "no modules_to_save, or FSDP by Accelerate");
   }
   const bool is_kept = file.plan.dialect == Dialect::kDdp || file.plan.dialect == Dialect::kFsdp1 ||
-                       run.script.is_llamafactory_v1;
+                       run.script.HasOwnTrainer();
   file.job.frozen_format = is_kept || is_quantized ? adapters.base : FrozenFormat::kMaster;
 }
 
@@ -315,6 +316,8 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
               "transformer_layer_cls_to_wrap", file);
     if (run.script.is_llamafactory_v1) {
       ApplyLlamaFactoryV1(run, file);
+    } else if (run.script.automodel) {
+      ApplyAutomodel(*run.script.automodel, where, file);
     }
   } else {
     const bool bf16 = run.trainer && run.trainer->bf16.value_or(false);
@@ -347,11 +350,19 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
     const std::int64_t pass = file.cluster.RankCount() * file.plan.micro_batch;
     if (run.script.global_batch % pass != 0) {
       throw InputError(
-          run.trainer_file + ": global_batch_size", std::to_string(run.script.global_batch),
+          run.trainer_file + (run.script.automodel ? ": step_scheduler" : "") +
+              ": global_batch_size",
+          std::to_string(run.script.global_batch),
           "a multiple of " + std::to_string(pass) + ", which one pass of all ranks has");
     }
     file.plan.accumulation = run.script.global_batch / pass;
+    const bool is_last =
+        file.plan.accumulation > 1 && !run.trainer->sync_each_batch.value_or(false);
+    file.plan.sync = is_last ? SyncMode::kLast : SyncMode::kEvery;
     file.job.global_batch = run.script.global_batch;
+  }
+  if (run.script.automodel) {
+    file.job.optimizer = run.script.automodel->optimizer;
   }
   ApplyPairs(run, file);
   file.plan.offload.activations |= run.script.offloads_activations;
@@ -444,8 +455,8 @@ void AppendTrainer(const RunSettings& run, const PlanFile& file, std::vector<Ass
     }
     return;
   }
-  if (run.script.is_llamafactory_v1) {
-    return;  // its own trainer has not these keys
+  if (run.script.HasOwnTrainer()) {
+    return;  // which has not these keys
   }
   const bool is_fsdp = t.fsdp.value_or(false);
   if (!t.fsdp && !IsAccelerateFsdp(run)) {

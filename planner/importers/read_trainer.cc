@@ -218,10 +218,6 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
   }
 }
 
-// Head and loss over so many rows at a time: TRL's chunked loss (_CHUNKED_LM_HEAD_CHUNK_SIZE); the
-// kernels of Cut Cross Entropy hold fewer.
-constexpr std::int64_t kLossRows = 256;
-
 // TRL before 0.20 says max_seq_length, and runs head and loss over all rows at once; later ones run
 // a chunk of rows after the other unless they are told not to, or Liger does it.
 void ReadTrlLoss(const JsonValue& root, TrainerFile& file) {

@@ -25,5 +25,12 @@ struct TrainerFile {
 [[nodiscard]] TrainerFile ReadAxolotl(const JsonValue& root);
 // LLaMA-Factory's version 1, whose trainer is its own.
 [[nodiscard]] TrainerFile ReadLlamaFactoryV1(const JsonValue& root);
+// NVIDIA NeMo Automodel's, which wraps the model itself, too.
+[[nodiscard]] TrainerFile ReadAutomodel(const JsonValue& root);
+void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanFile& file);
+
+// Head and loss over so many rows at a time: TRL's chunked loss (_CHUNKED_LM_HEAD_CHUNK_SIZE); the
+// kernels of Cut Cross Entropy hold fewer.
+inline constexpr std::int64_t kLossRows = 256;
 
 }  // namespace shardwright

@@ -213,7 +213,7 @@ void PlaceAdapters(RunSettings& run) {
 }
 
 using Read = void (*)(const JsonValue& root, const std::string& file, RunSettings& run);
-constexpr std::array<std::pair<std::string_view, Read>, 9> kReaders = {{
+constexpr std::array<std::pair<std::string_view, Read>, 10> kReaders = {{
     {"torchtitan", ReadTorchtitan},
     {"fairseq", ReadFairseq},
     {"fairseq-train", ReadFairseqFlags},
@@ -233,6 +233,11 @@ constexpr std::array<std::pair<std::string_view, Read>, 9> kReaders = {{
        run.trainer_file = file;
        PutTrainer(ReadLlamaFactoryV1(root), file, run);
      }},
+    {"automodel",
+     [](const JsonValue& root, const std::string& file, RunSettings& run) {
+       run.trainer_file = file;
+       PutTrainer(ReadAutomodel(root), file, run);
+     }},
     {"peft", ReadPeft},
     {"deepspeed", [](const JsonValue& root, const std::string& file,
                      RunSettings& run) { Put(ReadDeepSpeed(root), file, run.deepspeed, run); }},
@@ -243,11 +248,9 @@ void ReadOne(const std::string& file, RunSettings& run) {
   const JsonValue root = ReadDocument(file);
   run.files.push_back(file);
   for (const auto& [key, framework] : SettingKeys::Marks()) {
-    const auto mark = root.Find(key);
-    if (!mark) {
+    if (!root.Find(key)) {
       continue;
     }
-    SettingKeys::CheckIsRead(framework, *mark);
     for (const auto& [name, read] : kReaders) {
       if (name == framework) {
         return read(root, file, run);
@@ -257,8 +260,9 @@ void ReadOne(const std::string& file, RunSettings& run) {
   throw InputError(
       file, "no key that tells the framework",
       "settings of torchtitan (TOML), Accelerate (YAML or JSON), DeepSpeed (JSON), the Trainer or "
-      "a script around it (TrainingArguments as JSON or YAML), axolotl (YAML) or fairseq (YAML or "
-      "command line), or PEFT's adapter_config.json");
+      "a script around it (TrainingArguments as JSON or YAML), axolotl (YAML), NeMo Automodel "
+      "(YAML) "
+      "or fairseq (YAML or command line), or PEFT's adapter_config.json");
 }
 
 void ReadNamedFiles(RunSettings& run) {
@@ -324,7 +328,8 @@ std::string NameOfFrameworks(const RunSettings& run) {
   add(run.torchtitan.has_value(), "torchtitan");
   add(run.fairseq.has_value(), "fairseq");
   add(run.accelerate.has_value(), "Accelerate");
-  add(run.trainer.has_value(), "Trainer");
+  add(run.trainer && !run.script.automodel, "Trainer");
+  add(run.script.automodel.has_value(), "NeMo Automodel");
   add(run.deepspeed.has_value(), "DeepSpeed");
   return name;
 }
@@ -354,7 +359,9 @@ std::string StackOf(const RunSettings& run) {
   if (run.trainer && run.trainer->torch_compile.value_or(false)) {
     return "torch-compile";
   }
-  return run.deepspeed ? "deepspeed" : "hf-eager";
+  return run.deepspeed                                          ? "deepspeed"
+         : run.script.automodel && run.script.automodel->is_own ? "torch-eager"
+                                                                : "hf-eager";
 }
 
 }  // namespace
@@ -369,11 +376,11 @@ RunSettings ReadRun(std::span<const std::string> files) {
   PlaceAdapters(run);
   CheckSizes(run);
   run.framework = NameOfFrameworks(run);
-  run.target = run.script.is_llamafactory_v1 ? ""  // no emitter writes its settings
-               : run.torchtitan              ? "torchtitan"
-               : run.fairseq                 ? "fairseq"
-               : run.deepspeed               ? "deepspeed"
-               : run.accelerate              ? "accelerate"
+  run.target = run.script.HasOwnTrainer() ? ""  // no emitter writes its settings
+               : run.torchtitan           ? "torchtitan"
+               : run.fairseq              ? "fairseq"
+               : run.deepspeed            ? "deepspeed"
+               : run.accelerate           ? "accelerate"
                : run.script.dp_shard + run.script.dp_replicate > 0 ? "accelerate"  // has meshes
                                                                    : "trainer";
   return run;

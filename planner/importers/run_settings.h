@@ -39,6 +39,18 @@ struct Adapters {
   bool operator==(const Adapters&) const = default;
 };
 
+// What a recipe of NeMo Automodel says beside the Trainer's words.
+struct AutomodelFacts {
+  bool is_own = false;  // the model is Automodel's own code, not transformers'
+  std::int64_t expert_size = 1;
+  std::int64_t replicate_size = 1;
+  std::optional<bool> reshards;  // after forward; none: all but the last layer, no mixture's
+  bool prefetches = false;       // layers name those to gather early
+  bool recomputes = false;
+  DType master = DType::kBf16;  // of weights as they were loaded, and so of states
+  OptimizerSpec optimizer;
+};
+
 // What the file of a script around the Trainer says beside the Trainer's arguments; 0 and empty:
 // not said.
 struct ScriptFacts {
@@ -57,10 +69,14 @@ struct ScriptFacts {
   std::int64_t gpus_per_node = 0;
   Adapters adapters;
   bool is_llamafactory_v1 = false;
-  std::int64_t global_batch = 0;        // of version 1: samples of a step on all ranks
+  std::optional<AutomodelFacts> automodel;
+  std::int64_t global_batch = 0;        // of trainers of their own: samples of a step on all ranks
   bool has_bf16_adapters = false;       // otherwise fp32 (PEFT's autocast_adapter_dtype)
   TrainsBy trains_by = TrainsBy::kOwn;  // batch sizes of a file count pairs
   std::vector<Assumption> assumed;      // the script's own defaults
+
+  // Neither the Trainer nor Accelerate wraps the model.
+  [[nodiscard]] bool HasOwnTrainer() const { return is_llamafactory_v1 || automodel; }
 };
 
 // One file of each kind at most; a run is torchtitan's, fairseq's, or some of the other three.
@@ -101,11 +117,11 @@ struct RunFacts {
 };
 
 // Reads torchtitan's TOML, Accelerate's YAML or JSON, DeepSpeed's JSON, TrainingArguments as JSON
-// or YAML, also among those of TRL's or LLaMA-Factory's scripts, axolotl's YAML, and fairseq's YAML
-// or command line, and PEFT's adapter_config.json beside them; which of them a file is, its keys
-// tell. A file that another one names is looked for beside that one, then where the program runs.
-// Throws InputError for keys that the framework does not have, values that it refuses, features
-// that cannot be predicted, and files that contradict each other.
+// or YAML, also among those of TRL's or LLaMA-Factory's scripts, axolotl's and NeMo Automodel's
+// YAML, and fairseq's YAML or command line, and PEFT's adapter_config.json beside them; which of
+// them a file is, its keys tell. A file that another one names is looked for beside that one, then
+// where the program runs. Throws InputError for keys that the framework does not have, values that
+// it refuses, features that cannot be predicted, and files that contradict each other.
 [[nodiscard]] RunSettings ReadRun(std::span<const std::string> files);
 
 // Before anything is multiplied or divided by them: ranks x samples x steps stay inside 64 bits.

@@ -123,12 +123,6 @@ const std::vector<std::pair<std::string, std::string>>& SettingKeys::Marks() {
   return marks;
 }
 
-void SettingKeys::CheckIsRead(std::string_view framework, const JsonValue& mark) {
-  if (const auto words = Data().At("not_read").Find(framework)) {
-    throw mark.Error("no such key, since " + words->AsString() + " is not read");
-  }
-}
-
 const SettingKey* SettingKeys::Find(const std::string& key) const {
   if (const auto found = keys_.find(key); found != keys_.end()) {
     return &found->second;

@@ -36,8 +36,6 @@ class SettingKeys {
   // The framework whose file has this key at its top, in the order of the data file: pairs of key
   // and framework.
   [[nodiscard]] static const std::vector<std::pair<std::string, std::string>>& Marks();
-  // Throws InputError for a framework that the data file calls not read. `mark` told it.
-  static void CheckIsRead(std::string_view framework, const JsonValue& mark);
 
   // By the whole key, by its last word among the features of all frameworks, or by a table
   // ("checkpoint.") that it stands in. Null: unknown.

@@ -43,6 +43,13 @@ constexpr const char* kAxolotl =
     "base_model: gpt2\nsequence_len: 512\nmicro_batch_size: 2\nbf16: auto\nadapter:\n"
     "plugins: [axolotl.integrations.liger.LigerPlugin]\noptimizer: adamw_torch_fused\n"
     "fsdp: [shard_grad_op, auto_wrap]\nfsdp_config:\n  fsdp_offload_params: true\n";
+constexpr const char* kAutomodel =
+    "recipe: TrainFinetuneRecipeForNextTokenPrediction\nmodel: {torch_dtype: bf16, "
+    "pretrained_model_name_or_path: gpt2}\npeft: {dim: 8, target_modules: '*_attn'}\n"
+    "step_scheduler: {global_batch_size: 64, local_batch_size: 2}\ndistributed:\n"
+    "  strategy: fsdp2\n  tp_size: 1\n  dp_replicate_size: 2\n  activation_checkpointing: true\n"
+    "  enable_fsdp2_prefetch: true\noptimizer: {_target_: torch.optim.AdamW, lr: 1e-4}\n"
+    "dataset: {seq_len: 128}\n";
 constexpr const char* kTorchrun =
     "# --no 1\ntorchrun --nproc_per_node=4 --nnodes 2 train.py --bf16 True --optim sgd "
     "--per_device_train_batch_size 2 --fsdp \"full_shard auto_wrap\" --model_max_length 64";
@@ -87,6 +94,7 @@ std::vector<FuzzTarget> Targets() {
       Settings("recipe, YAML", kRecipe, ".yaml"),
       Settings("LLaMA-Factory, YAML", kLlamaFactory, ".yaml"),
       Settings("axolotl, YAML", kAxolotl, ".yml"),
+      Settings("NeMo Automodel, YAML", kAutomodel, ".yaml"),
       Settings("torchrun, command line", kTorchrun, ".sh"),
       Settings("fairseq, command line", kFairseq, ".sh"),
       Settings("fairseq, YAML", kFairseqYaml, ".yaml"),

@@ -1,0 +1,313 @@
+// Recipes of NVIDIA NeMo Automodel (commit of 2026-08-22): components/distributed/{config,
+// parallelizer}.py for what FSDP2 cuts, components/moe/parallelizer.py for mixtures whose experts
+// ranks share out.
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "core/text.h"
+#include "planner/emitters/unit_classes.h"
+#include "planner/importers/read_adapters.h"
+#include "planner/importers/read_trainer.h"
+#include "planner/importers/setting_keys.h"
+#include "schedule/wrap.h"
+#include "topologies/mesh.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::int64_t kMost = std::int64_t{1} << 24;
+
+// The value at "a.b.c"; none: a key is not there, or null.
+std::optional<JsonValue> At(const JsonValue& root, std::string_view path) {
+  std::optional<JsonValue> value = root;
+  for (std::size_t begin = 0; value && begin < path.size();) {
+    const std::size_t end = std::min(path.find('.', begin), path.size());
+    value = value->IsObject() ? value->Find(path.substr(begin, end - begin)) : std::nullopt;
+    begin = end + 1;
+  }
+  return value;
+}
+
+bool IsTrue(const JsonValue& root, std::string_view path, bool by_default = false) {
+  const auto value = At(root, path);
+  return value ? value->AsBool() : by_default;
+}
+
+std::string TextAt(const JsonValue& root, std::string_view path) {
+  const auto value = At(root, path);
+  return value && value->IsString() ? value->AsString() : "";
+}
+
+// The class or function that `_target_` of a table names: "torch.optim.Adam" is "Adam".
+std::string TargetAt(const JsonValue& root, const std::string& path) {
+  const std::string target = TextAt(root, path + "._target_");
+  return target.substr(target.rfind('.') + 1);
+}
+
+// A degree; "none" is 1.
+std::int64_t DegreeAt(const JsonValue& root, std::string_view path) {
+  const auto value = At(root, path);
+  return value && value->IsNumber() ? value->AsInt(0, kMost) : 0;
+}
+
+// Automodel has models of its own for these, which no Liger kernel enters
+// (_transformers/registry.py); told by the beginning of the checkpoint's name.
+bool IsOwnModel(const std::string& name) {
+  constexpr std::array<std::string_view, 20> kOwn = {
+      "llama",           "meta-llama", "qwen",   "qwq",   "deepseek",        "baichuan",
+      "ling-",           "ernie",      "glm-4.", "glm-5", "gpt-oss",         "kimi",
+      "minimax",         "mimo",       "hy3",    "hy-mt", "mistral-small-4", "ministral-3",
+      "nvidia-nemotron", "step-"};
+  const std::string last = LowerCase(name.substr(name.rfind('/') + 1));
+  return std::any_of(kOwn.begin(), kOwn.end(),
+                     [&](std::string_view own) { return last.starts_with(own); });
+}
+
+OptimizerSpec OptimizerOf(const JsonValue& root) {
+  OptimizerSpec spec;
+  const std::string name = TargetAt(root, "optimizer");
+  const std::string target = TextAt(root, "optimizer._target_");
+  if (!target.starts_with("torch.optim.") || (name != "Adam" && name != "AdamW")) {
+    throw root.At("optimizer")
+        .At("_target_")
+        .Error("torch.optim.Adam or torch.optim.AdamW, since " + name + " cannot be predicted");
+  }
+  spec.kind = name == "Adam" ? OptimizerKind::kAdam : OptimizerKind::kAdamW;
+  spec.impl = IsTrue(root, "optimizer.fused")            ? OptimizerImpl::kFused
+              : !IsTrue(root, "optimizer.foreach", true) ? OptimizerImpl::kForLoop
+                                                         : OptimizerImpl::kForeach;
+  const auto decay = At(root, "optimizer.weight_decay");
+  spec.weight_decay = decay ? decay->AsDouble() > 0.0 : spec.kind == OptimizerKind::kAdamW;
+  return spec;
+}
+
+// Adapters hold the base in the dtype that it was loaded in; a pattern is one of whole names.
+void ReadPeft(const JsonValue& root, TrainerFile& file) {
+  const auto peft = root.Find("peft");
+  const bool is_nf4 = IsTrue(root, "quantization.load_in_4bit");
+  if (!peft) {
+    if (is_nf4) {
+      throw root.At("quantization")
+          .Error(
+              "a table peft beside it, since quantized weights without adapters cannot be "
+              "predicted");
+    }
+    return;
+  }
+  static constexpr AdapterKeys kKeys = {.rank = "dim",
+                                        .alpha = "alpha",
+                                        .dropout = "dropout",
+                                        .targets = {},
+                                        .all_linear = {},
+                                        .rslora = {},
+                                        .dora = "use_dora",
+                                        .saved = {},
+                                        .double_quant = {},
+                                        .default_rank = 8,
+                                        .default_alpha = 32.0};
+  const FrozenFormat base = !is_nf4 ? FrozenFormat::kParam
+                            : IsTrue(root, "quantization.bnb_4bit_use_double_quant")
+                                ? FrozenFormat::kNf4Double
+                                : FrozenFormat::kNf4;
+  Adapters& adapters = file.script.adapters;
+  adapters = ReadAdapters(*peft, kKeys, base);
+  const auto targets = peft->Find("target_modules");
+  for (std::size_t i = 0; targets && targets->IsArray() && i < targets->size(); ++i) {
+    adapters.targets.push_back((*targets)[i].AsString());
+  }
+  if (targets && targets->IsString()) {
+    adapters.targets.push_back(targets->AsString());
+  }
+  if (IsTrue(*peft, "match_all_linear")) {
+    adapters.targets = {"*"};
+  } else if (adapters.targets.empty()) {
+    adapters.targets = {"*_proj"};
+  }
+}
+
+void ReadLoss(const JsonValue& root, TrainerFile& file) {
+  const std::string loss = TargetAt(root, "loss_fn");
+  if (loss == "FusedLinearCrossEntropy") {  // Cut Cross Entropy, which holds no logits
+    file.script.loss_rows = kLossRows;
+  } else if (loss.empty() || loss == "MaskedCrossEntropy") {
+    file.script.loss_chunks = 1;
+  } else {
+    throw root.At("loss_fn")
+        .At("_target_")
+        .Error("MaskedCrossEntropy or FusedLinearCrossEntropy, since " + loss +
+               " cannot be predicted");
+  }
+}
+
+// Before anything else is looked at: the keys of other recipes are others.
+void CheckRecipe(const JsonValue& root) {
+  const auto recipe = root.Find("recipe");
+  const std::string name = !recipe              ? "TrainFinetuneRecipeForNextTokenPrediction"
+                           : recipe->IsObject() ? TargetAt(root, "recipe")
+                                                : recipe->AsString();
+  if (name != "TrainFinetuneRecipeForNextTokenPrediction" &&
+      name != "BenchmarkingRecipeForNextTokenPrediction") {
+    throw recipe->Error(
+        "TrainFinetuneRecipeForNextTokenPrediction or BenchmarkingRecipeForNextTokenPrediction, "
+        "since a recipe of another kind of model or loss is not read");
+  }
+}
+
+// What the generic layer of settings has no words for.
+AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
+  AutomodelFacts facts;
+  facts.is_own = IsOwnModel(model) && !IsTrue(root, "model.force_hf");
+  facts.expert_size = std::max<std::int64_t>(1, DegreeAt(root, "distributed.ep_size"));
+  facts.replicate_size = std::max<std::int64_t>(1, DegreeAt(root, "distributed.dp_replicate_size"));
+  facts.prefetches = IsTrue(root, "distributed.enable_fsdp2_prefetch");
+  const auto recompute = At(root, "distributed.activation_checkpointing");
+  if (recompute && recompute->IsString() && recompute->AsString() != "full") {
+    throw recompute->Error(
+        "true, false or full, since selective recomputation by Automodel's list "
+        "cannot be predicted");
+  }
+  facts.recomputes = recompute && (recompute->IsString() || recompute->AsBool());
+  const char* const own =
+      facts.expert_size > 1 ? "distributed.moe.reshard_after_forward" : "distributed.moe";
+  for (const char* path : {own, "distributed.reshard_after_forward"}) {
+    if (const auto reshard = At(root, path); reshard && reshard->IsBool()) {
+      facts.reshards = reshard->AsBool();
+    }
+  }
+  const std::string dtype = TextAt(root, "model.torch_dtype");
+  facts.master = dtype.ends_with("float32") || dtype == "fp32" ? DType::kFp32 : DType::kBf16;
+  facts.optimizer = OptimizerOf(root);
+  return facts;
+}
+
+// Layers, and where experts are shared out, experts, embedding and head as well; tied ones are the
+// root's. The root and, of layers alone, the last one keep what they gathered.
+std::vector<UnitPlan> UnitsOf(const AutomodelFacts& facts, const Model& model,
+                              const std::string& where) {
+  const bool is_shared = facts.expert_size > 1;
+  const bool is_tied = std::any_of(model.params.begin(), model.params.end(),
+                                   [](const Parameter& param) { return param.tied_to.valid(); });
+  const bool reshards = facts.reshards.value_or(!is_shared);
+  const Reshard::Kind kind = reshards ? Reshard::Kind::kAlways : Reshard::Kind::kNever;
+  const WrapSpec::Kind rule =
+      is_shared && !is_tied ? WrapSpec::Kind::kTorchtitan : WrapSpec::Kind::kBlock;
+  std::vector<UnitPlan> units =
+      Wrap(model, {rule, 0, ""}, {true, {kind, 0}}, Dialect::kFsdp2, where);
+  for (UnitPlan& unit : units) {
+    unit.modules = {unit.modules.back()};  // the head without the norm before it
+    unit.name = unit.modules.front().empty() ? unit.name : unit.modules.front();
+  }
+  if (is_shared) {
+    AddExpertUnits(model, units);
+    for (UnitPlan& unit : units) {
+      unit.forward_prefetch.clear();
+      unit.backward_prefetch.clear();
+    }
+    return units;
+  }
+  units.back().reshard.kind = Reshard::Kind::kNever;
+  const std::size_t layers = units.size() - 1;
+  if (!facts.reshards) {
+    units[layers - 1].reshard.kind = Reshard::Kind::kNever;
+  }
+  constexpr std::size_t kBehind = 2;  // fsdp2_backward_prefetch_depth
+  for (std::size_t i = 0; facts.prefetches && reshards && i < layers; ++i) {
+    if (i + 1 < layers) {
+      units[i].forward_prefetch = {units[i + 1].name};
+    }
+    for (std::size_t back = 1; back <= std::min(i, kBehind); ++back) {
+      units[i].backward_prefetch.push_back(units[i - back].name);
+    }
+  }
+  return units;
+}
+
+// Of its own models mixer, products and norms are checkpointed each by itself, of others layers.
+std::vector<RecomputeRegion> RecomputeOf(const AutomodelFacts& facts, const Model& model) {
+  if (!facts.recomputes) {
+    return {};
+  }
+  constexpr std::array<std::string_view, 15> kParts = {
+      "mlp",         "feed_forward",    "ffn",
+      "self_attn",   "attention",       "attn",
+      "linear_attn", "input_layernorm", "attention_norm",
+      "layer_norm1", "norm1",           "post_attention_layernorm",
+      "ffn_norm",    "layer_norm2",     "norm2"};
+  std::vector<ModuleId> modules = BlocksOf(model);
+  if (facts.is_own && facts.expert_size == 1) {
+    std::vector<ModuleId> parts;
+    for (const ModuleId block : modules) {
+      for (const ModuleId child : model.modules[block.value].children) {
+        const std::string& name = model.modules[child.value].name;
+        if (std::find(kParts.begin(), kParts.end(), name) != kParts.end()) {
+          parts.push_back(child);
+        }
+      }
+    }
+    modules = std::move(parts);
+  }
+  return FullRecompute(model, modules);
+}
+
+}  // namespace
+
+void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanFile& file) {
+  const std::int64_t ranks = file.cluster.RankCount();
+  const Mesh mesh = MeshOver(ranks, {{facts.replicate_size, 0}});
+  const bool is_replicated = mesh.RankCount() == ranks;
+  if (!is_replicated || !mesh.SplitsInto(facts.expert_size)) {
+    throw InputError(where + ": distributed." + (is_replicated ? "ep_size" : "dp_replicate_size"),
+                     std::to_string(is_replicated ? facts.expert_size : facts.replicate_size),
+                     "a divisor of the " + std::to_string(ranks) + " GPUs of the cluster");
+  }
+  file.plan.replicate_size = facts.replicate_size;
+  file.plan.shard_size = mesh.Along(Axis::kShard);
+  file.plan.expert_size = facts.expert_size;
+  CutForPlan(file.model, file.job, file.plan, where + ": distributed.ep_size", where);
+  file.plan.units = UnitsOf(facts, file.model, where);
+  file.plan.recompute = RecomputeOf(facts, file.model);
+  file.job.precision = {.master = facts.master, .param = DType::kBf16, .reduce = DType::kFp32};
+}
+
+TrainerFile ReadAutomodel(const JsonValue& root) {
+  CheckRecipe(root);
+  TrainerFile file;
+  file.result = ReadSettings<TrainerSettings>(root, TrainerRows(), SettingKeys::Of("automodel"));
+  TrainerSettings& s = file.result.settings;
+  s.bf16 = s.fsdp = true;
+  s.gradient_checkpointing = false;  // see RecomputeOf
+  s.version = 2;
+  s.auto_wrap_policy = "TRANSFORMER_BASED_WRAP";
+  s.sync_each_batch = !IsTrue(root, "distributed.defer_fsdp_grad_sync", true);
+  s.cpu_offload = TargetAt(root, "distributed.offload_policy") == "CPUOffloadPolicy";
+  s.torch_compile = IsTrue(root, "compile.enabled") || IsTrue(root, "distributed.enable_compile");
+  if (!s.per_device_train_batch_size) {
+    s.per_device_train_batch_size = 1;
+    file.script.assumed.push_back({"step_scheduler.local_batch_size", "1"});
+  }
+  ScriptFacts& script = file.script;
+  for (const char* path : {"model.pretrained_model_name_or_path", "model.config.name_or_path",
+                           "model.config.pretrained_model_name_or_path"}) {
+    script.model = script.model.empty() ? TextAt(root, path) : script.model;
+  }
+  script.automodel = FactsOf(root, script.model);
+  s.use_liger_kernel = !script.automodel->is_own && IsTrue(root, "model.use_liger_kernel", true);
+  const auto batch = At(root, "step_scheduler.global_batch_size");
+  constexpr std::int64_t kBatch = 32;  // StepSchedulerConfig's own
+  script.global_batch = batch ? batch->AsInt(1, kMost) : kBatch;
+  script.nodes = DegreeAt(root, "benchmark.num_nodes");
+  script.has_bf16_weights = script.recomputes_by_itself = true;
+  for (const char* path : {"dataset.max_length", "dataset.seq_len", "dataset.seq_length",
+                           "packed_sequence.packed_sequence_size"}) {
+    script.sequence_length = std::max(script.sequence_length, DegreeAt(root, path));
+  }
+  script.attention = TextAt(root, "model.attn_implementation") == "eager" ? "materialized" : "";
+  ReadPeft(root, file);
+  ReadLoss(root, file);
+  return file;
+}
+
+}  // namespace shardwright
