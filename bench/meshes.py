@@ -1,0 +1,73 @@
+"""Published runs whose ranks cut layers or share out experts, and none of them in pipelines: steps and peaks, ours beside them.
+
+    bench/meshes.py build/shardwright [--kernel-set NAME] [--csv bench/published/mesh_runs.csv]
+
+The runs are Megatron's, whose optimizer is sharded: here FSDP2 keeps what it gathered until the last micro-batch, which moves the same
+bytes. A model is as its source cuts it. Prints a row for each run, then the mean error of each source and precision. Nothing is fitted to
+these rows. A blank in ac_mode: the source does not say what was recomputed, and nothing is here.
+"""
+
+import argparse
+import collections
+import csv
+import json
+import pathlib
+import subprocess
+import tempfile
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16384, "num_hidden_layers": 4, "num_attention_heads": 128,
+         "num_key_value_heads": 16, "intermediate_size": 53248, "vocab_size": 128256, "hidden_act": "silu", "tie_word_embeddings": False,
+         "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
+DEEPSEEK = {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "hidden_size": 5120, "num_hidden_layers": 4,
+            "num_attention_heads": 128, "num_key_value_heads": 128, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+            "n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+            "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 102400,
+            "hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 163840, "rms_norm_eps": 1e-6, "n_group": 8,
+            "topk_group": 3, "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0, "scoring_func": "softmax",
+            "norm_topk_prob": False}
+MODELS = {"Llama3-405B (4-layer cut, 16 kv heads)": LLAMA, "DeepSeek-V2 (4-layer cut)": DEEPSEEK, "Qwen3-30B-A3B": "qwen3-30b-a3b"}
+CLUSTERS = {("B200-180GB", 8): "8xB200", ("H100-80GB-SXM", 16): "8xH100, nodes 2, nic 8x400 Gbit/s"}
+
+
+def predict(program, row, kernel_set, folder):
+    """Seconds of a step and GiB allocated at most."""
+    model = MODELS[row["model_name"]]
+    if isinstance(model, dict):
+        (folder / "config.json").write_text(json.dumps(model), encoding="utf-8")
+        model = folder / "config.json"
+    tensor, experts, steps = int(row["tp"]), int(row["ep"]), int(row["grad_accum"])
+    shard = f"{int(row['gpus']) // tensor},tp={tensor}" if tensor > 1 else f"ep={experts}"
+    command = [program, "plan", "--no-search", "--model", model, "--cluster", CLUSTERS[row["gpu"], int(row["gpus"])], "--seq", row["seq_len"],
+               "--micro-batch", row["micro_batch"], "--accumulation", str(steps), "--shard", shard, "--reshard", "never", "--recompute", "none",
+               *(("--sync", "last") if steps > 1 else ()), *(("--kernel-set", kernel_set) if kernel_set else ()), "-o", folder / "plan.json"]
+    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run([program, "simulate", folder / "plan.json", "--json"], check=False, capture_output=True, text=True)  # 1: does not fit
+    answer = json.loads(done.stdout)
+    return answer["step_time_s"], answer["memory"]["peak_allocated_bytes"] / 2**30
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("program", type=pathlib.Path)
+    parser.add_argument("--kernel-set", default="")
+    parser.add_argument("--csv", type=pathlib.Path, default=pathlib.Path(__file__).parent / "published/mesh_runs.csv")
+    arguments = parser.parse_args()
+    errors = collections.defaultdict(list)
+    print("| run | mesh | measured | ours | error | peak GiB | ours |\n|---|---|---:|---:|---:|---:|---:|")
+    with arguments.csv.open(encoding="utf-8") as text, tempfile.TemporaryDirectory() as folder:
+        for row in csv.DictReader(text):
+            seconds, peak = predict(arguments.program.resolve(), row, arguments.kernel_set, pathlib.Path(folder))
+            error = seconds / float(row["step_time_s"]) - 1
+            mesh = f"tp {row['tp']}" if row["tp"] != "1" else f"ep {row['ep']}"
+            kind = f"{row['framework'].split(' ')[0]}, {row['compute_dtype']}, {mesh.split(' ', maxsplit=1)[0]}"
+            errors[kind].append((abs(error), abs(peak / float(row["peak_mem_GiB"]) - 1) if row["peak_mem_GiB"] else None))
+            print(f"| {row['id']} | {mesh} | {float(row['step_time_s']):.3f} s | {seconds:.3f} s | {100 * error:+.1f} % | {row['peak_mem_GiB']} | {peak:.1f} |")
+    for kind, list_of in errors.items():
+        peaks = [peak for _, peak in list_of if peak is not None]
+        mean = 100 * sum(error for error, _ in list_of) / len(list_of)
+        memory = f", peaks {100 * sum(peaks) / len(peaks):.1f} %" if peaks else ""
+        print(f"{kind}: {len(list_of)} runs, steps {mean:.1f} %{memory}")
+
+
+if __name__ == "__main__":
+    main()
