@@ -1,9 +1,9 @@
-"""What can only be checked on a machine with an NVIDIA GPU, in three calls that are each worth a short visit.
+"""What can only be checked on a machine with an NVIDIA GPU, in four calls that are each worth a short visit.
 
     scripts/gpu_check.sh build          compiles what the calls need into build-gpu/ (nvcc, cmake and the packages of install-deps.sh;
                                         SHARDWRIGHT_HEADERS=FOLDER: headers and libraries that lie elsewhere)
     scripts/gpu_check.sh pack           copies it, with the libraries that a bare machine lacks, into build-carry/ (about 40 MB)
-    scripts/gpu_check.sh A|B|C [...]    the calls, each within its time (360, 570 and 570 seconds)
+    scripts/gpu_check.sh A|B|C|D [...]  the calls, each within its time (360, 570, 570 and 400 seconds)
     scripts/gpu_check.sh PART [...]     one of: offload gelu fp8 long gpus hostid
 
     A  what works: doctor, NCCL on one rank, GPT-2 untraced and traced, every kernel and the loopback ranks against the host's
@@ -11,6 +11,7 @@
     B  how fast: the largest model of a list that fits this card, untraced, in turns with PyTorch's FSDP2, eager and compiled; then
        calibrate, the prediction with that profile, a traced run and its comparison
     C  the rest: 2, 4 and 8 loopback ranks, native against fsdp2 and fsdp1, 8,192 tokens, CUDA graphs, the sanitizers
+    D  real NCCL (2.30 or newer) with 2 to 4 processes on one GPU: dialects, windows, 3 ranks, a trace, the network path, HSDP, a killed rank
 
 Flags: --out FOLDER (default gpu-results/; of pack: build-carry/), --emulated (GPUs of the test build in build/: tiny models, no figures), --resume (what
 results.json has is not done again), --limit SECONDS (of every call).
@@ -38,7 +39,7 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIMITS = {"A": 360, "B": 570, "C": 570}
+LIMITS = {"A": 360, "B": 570, "C": 570, "D": 400}
 PART_LIMIT = 570
 # Cards by their names' words and the catalog's GPU; the first whose words are all there.
 CARDS = (("H200", "h200-141"), ("H100", "h100-80"), ("A100 80GB", "a100-80"), ("A100", "a100-40"), ("B200", "b200-180"),
@@ -497,23 +498,71 @@ class Check:
                 done = self.run("run", plan, "--device", "cuda", "--steps", "10", "--data", "random:64", NCCL_WIN_ENABLE=windows)
                 self.row(f"GPT-2 on {ranks} GPUs, windows {windows}", done)
 
+    # Call D
+
+    def together(self, name, plan, ranks, *words, hosts=0, kill=False, **variables):
+        """A process per rank, all with GPU 0. NCCL takes them for ranks of `hosts` machines: between these all goes over the loopback
+        interface. With `kill` the last one is killed in the middle of a step, and the others have to end by themselves."""
+        script = """ranks=$1 hosts=$2 kill=$3; shift 3; pids=
+            for rank in $(seq 0 $((ranks - 1))); do
+              [ $hosts = 0 ] || export NCCL_HOSTID=host$((rank * hosts / ranks))
+              RANK=$rank "$0" run "$@" & pids="$pids $!"; last=$!
+            done
+            [ $kill = 0 ] || { sleep $kill; kill -KILL $last; }
+            code=0; for pid in $pids; do wait $pid || { [ $pid = $last ] && [ $kill != 0 ] || code=$?; }; done
+            exit $code"""
+        network = {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"} if hosts else {}
+        done = self.run("-c", script, self.programs / "shardwright", ranks, hosts, 6 if kill else 0, plan, "--device", "cuda", "--data",
+                        "random:64", *words, program="/bin/sh", limit=150, WORLD_SIZE=str(ranks), LOCAL_RANK="0", MASTER_ADDR="127.0.0.1",
+                        MASTER_PORT=str(29531 + ranks), NCCL_MULTI_RANK_GPU_ENABLE="1", **network, **variables)
+        if kill:
+            ended = done.code not in (0, None) and "rank" in done.err
+            self.results.row(name, "ok" if ended else "FAILED", f"{done.seconds:.1f} s  {done.last()}")
+        else:
+            self.row(name, done)
+        return done
+
+    def many(self, ranks, dialect="native", *more):
+        model, flags = TINY_JOBS[0] if self.emulated else ("gpt2", "--seq 1024 --global-batch 24")
+        flags = re.sub(r"--global-batch \d+", "--global-batch 24", re.sub(r" --micro-batch \d+", "", flags))
+        return self.plan(f"many-{ranks}-{dialect}", model, flags, "--micro-batch", 24 // ranks // 2, "--precision", "bf16-mixed", *more,
+                         ranks=ranks, dialect=dialect)
+
+    def shared(self):
+        """Ranks that share GPU 0, which NCCL allows from 2.30 on: copies between them stay on the card."""
+        steps = ("--steps", "2" if self.emulated else "10")
+        for dialect in ("native", "fsdp2", "fsdp1", "ddp", "zero3"):
+            plan, done = self.many(2, dialect)
+            if self.row(f"2 ranks, {dialect}, plan", done, ""):
+                self.together(f"2 ranks on one GPU, {dialect}", plan, 2, *steps)
+        for ranks, windows in ((4, "1"), (4, "0"), (3, "1")):
+            plan, done = self.many(ranks)
+            self.together(f"{ranks} ranks on one GPU, windows {windows}", plan, ranks, *steps, NCCL_WIN_ENABLE=windows)
+        plan, done = self.many(2)
+        path = self.results.folder / "2-ranks.json.gz"
+        if self.together("2 ranks on one GPU, traced", plan, 2, "--steps", "3", "--trace", path).code == 0:
+            self.row("2 ranks on one GPU, compared", self.run("compare", plan, path))
+
     def hostid(self):
-        """Two processes with one GPU: each says that it is a machine of its own, and all goes over the loopback interface."""
+        """Each process says that it is a machine of its own; then two machines of two ranks, in copies of shards."""
+        steps = ("--steps", "2")
         plan, done = self.small(2)
-        if not self.row("two NCCL ranks on one GPU, plan", done, ""):
-            return
-        script = """for rank in 0 1; do RANK=$rank NCCL_HOSTID=rank$rank "$0" run "$1" --device cuda --steps 2 --data random:64 &
-            pids="$pids $!"; done; code=0; for pid in $pids; do wait $pid || code=$?; done; exit $code"""
-        done = self.run("-c", script, self.programs / "shardwright", plan, program="/bin/sh", limit=120, WORLD_SIZE="2", LOCAL_RANK="0",
-                        MASTER_ADDR="127.0.0.1", MASTER_PORT="29531", NCCL_NET="Socket", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1",
-                        NCCL_WIN_ENABLE="0")
-        self.row("two NCCL ranks on one GPU", done)
+        if self.row("two NCCL ranks on one GPU, plan", done, ""):
+            self.together("two NCCL ranks on one GPU", plan, 2, *steps, hosts=2, NCCL_WIN_ENABLE="0")
+        plan, done = self.many(4, "fsdp2", "--shard", "2")
+        if self.row("two machines of two ranks, plan", done, ""):
+            self.together("two machines of two ranks", plan, 4, *steps, hosts=2, NCCL_WIN_ENABLE="0")
+
+    def drills(self):
+        plan, done = self.many(2)
+        self.together("a rank is killed", plan, 2, "--steps", "1000", kill=True)
 
     STEPS = {
         # Each with the seconds that are kept for it when those before it are slow.
         "A": (("doctor", 10), ("nccl", 20), ("gpt2", 40), ("kernel_tests", 90), ("kernel_speed", 45)),
         "B": (("speed", 300), ("calibrate", 120), ("speed_trace", 60), ("products", 60)),
         "C": (("loopback", 60), ("schedules", 90), ("graphs", 60), ("long", 150), ("sanitizers", 120)),
+        "D": (("shared", 200), ("hostid", 60), ("drills", 60)),
     }
 
     def call(self, name):
@@ -590,7 +639,7 @@ def pack(tree, carry):
 
 
 def main():
-    parts = ("A", "B", "C", "offload", "gelu", "fp8", "long", "gpus", "hostid", "build", "pack")
+    parts = ("A", "B", "C", "D", "offload", "gelu", "fp8", "long", "gpus", "hostid", "build", "pack")
     parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=parts, metavar="PART")
     parser.add_argument("--out", type=pathlib.Path)

@@ -16,7 +16,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(sys.argv[1])
-CALLS, KILLS = (("A", "B", "C"), 10) if os.environ.get("SHARDWRIGHT_DEEP") else (("A", "B"), 2)
+CALLS, KILLS = (("A", "B", "C", "D"), 10) if os.environ.get("SHARDWRIGHT_DEEP") else (("A", "B"), 2)
 
 
 def start(out, *flags):
