@@ -1,4 +1,13 @@
 // When units begin and end, forward and backward: the events that the walker goes by.
+//
+// Example: the root holds ops 0 to 7, block A ops 1 to 3, block B ops 4 to 6.
+//
+//   forward    enter root before 0, A before 1, B before 4; leave A behind 3, B behind 6, root last
+//   backward   enter root at 7, B at 6, A at 3; leave B behind 4, A behind 1, root behind 0
+//
+// Where two units begin with one op the outer one is first, and where they end with one op the
+// inner one. Events lie in one array, sorted by op, with an index per op. Finding them costs O(n
+// log n) for n stretches of units; asking for those of an op costs O(1).
 
 #include <algorithm>
 #include <utility>
