@@ -76,7 +76,7 @@ ActivationOffload::ActivationOffload(Emitter& emitter, const std::vector<bool>& 
   for (std::uint32_t s = 0; s < e_.a.storages.size(); ++s) {
     const StorageFacts& f = e_.a.storages[s];
     const bool kept = f.backward_uses > 0 && f.forward_uses > 0 && f.producer != kNoRegion;
-    // What the first layer of backward reads would come back as soon as it has left.
+    // A tensor that the first layer of backward reads would come back as soon as it has left.
     if (kept && !f.is_index && f.bytes >= kSmallestOffload && first_read[s] != kNoRegion &&
         layer_of_op_[first_read[s]] > 0) {
       travels_[s] = true;

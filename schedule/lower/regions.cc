@@ -199,7 +199,7 @@ void FindReruns(const Model& model, const std::vector<bool>& kept, bool whole, s
 // that recompute whole regions.
 void FillRegion(const Model& model, std::uint32_t index, const std::vector<bool>& kept, bool whole,
                 ModelAnalysis& a) {
-  // What reaches no loss does not run again.
+  // A region that reaches no loss does not run again.
   const auto begin = a.ops.begin() + a.regions[index].first,
              end = a.ops.begin() + a.regions[index].last + 1;
   const bool runs = std::any_of(begin, end, [](const ModelOpFacts& op) { return op.has_backward; });

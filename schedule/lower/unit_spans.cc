@@ -274,8 +274,9 @@ class NamedModules {
 };
 
 // DeepSpeed fetches and releases with each call of a module (pre_sub_module_forward_function and
-// post_sub_module_forward_function of parameter_offload.py), also of one called twice in a row and
-// of several that share a parameter, and of one beside the unit's that reads it.
+// post_sub_module_forward_function of parameter_offload.py). This splits stretches at such calls:
+// of a module called twice in a row, of several modules that share a parameter, and of a module
+// beside the unit's that reads the parameter.
 std::vector<UnitSpans::Span> SplitAtCalls(const Model& model, const NamedModules& named,
                                           const std::vector<UnitSpans::Span>& spans) {
   std::vector<UnitSpans::Span> calls;
@@ -370,9 +371,9 @@ std::uint32_t GivenBackAt(const LowerInput& in, const ModelAnalysis& a, const Un
   return kNoRegion;
 }
 
-// A stretch that begins or ends with a call that returned what it was given, with other calls
-// between: backward enters it where the last one's is complete (before the op `given`), and leaves
-// it by the node in front of the first one, which is true if it has one.
+// For a stretch of several calls whose first or last call returned its input. Backward enters the
+// stretch where the last call's result has its gradient (before the op `given`). It leaves the
+// stretch by the node in front of the first call. Returns true if that call has such a node.
 bool StretchToGiven(const LowerInput& in, const ModelAnalysis& a, const UnitSpans::Ends& ends,
                     std::uint32_t given, UnitSpans::Span& cut) {
   if (given != kNoRegion) {
@@ -416,7 +417,7 @@ std::vector<std::uint32_t> LastUsesInBackward(const Model& model, const ModelAna
   return last;
 }
 
-// What backward runs of the unit's stretch `k`.
+// Appends to `result` the backward of the unit's stretch `k`, if it has one.
 void AddBackward(const LowerInput& in, const ModelAnalysis& a, std::uint32_t u, std::size_t k,
                  UnitSpans& result) {
   const UnitSpans::Span& s = result.spans[u][k];

@@ -49,11 +49,10 @@ Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
 }
 
 // Under PyTorch's dialects a region runs again when backward asks for the first tensor that it
-// would have kept (torch.utils.checkpoint with use_reentrant=False): a sum keeps none, and the
+// would have kept (torch.utils.checkpoint with use_reentrant=False). A sum keeps none, and the
 // hooks of units that end there come first. With use_reentrant=True it runs again before all of its
-// backward.
-// Example: a block ends with "down, sum". The sum keeps no tensor, so its backward runs first and
-// the region starts at `down`. Under use_reentrant=True it starts at the sum.
+// backward. Example: a block ends with "down, sum". The sum keeps no tensor, so its backward runs
+// first and the region starts at `down`. Under use_reentrant=True it starts at the sum.
 bool Walker::StartsRegion(std::uint32_t i) const {
   const ModelOpFacts& facts = e_.a.ops[i];
   if (!facts.has_backward || !StopsEarly()) {

@@ -422,10 +422,10 @@ void Walker::FetchBeside(std::uint32_t i) {
   }
 }
 
-// Per op in reverse order, with a backward: ends of calls that returned their input, hooks of units
-// that begin, recomputation if a region starts, the op, then hooks of gradients and of units that
-// end. Under torch's early-stopping checkpoint all hooks come before the recomputation, under other
-// checkpoints those of units inside the region come behind it.
+// Per op in reverse order, with a backward. First come ends of calls that returned their input,
+// hooks of units that begin, and recomputation if a region starts. The op follows, then hooks of
+// gradients and of units that end. Under torch's early-stopping checkpoint all hooks come before
+// the recomputation. Under other checkpoints those of units inside the region come behind it.
 void Walker::Backward() {
   std::fill(grad_of_tensor_.begin(), grad_of_tensor_.end(), kNoGrad);
   grads_.clear();

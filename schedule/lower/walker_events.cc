@@ -24,10 +24,11 @@ struct Stretch {
   std::size_t index = 0;  // among the unit's backward stretches
 };
 
-// Outer calls first: those that begin before others, or end behind them; of calls that do so
-// together the longest, and of equal ones that of the module further out. A unit of several modules
-// begins with a call of one and ends with one of another, however far its stretch goes. What the
-// end of the model ends does so after the root, backwards in the order of modules
+// Sorts outer calls first: a call that begins before others, or ends behind them. Of calls that do
+// so together the longest is first, and of equal ones the call of the module further out. A unit of
+// several modules begins with a call of one and ends with a call of another, however far its
+// stretch goes. Units that the end of the model ends come after the root, backwards in the order of
+// modules
 // (_force_complete_incomplete_states of _fsdp_state.py, torch 2.13).
 void SortOuterFirst(std::vector<Stretch>& stretches, UnitSpans::Call UnitSpans::Ends::*at) {
   const bool ends = at == &UnitSpans::Ends::last;
