@@ -1,3 +1,13 @@
+// The plans that frameworks make by default, with the choices that their users try by hand.
+//
+// Example: torchtitan, 4 samples per rank. The micro-batches 1, 2 and 4, each without
+// recomputation, with selective and with full recomputation, are 9 plans. All are simulated without
+// the allocator, sorted (a plan that fits first, then the faster one), and the allocator sees them
+// in this order until one fits.
+//
+// A larger micro-batch is skipped where a smaller one with the same checkpointing fails already and
+// both accumulate at least 3 times.
+
 #include "planner/baselines.h"
 
 #include <algorithm>

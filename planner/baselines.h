@@ -24,8 +24,8 @@ enum class Baseline : std::uint8_t {
   kFsdp1Transformer,
   // fully_shard as torchtitan applies it: embedding, blocks, [norm, head], root.
   kTorchtitan,
-  // What `accelerate config` (1.15) proposes for FSDP: version 2, reshard after forward, wrapped by
-  // block, no checkpointing; accumulates without reducing (sync_each_batch is off).
+  // As `accelerate config` (1.15) proposes for FSDP: version 2, reshard after forward, wrapped by
+  // block, no checkpointing. It accumulates without reducing (sync_each_batch is off).
   kAccelerate,
   // DeepSpeed 0.19's ZeRO-3 with the numbers of its code.
   kZero3,
@@ -40,7 +40,7 @@ inline constexpr std::array<Baseline, 6> kBaselines = {
 // "fsdp1-size", "fsdp1-transformer", "torchtitan", "accelerate", "zero3", "ddp".
 [[nodiscard]] std::string_view NameOf(Baseline baseline);
 
-// What such users still try themselves.
+// The choices that such users still make themselves.
 struct UserChoice {
   std::int64_t micro_batch = 1;
   std::int64_t accumulation = 1;
@@ -56,10 +56,11 @@ struct UserChoice {
 [[nodiscard]] Plan BaselinePlan(Baseline baseline, const Model& model, std::int64_t ranks,
                                 const UserChoice& choice);
 
-// What users try before they give up, for `samples` per rank and step: micro-batches of powers of
-// two that divide it, each without and with recomputation of the blocks (torchtitan: selective, its
-// default, too). Jobs that only run forward: all samples at once, nothing recomputed.
-// Example: 4 samples make 1 x 4, 2 x 2 and 4 x 1, so 6 choices, and 9 of torchtitan.
+// The choices that users try before they give up, for `samples` per rank and step. Micro-batches
+// are powers of two that divide the samples, each without and with recomputation of the blocks.
+// torchtitan also has selective recomputation, its default. Jobs that only run forward take all
+// samples at once. Example: 4 samples make 1 x 4, 2 x 2 and 4 x 1, so 6 choices, and 9 of
+// torchtitan.
 [[nodiscard]] std::vector<UserChoice> UserChoices(Baseline baseline, JobMode mode,
                                                   std::int64_t samples);
 

@@ -1,3 +1,22 @@
+// Lower bounds for all plans with one mesh, batch and offload: how much memory each needs at least,
+// and how long a step takes at least. docs/planning.md derives them.
+//
+// Example of memory: 1e9 trainable parameters, AdamW, fp32 beside bf16, shard 4, fsdp2.
+//
+//   States      (1 master + 2 moments) x 4 bytes x 0.25e9           3.0 GB
+//   LeastPeak   + the widest op: 50e6 weights, whole, x (2 + 2)     + 0.2 GB
+//   at turn     + activations of all blocks under the leanest pattern, the tail, memory outside
+//
+// The larger of both moments is the bound. If it is above the limit, no plan of this kind is
+// lowered.
+//
+// Example of time: 10 s of kernels, 4.5 s of gathers; dual.h shows how the bound of 11 s follows.
+// The terms that it needs are collected here: seconds of traffic at the best rate of any message
+// size (AddTraffic), and the parts of a step that run beside nothing (AddEnds).
+//
+// Every number errs on the low side. A bound that is too high would hide the best plan, and the
+// reported gap would be false; tests hold it against random plans.
+
 #include "planner/bounds.h"
 
 #include <algorithm>
@@ -25,6 +44,8 @@ bool UpdatesOnHost(const OuterChoice& outer) {
 
 }  // namespace
 
+// Finds, once per search, which storages the result depends on and which are used outside of
+// blocks.
 Bounds::Bounds(const Problem& input, const SearchOptions& options, const Limits& limits)
     : in_(input),
       options_(options),
@@ -38,8 +59,8 @@ Bounds::Bounds(const Problem& input, const SearchOptions& options, const Limits&
       sent_(facts_.reduces_masters ? master_ : reduce_),
       is_read_(input.model.params.size()),
       is_outside_(input.model.params.size()) {
-  // What nothing reads, or nothing but a dead branch, may be gathered less often and need not have
-  // a gradient.
+  // Parameters that nothing reads, or a dead branch alone, may be gathered less often and need not
+  // have a gradient.
   const std::vector<bool> reaches = OpsBehindResult(input.model);
   for (std::size_t i = 0; i < input.model.ops.size(); ++i) {
     const ModelOp& op = input.model.ops[i];
@@ -58,6 +79,8 @@ Bounds::Bounds(const Problem& input, const SearchOptions& options, const Limits&
 }
 
 // With the padding of weights that are cut over so many ranks one by one.
+// Example: 8 experts in one tensor over 16 ranks of fsdp2 are padded to 16 rows, so they count
+// twice.
 Bounds::Sizes Bounds::SizesOn(std::int64_t ranks, double experts) const {
   const Model& model = in_.model;
   ResolvedUnit dense, shared;
@@ -92,6 +115,7 @@ Bounds::Sizes Bounds::HeldBy(std::int64_t ranks) const {
   return SizesOn(ranks, static_cast<double>(options_.base.expert_size));
 }
 
+// Compares collectives of 1e9 bytes, where latency does not count.
 double Bounds::ShareOfExperts(const OuterChoice& outer) const {
   constexpr double kLarge = 1e9;  // bytes
   const Mesh mesh = {MeshOf(outer).size, options_.base.expert_size};
@@ -126,6 +150,8 @@ double Bounds::FrozenWidth(double as_learned) const {
 }
 
 // Bytes of parameters and optimizer states on the device.
+// Frozen parameters count as the job stores them, without states. Packed states and those of Muon
+// and SOAP count as nothing, which keeps the bound low.
 double Bounds::States(const OuterChoice& outer) const {
   if (outer.offload.parameters) {
     return 0;
@@ -245,7 +271,7 @@ Occupancy Bounds::OccupancyOf(const OuterChoice& outer) const {
 }
 
 // The update, at least: on the compute stream, or on the host, which then waits for all gradients
-// and issues nothing. What runs on another stream does not count.
+// and issues nothing. Updates on another stream do not count.
 StreamingWork Bounds::Update(const OuterChoice& outer) const {
   const bool on_host = UpdatesOnHost(outer);
   const bool on_compute = !outer.offload.moments || StagesOnCompute();
@@ -282,6 +308,8 @@ StreamingWork Bounds::Copies(double read, double written) const {
 
 // Of one collective of at least so many bytes, alone. Larger ones may take less where NCCL chooses
 // another protocol.
+// A larger message may be faster because NCCL changes its protocol. So the least time of sizes from
+// `bytes` to 8 times that is taken, in steps of 25 %.
 double Bounds::MessageSeconds(OpCode code, GroupShape group, double bytes) const {
   constexpr double kStep = 1.25;
   const double most = 8 * bytes;
@@ -299,6 +327,8 @@ double Bounds::MessageSeconds(OpCode code, GroupShape group, double bytes) const
 }
 
 // How often a step does it with all parameters, at least.
+// Example: 4 micro-batches and `sync: last`. Gradients are reduced once, and gathers run 4 times,
+// or once if the dialect keeps the parameters meanwhile.
 Bounds::Times Bounds::TimesOf(const OuterChoice& outer) const {
   const auto passes = static_cast<double>(outer.accumulation);
   const bool is_last = outer.sync == SyncMode::kLast;
@@ -306,6 +336,8 @@ Bounds::Times Bounds::TimesOf(const OuterChoice& outer) const {
           outer.sync == SyncMode::kEvery ? passes : 1};
 }
 
+// Fills `seconds` of each transfer, and the choice that gathered parameters have after forward:
+// stay (memory), be gathered again (time), or stay in part (both).
 void Bounds::AddTraffic(const OuterChoice& outer, const Occupancy& occupancy, Terms& terms) const {
   const Occupancy::RowWeights bytes = BytesOf(outer);
   const Times times = TimesOf(outer);
@@ -355,8 +387,10 @@ void Bounds::AddTraffic(const OuterChoice& outer, const Occupancy& occupancy, Te
   terms.to_device_per_byte = seconds(Occupancy::kToDevice, 1);
 }
 
-// What cannot run beside anything at both ends of a step, or of each pass: the gather of what the
-// first op reads, and the reduction of the gradients that the last op writes.
+// The work at both ends of a step, or of each pass, that cannot run beside anything. These are the
+// gather of the parameters that the first op reads, and the reduction of the gradients that the
+// last op writes. Example: the first gather has 100 MB over 8 ranks. Nothing runs beside it, so its
+// time is added to the bound as `head`.
 void Bounds::AddEnds(const OuterChoice& outer, Terms& terms) const {
   const bool on_host = UpdatesOnHost(outer);
   const bool ends_each = EndsEachPass();
@@ -394,6 +428,8 @@ void Bounds::AddEnds(const OuterChoice& outer, Terms& terms) const {
   }
 }
 
+// Memory first, as it is cheap. The linear program of the time is built and solved only if memory
+// may fit.
 OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
                       const Occupancy& occupancy) const {
   Terms terms;

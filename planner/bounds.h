@@ -35,8 +35,8 @@ class Bounds {
   // All arguments must outlive it.
   Bounds(const Problem& input, const SearchOptions& options, const Limits& limits);
 
-  // What runs beside what for all plans with this one's mesh and offload of activations and
-  // moments.
+  // The sets of ops that may run together, for all plans with this one's mesh and offload of
+  // activations and moments.
   [[nodiscard]] Occupancy OccupancyOf(const OuterChoice& outer) const;
   [[nodiscard]] OuterBound Of(const OuterChoice& outer, const Measured& measured,
                               const Occupancy& occupancy) const;
@@ -51,8 +51,8 @@ class Bounds {
   [[nodiscard]] Sizes SizesOn(std::int64_t ranks, double experts) const;
   // So that a shard group's part of the sum is what a rank holds: each has more of fewer experts.
   [[nodiscard]] Sizes HeldBy(std::int64_t ranks) const;
-  // What a byte of them takes, gathered or reduced among the ranks with the same experts, beside
-  // one that all ranks of the shard group share; at most 1.
+  // The seconds of a byte of experts, gathered or reduced among the ranks with the same experts, as
+  // a share of those of a byte that the whole shard group has; at most 1.
   [[nodiscard]] double ShareOfExperts(const OuterChoice& outer) const;
   [[nodiscard]] double Shard(const OuterChoice& outer) const;
 

@@ -53,7 +53,7 @@ class Branches {
   // The one with this outer choice; null: the space has none.
   [[nodiscard]] const Branch* Of(const Plan& plan) const;
 
-  // What is seeded from now on is fitted to so much device memory.
+  // Plans seeded from now on are fitted to so much device memory.
   void AimAt(Bytes device) { aim_.device = device; }
   [[nodiscard]] Bytes aim() const { return aim_.device; }
   // Of plans that are fitted to that.
@@ -68,7 +68,7 @@ class Branches {
   // None is seeded yet, but what was simulated is known.
   void Restart();
 
-  // What the objective minimises, of a plan and as the bound of a branch.
+  // The quantity that the objective minimises, of a plan and as the bound of a branch.
   [[nodiscard]] double CostOf(const Outcome& outcome) const;
   [[nodiscard]] double BoundOf(const Branch& branch) const;
   // Of the best plan so far that offloads at most so many things; infinite without one.
@@ -79,7 +79,7 @@ class Branches {
   // Over all branches that may hold a plan that fits.
   [[nodiscard]] Seconds LowerBound() const;
 
-  // What all plans of a branch share.
+  // A candidate with the fields that all plans of a branch share.
   [[nodiscard]] Candidate CandidateOf(const Branch& branch) const;
   // All plans that were looked at; of a branch without any what they would share.
   void Append(const Branch& branch, std::vector<Candidate>& candidates) const;

@@ -1,3 +1,21 @@
+// Which of the simulated candidates is the answer, and why the others are not.
+//
+// Example, with a tie of 1 %. Times are simulated without the caching allocator.
+//
+//   plan   time      offloads   symmetric   memory
+//   A      1.000 s   optimizer  yes         30 GiB
+//   B      1.004 s   nothing    no          60 GiB
+//   C      1.006 s   nothing    yes         62 GiB
+//   D      1.030 s   nothing    yes         40 GiB
+//
+// A, B and C count as equally fast. B and C offload less than A. C treats all blocks alike and B
+// does not, and B is not 1 % faster than C, so C is preferred. The allocator then sees C. If C fits
+// and its time stands, C is chosen. If fragmentation leaves no room, C becomes kFragmented and the
+// rule runs again. After two such disappointments candidates with as much memory as C are passed
+// over: the allocator would most likely refuse them, too, and each question costs a long replay.
+//
+// D is slower by more than the tie, so its smaller memory does not count.
+
 #include "planner/choose.h"
 
 #include <algorithm>
@@ -30,6 +48,8 @@ std::string BlockOf(const std::set<std::string>& blocks, std::string module) {
 
 // Are all blocks treated alike: as many in each unit (fewer in the last one), freed alike, and
 // checkpointed alike?
+// Example: 8 blocks in units of 3, 3 and 2 are symmetric, in units of 3, 2 and 3 they are not. With
+// "full" in all 8 blocks they are symmetric, with "full" in the first 5 they are not.
 bool IsSymmetric(const Plan& plan, const std::set<std::string>& blocks) {
   std::size_t grouped = 0, each = 0, last = 0;
   const Reshard* reshard = nullptr;
@@ -102,6 +122,8 @@ std::size_t Smallest(const std::vector<Candidate>& candidates, IsEligible is_eli
 // the least memory; page-locked host memory counts. A plan that is not symmetric has to be faster
 // than all symmetric ones that offload no more by the tie, also where another one, with more
 // memory, is.
+// `symmetric` holds the best time of symmetric plans with at most 0, 1, 2 and 3 offloads.
+// O(candidates).
 template <class IsEligible>
 std::size_t PreferredTie(const ChooseInput& in, const std::vector<Candidate>& candidates,
                          Symmetry& is_symmetric, double fastest, double slowest,
@@ -140,6 +162,10 @@ std::size_t PreferredTie(const ChooseInput& in, const std::vector<Candidate>& ca
 
 // The eligible candidate that the objective prefers, by what is known of its time; kNone: there is
 // none.
+// A previous plan wins as long as no plan is better by more than the tie. So a small change of the
+// profile does not move a running job to another plan. Otherwise memory decides under kMemory, and
+// PreferredTie under all other objectives. Under those the chosen plan is never slower than the
+// best baseline.
 template <class IsEligible>
 std::size_t Preferred(const ChooseInput& in, const std::vector<Candidate>& candidates,
                       Symmetry& is_symmetric, IsEligible is_eligible) {
@@ -217,8 +243,9 @@ std::string WhyNot(const Candidate& c, const Candidate& chosen, bool c_is_symmet
   return gain + ", but needs " + Format(c.Needs() - chosen.Needs()) + " more";
 }
 
-// What becomes of a candidate once the allocator has seen it, and of those that are as fast and as
-// large where that does not fit: they are the same program in other words.
+// Sets the candidate's status once the allocator has seen it. If it does not fit, candidates with
+// the same time and memory to the byte are refused as well: they are one program in other words,
+// such as a prefetch list that repeats the default.
 void Settle(const Evaluator::Final& final, std::size_t index, std::vector<Candidate>& candidates) {
   Candidate& seen = candidates[index];
   const Candidate told = seen;
@@ -271,6 +298,10 @@ void Finals::Ask(const std::vector<const Plan*>& plans) {
   });
 }
 
+// Asks the allocator about the preferred candidate until one is confirmed: it fits, and its time
+// did not rise. At most 32 new questions. If none is confirmed, the fastest plan with retries is
+// chosen, and its time is measured with all of its micro-batches. If there is none either, nothing
+// fits.
 void ChooseBest(const ChooseInput& in, Finals& finals, SearchResult& result) {
   // The allocator's retries delay the host: a plan near the limit may turn out slower, or not fit.
   // The time of a plan that was looked at is final. After a few disappointments plans with as much
@@ -334,6 +365,7 @@ void ChooseBest(const ChooseInput& in, Finals& finals, SearchResult& result) {
 namespace {
 
 // Of the candidates that fit and that `counts` takes, those that no other beats; by time.
+// Sorted by time, each member needs less memory than all members before it. O(n log n).
 template <class Counts>
 std::vector<std::size_t> FrontOf(const std::vector<Candidate>& candidates, Counts counts) {
   std::vector<std::size_t> order, front;
@@ -379,6 +411,9 @@ bool IsPassedOver(const SearchOptions& options, const SearchResult& result, std:
          c.step_time.value * (1 + options.tie) < result.best.step_time.value;
 }
 
+// The front is drawn with the memory that plans really need, reserved bytes included. So at most 8
+// plans of it are given to the allocator, in at most 3 rounds, and the choice is made anew: a tie
+// may go to another plan now that needs are known.
 void MeasureFront(const ChooseInput& in, Finals& finals, SearchResult& result) {
   constexpr int kMostRounds = 3;  // what turns out not to fit makes room for others
   const bool has_retries = result.best.retries > 0;
@@ -438,6 +473,9 @@ void FindPareto(const ChooseInput& in, SearchResult& result) {
   }
 }
 
+// One row per family and reason, in the order of candidates: how many, the best time, the least
+// bound and the least deficit. Example: family "ddp", reason "bound", 4 candidates, least bound
+// 8.14 ms.
 void SumUpRejected(const SearchOptions& options, SearchResult& result) {
   for (std::size_t i = 0; i < result.candidates.size(); ++i) {
     const Candidate& c = result.candidates[i];

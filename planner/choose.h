@@ -25,7 +25,7 @@ struct ChooseInput {
   std::int64_t ranks_per_node = 1;
 };
 
-// What the caching allocator (native: the arena) says of plans; each is asked for once.
+// The caching allocator's answers about plans (native: the arena's). Each plan is asked for once.
 class Finals {
  public:
   // `workers` must outlive it.
@@ -61,8 +61,8 @@ void MeasureFront(const ChooseInput& in, Finals& finals, SearchResult& result);
 void FindPareto(const ChooseInput& in, SearchResult& result);
 void SumUpRejected(const SearchOptions& options, SearchResult& result);
 
-// Whether it is faster than the chosen plan by more than a tie, by a prediction that has not seen
-// the allocator: plans with as much memory did not get past that, so it was not asked.
+// Is the candidate faster than the chosen plan by more than a tie, by a prediction without the
+// allocator? The allocator was not asked about it, as it refused plans with as much memory.
 [[nodiscard]] bool IsPassedOver(const SearchOptions& options, const SearchResult& result,
                                 std::size_t i);
 

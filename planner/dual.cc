@@ -1,3 +1,17 @@
+// The linear program of the bound, in its dual form: a price for every resource, such that no set
+// of ops that run together is worth more than the time it takes.
+//
+// Example of dual.h as a program: columns y (a second of kernels) and z (a second of gathers),
+// worth 10 and 4.5. Rows: kernel beside gather 0.8 y + 0.9 z <= 1, kernel alone y <= 1, gather
+// alone z <= 1. The maximum of 10 y + 4.5 z is 11, at y = 1 and z = 2/9. That is the bound.
+//
+// Prices that keep all rows give a bound, whether they are the best ones or not. Memory has a price
+// as well: the cheapest pattern of a block depends on it, as recomputation costs kernels and saves
+// bytes. Cheapest() expresses "the least of several" by one column below each of them.
+//
+// A step has up to 7 stretches, and SourcesIn says which transfers may run in which. Columns: about
+// a hundred; rows: stretches times sets of ops, some thousands.
+
 #include "planner/dual.h"
 
 #include <algorithm>
@@ -152,7 +166,7 @@ class Dual {
         }
         options.push_back(std::move(sum));
       }
-      // What the first layer of backward reads is not copied.
+      // Activations that the first layer of backward reads are not copied.
       const bool all_count = !t_.offloads_activations || m_.all_blocks_copy;
       lp_.AddWorth(Cheapest(options), static_cast<double>(c.blocks.size()) - (all_count ? 0 : 1));
     }
@@ -215,8 +229,8 @@ class Dual {
     return s;
   }
 
-  // What a second of each transfer in a row is worth in the stretch: as much as the most valuable
-  // one that it may be; kNoColumn: it does not run there.
+  // The price of a second of each transfer of a row in this stretch: that of the most valuable
+  // transfer that it may be. kNoColumn: it does not run there.
   std::array<std::size_t, Occupancy::kRowTransferCount> PricesIn(Stretch stretch) {
     const Sources sources = SourcesIn(stretch);
     std::array<std::size_t, Occupancy::kRowTransferCount> prices{};

@@ -24,8 +24,8 @@ struct StreamingWork {
   double streaming = 0;
 };
 
-// What the gathered parameters of a model may do after forward: bytes that stay, and what gathering
-// the rest again takes, in a whole step, with the copies of what was gathered on compute.
+// One thing that gathered parameters may do after forward. Bytes stay on the device, or seconds go
+// by to gather them again in a whole step, with copies of the gathered parameters on compute.
 struct AfterForward {
   double bytes = 0;
   double seconds = 0;

@@ -1,3 +1,13 @@
+// One plan, predicted from end to end: lower, verify, simulate, compare with the limits.
+//
+// Example: a plan whose buffers peak at 60 GiB, with 2 GiB outside the allocator, on a GPU with 77
+// GiB usable and a margin of 3 %. The limit is 74.7 GiB. The buffers fit with 62 GiB. The replay of
+// the allocator reserves 71 GiB and finds room, so the plan fits. Had it found none,
+// Misfit::kFragmentation would say so, and a second replay without a limit says how much memory
+// would be enough.
+//
+// Every command takes this way, whether the plan comes from a file, a baseline or the search.
+
 #include "planner/evaluate.h"
 
 #include <algorithm>
@@ -18,7 +28,7 @@ Bytes ReservedPeak(const SimulationResult& result) {
   return reserved ? std::max(reserved->peak_first, reserved->peak_steady) : Bytes(0);
 }
 
-// What the allocator would take if memory never ended.
+// The bytes that the allocator would reserve if memory never ended.
 Bytes ReservedWithoutLimit(Simulator& simulator, PlanPrograms& programs, SimulateOptions options,
                            Telling telling) {
   constexpr Bytes kEndless{std::int64_t{1} << 50};
@@ -141,6 +151,8 @@ Bytes PlanOutcome::Excess() const {
   return excess;
 }
 
+// With `compares` the memory of the buffers comes first, which costs no simulation of time. A plan
+// that does not fit by then is done.
 PlanOutcome Evaluate(const Problem& problem, const Plan& plan, const EvaluateOptions& options) {
   CheckPlan(problem, plan, "plan");
   PlanPrograms programs({problem, plan});

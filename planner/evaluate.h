@@ -39,8 +39,9 @@ void CheckLegal(const Program& program);
 // Device memory that the job may use: what the GPU has less the job's margin.
 [[nodiscard]] Bytes UsableMemory(const Problem& problem);
 
-// What the caching allocator has in the simulation of a plan: the device's usable memory, less what
-// lies outside it. Where that is less than it would take, its retries are part of the step.
+// The memory of the caching allocator in the simulation of a plan: the device's usable memory, less
+// the bytes outside the allocator. If that is too little, the allocator's retries are part of the
+// step.
 [[nodiscard]] SimulateOptions SimulateOptionsOf(const Problem& problem, const Program& program);
 
 // The limits that a simulated plan breaks, `usable` of device memory; empty = it fits. A native
@@ -78,7 +79,7 @@ struct PlanOutcome {
   std::vector<Misfit> misfits;
 
   [[nodiscard]] bool Fits() const { return misfits.empty(); }
-  // What the device holds: reserved, or without it allocated, and outside.
+  // Bytes that the device holds: reserved, or without it allocated, and outside.
   [[nodiscard]] Bytes DeviceTotal() const;
   // The largest by which a limit is broken; 0 if it fits.
   [[nodiscard]] Bytes Excess() const;
@@ -90,8 +91,8 @@ struct EvaluateOptions {
   // For one of many plans, of which the best are evaluated again: it is not verified, and has no
   // time where it does not fit. Requires `reserved` to be off.
   bool compares = false;
-  // What buffers and the memory outside the allocator may take; the allocator reserves as much as
-  // UsableMemory, whatever this is. 0: UsableMemory.
+  // Limit on buffers and the memory outside the allocator; 0: UsableMemory. The allocator itself
+  // always has UsableMemory.
   Bytes memory_limit{0};
 };
 

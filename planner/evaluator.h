@@ -15,7 +15,7 @@
 
 namespace shardwright {
 
-// What a plan costs. With neither reserved memory nor retries of the caching allocator.
+// The costs of a plan, without reserved memory and without retries of the caching allocator.
 struct Outcome {
   bool is_allowed = true;  // false: the dialect cannot express the plan
   std::string refusal;     // then, why, as far as it was lowered

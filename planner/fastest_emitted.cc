@@ -1,3 +1,6 @@
+// A settings file cannot say all of a plan. So the 16 fastest plans are emitted, read back as the
+// framework will run them, and simulated in that form; the fastest of these is the answer.
+
 #include "planner/fastest_emitted.h"
 
 #include <algorithm>

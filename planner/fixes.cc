@@ -1,3 +1,11 @@
+// Changes with which a job fits that does not. Each is tried alone, by a search that stops at the
+// first plan that fits (effort 0).
+//
+// Example: the order for `--dialect fsdp2 --recompute none` on one node. First "without
+// --recompute", then the dialect's alternative, then expandable segments, 16 loss chunks and bf16
+// masters, and last 2, 4, 8, ... nodes until one fits. Each change that helps is reported with its
+// time and memory.
+
 #include "planner/fixes.h"
 
 #include <optional>

@@ -21,8 +21,8 @@ struct Fix {
 };
 
 // The changes that help, each by itself, cheapest first: choices that flags fix, then the dialect,
-// the software, the numbers, and last more nodes (the fewest that do, as a power of two times the
-// present number, at most 64 times). Each costs a short search.
+// the software, the numbers, and last more nodes. The node counts tried are 2, 4, ... 64 times the
+// present one, up to the first that helps. Each change costs a short search.
 [[nodiscard]] std::vector<Fix> FindFixes(const Problem& input, const SearchOptions& options);
 
 }  // namespace shardwright

@@ -1,3 +1,11 @@
+// Searches over searches. SearchFront searches under 7 memory limits between the smallest and the
+// largest need, in equal ratios. SearchNodes searches once per node count.
+//
+// Example of node counts: 512 samples of 8,192 tokens per step and a budget of 1e12 tokens are
+// 238,419 steps. 4 nodes of 8 take 10 s per step: 662 h and 21,193 GPU-hours. 8 nodes take 5.2 s:
+// 344 h and 22,041 GPU-hours. 4 nodes are cheaper by 4 %, more than a tie of 1 %, so CheapestOf
+// returns them.
+
 #include "planner/front.h"
 
 #include <algorithm>

@@ -1,3 +1,14 @@
+// The plans of one outer choice: first a seed that fits, then improvements one at a time.
+//
+// Example of Fit, on the ladder of mix_ladder.cc, limit 20 GiB. Step 0 takes 24.5 GiB, so 4.5 GiB
+// are missing. StepSaving(4.5 GiB) is step 5, which takes 18.7 GiB and fits, with 1.3 GiB to spare.
+// Step 4 saves 4 GiB and would take 20.5 GiB, more than the limit, so the spare bytes lead to no
+// lower step, and step 5 is the answer. Fit stops after at most 8 simulations: predicted and
+// simulated memory differ by passing buffers only.
+//
+// Every simulated plan is kept in `evaluated_`, so that equal choices are simulated once, and so
+// that the search can choose among all of them at the end.
+
 #include "planner/local.h"
 
 #include <algorithm>
@@ -100,6 +111,8 @@ bool LocalSearch::IsStopped() const {
   return effort_ <= 0 || (options_.stop != nullptr && options_.stop->load());
 }
 
+// One simulation, or none if the choice is known. A plan that its dialect cannot express is kept as
+// not allowed.
 const Evaluated& LocalSearch::Evaluate(Evaluator& evaluator, const InnerChoice& inner) {
   const auto known = std::find_if(evaluated_.begin(), evaluated_.end(),
                                   [&](const Evaluated& e) { return e.inner == inner; });
@@ -118,6 +131,8 @@ const Evaluated& LocalSearch::Evaluate(Evaluator& evaluator, const InnerChoice& 
   return evaluated_.back();
 }
 
+// `most_that_fails` and `least_that_fits` close in on the step. Once a plan that fits is known, a
+// choice that misses by more than the ladder can save is given up at once.
 std::size_t LocalSearch::Fit(Evaluator& evaluator, InnerChoice inner) {
   std::size_t least_that_fits = kNoIndex;  // step
   std::size_t found = kNoIndex;            // index into evaluated_
@@ -192,6 +207,8 @@ bool LocalSearch::Try(Evaluator& evaluator, const InnerChoice& inner) {
   return false;
 }
 
+// First try: the first family of units, without checkpointing or with as much as fits. If that
+// fails: the most units, all freed at once, all blocks recomputed, the fewest gathers in flight.
 void LocalSearch::Seed(Evaluator& evaluator) {
   effort_ = kSeedEffort;
   InnerChoice inner;

@@ -1,4 +1,9 @@
 // The changes that a local search tries, one at a time.
+//
+// Example: the seed takes 1.20 s. Units of 2 blocks take 1.15 s and are kept; `reshard: never`
+// takes 1.12 s and is kept, as it fits; 3 units in flight take 1.13 s and are dropped. A round in
+// which no change helps ends the search of this branch, and so does the third round. Each change is
+// fitted again: if it needs more memory, more blocks are recomputed, and the time counts with that.
 
 #include <algorithm>
 #include <cmath>
@@ -50,6 +55,8 @@ void LocalSearch::TryFamilies(Evaluator& evaluator) {
   }
 }
 
+// All units alike first, then the last half, quarter, eighth and sixteenth of them kept: these come
+// first in backward, so they are kept for the shortest time.
 void LocalSearch::TryReshards(Evaluator& evaluator) {
   for (Reshard reshard : space_.reshards) {
     const bool to_group = reshard.kind == Reshard::Kind::kToGroup;
@@ -95,6 +102,8 @@ InnerChoice LocalSearch::Keeping(std::size_t count) const {
 }
 
 // Keeps as many of the last units as fit into the memory that the best plan leaves.
+// Example: 6 GiB are free and a unit has 1 GiB gathered. The last 6 units more are kept; if that
+// takes too much, fewer.
 void LocalSearch::TryKeeping(Evaluator& evaluator) {
   const std::vector<UnitPlan> units = evaluated_[best_].inner.units;
   const auto freed = std::find_if(units.rbegin(), units.rend(), [](const UnitPlan& unit) {
@@ -272,6 +281,8 @@ std::vector<UnitPlan> LocalSearch::Items() const {
 
 // Small models: any units of neighbouring modules. All of them where that is possible, else those
 // that differ from the best in one cut, or in the place of one.
+// Example: 5 items have 2^5 = 32 ways to cut; with an effort of 64 or more all are tried. With 12
+// items there are 4,096, so single cuts are set, removed and moved until none helps.
 void LocalSearch::TryPartitions(Evaluator& evaluator) {
   constexpr std::size_t kMostItems = 14;
   if (options_.fixed.units || !facts_.groups_modules ||
@@ -309,6 +320,8 @@ void LocalSearch::TryPartitions(Evaluator& evaluator) {
   }
 }
 
+// Example: 4 blocks, best mix 5 ("full" in 1, "mlp" in 3). Step 8 ("full" in all) is evaluated too:
+// a tie goes to plans that treat all blocks alike.
 void LocalSearch::TrySymmetric(Evaluator& evaluator) {
   if (best_ == kNoIndex || ladder_.steps() == 0) {
     return;

@@ -1,3 +1,15 @@
+// Costs of blocks under each checkpointing pattern, read off a few lowered programs.
+//
+// Example: 12 equal blocks and 6 patterns. The base program has no checkpointing. The second
+// program has pattern 1 in the last block, pattern 2 in the one before, ... pattern 5 in the fifth
+// from the end. Two programs thus give all costs: a block's kernels and kept bytes under pattern p,
+// less those under pattern 0. With offloaded activations two more programs give the bytes that are
+// copied.
+//
+// The same programs show the tail (logits and their gradients between the last block's forward and
+// its backward), the widest op, and the first and last parameters of a step. The plan is that of
+// the first outer choice, with one micro-batch and without offloading.
+
 #include "planner/measure.h"
 
 #include <algorithm>
@@ -19,7 +31,7 @@ namespace {
 
 constexpr std::size_t kOutside = static_cast<std::size_t>(-1);
 
-// What one lowered program says about the whole model, and about each block, then what is outside.
+// One lowered program's costs: of the whole model, of each block, and of the ops outside of blocks.
 struct Reading {
   Measured whole;
   std::vector<BlockCost> blocks;
@@ -107,6 +119,8 @@ class Prober {
     return reading;
   }
 
+  // Walks the ops of a step once and adds each kernel's time to its block and to its load. Load 8
+  // means that the kernel uses 8/16 of the memory bandwidth, by which contention slows it down.
   void ReadWork(const Program& program, Reading& reading) const {
     const PriceTable prices = PriceProgram(program, in_.cluster, in_.profile);
     Measured& whole = reading.whole;
@@ -215,6 +229,8 @@ class Prober {
 
   // Follows them through forward and the beginning of backward, up to the first op of a block
   // there.
+  // `most` is the largest sum of activations and weights behind the last block's forward. Less the
+  // bytes that blocks keep anyway, it is the tail.
   void ReadMemory(const Program& program, Reading& reading) const {
     const Body& body = program.step;
     const auto is_of_block = [&](const Op& op) {
@@ -285,7 +301,7 @@ class Prober {
     }
   }
 
-  // What came back from the host is left out: how much that is depends on the pattern.
+  // Tensors that came back from the host are left out: how many there are depends on the pattern.
   [[nodiscard]] static bool IsActivation(const Buffer& buffer) {
     const bool counts = buffer.category == Category::kActivation ||
                         buffer.category == Category::kActivationGradient ||
@@ -327,7 +343,7 @@ std::vector<BlockClass> FindClasses(const Problem& input, const Space& space,
   return classes;
 }
 
-// What block `block` of the reading costs.
+// Sets the cost of block `block` of the reading.
 void SetCost(const Reading& reading, const Reading& base, std::size_t block, bool offload,
              BlockCost& cost) {
   const BlockCost& read = reading.blocks[block];
@@ -341,9 +357,11 @@ void SetCost(const Reading& reading, const Reading& base, std::size_t block, boo
   cost.kept_bytes = read.kept_bytes;
 }
 
-// Of all patterns but the first. Each round tries as many as the smallest class has blocks but one,
-// from its last one on: the first block may lack the gradient of its input, and shows what a block
-// without checkpointing is beside others with it.
+// Measures all patterns but the first. A round tries as many patterns as the smallest class has
+// blocks, less one, from the last block backwards. The first block is left out, as it may lack the
+// gradient of its input. It also shows the cost of a block without checkpointing beside others with
+// it. If a program with several new patterns is refused, they are tried one by one, so that one
+// pattern that the dialect lacks does not take the others with it.
 void MeasurePatterns(const Prober& prober, const Space& space, const Reading& base, bool offload,
                      Measured& m) {
   const std::size_t count = space.patterns.size();
@@ -376,9 +394,9 @@ void MeasurePatterns(const Prober& prober, const Space& space, const Reading& ba
   }
 }
 
-// Blocks that do less or keep less than the last one of their class say nothing about patterns:
-// those before all that learns have no backward, the first that learns has no gradient of its
-// input.
+// Drops blocks that do less or keep less than the last one of their class: they say nothing about
+// patterns. Blocks before all trainable parameters have no backward, and the first block that
+// trains has no gradient of its input.
 void DropLesser(const Reading& base, BlockClass& c) {
   constexpr double kEqual = 1 - 1e-9;
   const BlockCost& last = base.blocks[c.blocks.back()];

@@ -1,3 +1,15 @@
+// All sets of ops that can run at the same time, with the speeds that the simulator's contention
+// model gives them.
+//
+// Example: gathers on one stream, reductions on another, kernels on compute. For each of 17 loads
+// (and for no kernel) the sets are: kernel; kernel and gather; kernel and reduction; all three.
+// With one communicator no set has both a gather and a reduction. For a kernel of load 12 beside a
+// gather of load 6 the memory is asked for 18/16, so both slow down, and the row says by how much.
+//
+// Smaller messages are slower and load the memory less. They count as variants of a transfer, but
+// only where the memory is full with large ones: elsewhere they never win. O(loads * product of
+// variants).
+
 #include "planner/occupancy.h"
 
 #include <algorithm>
@@ -121,10 +133,10 @@ void Occupancy::AddSlower(Variant full, double share, ContentionModel& model,
   }
 }
 
-// Those that may pay beside a kernel of this load. Smaller messages are slower and load the memory
-// less. That pays where the memory is full with larger ones, and not beyond the point where it is
-// just full: whatever runs where the memory is not full, or always is, is as good as the full rate
-// for a part of the time.
+// Keeps the variants that may win beside a kernel of this load. Smaller messages are slower and
+// load the memory less. They win only where the memory would be full with larger ones, and only
+// down to the point where it is just full. Everywhere else the full rate for a part of the time is
+// as good.
 Occupancy::Streams Occupancy::AtLoad(const Streams& streams, std::size_t load) {
   std::size_t most = load;  // sixteenths of the memory bandwidth
   for (const std::vector<Variant>& variants : streams) {

@@ -22,8 +22,9 @@ namespace shardwright {
 
 class Occupancy {
  public:
-  // What travels. kGather and kRegather are over the whole shard group, kPartial over a part of it,
-  // of units that keep a copy per such part. kToHost and kToDevice are of offloaded activations.
+  // Kinds of transfers. kGather and kRegather are over the whole shard group, kPartial over a part
+  // of it, of units that keep a copy per such part. kToHost and kToDevice are of offloaded
+  // activations.
   enum Transfer : std::uint8_t {
     kGather,  // before forward
     kReduce,
@@ -59,7 +60,7 @@ class Occupancy {
   [[nodiscard]] const std::vector<Row>& rows() const { return rows_; }
 
  private:
-  // What may run on a stream: nothing, a kernel, or a transfer in messages of one size.
+  // One way to use a stream: nothing, a kernel, or a transfer in messages of one size.
   struct Variant {
     std::size_t transfer = 0;
     double rate = 0;  // of the transfer, alone, as a share of the best one; 0: it is none

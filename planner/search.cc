@@ -1,3 +1,24 @@
+// The search for the fastest plan that fits: bounds first, then simulations where the bounds leave
+// hope. docs/planning.md has the method.
+//
+// Example: a Llama with 2 layers on 4 A100s, global batch 16, fsdp2. The outer choices are the
+// divisors of 4 for the shard size (1, 2, 4) and of 4 samples per rank for the micro-batch (1, 2,
+// 4), each with its modes of synchronisation and offload. All are held against a bound of their
+// time and memory.
+//
+//   SeedAll       simulates a few plans of each outer choice, in the order of their bounds, in
+//                 batches of 8. A choice whose bound is above the best time so far is pruned: here
+//                 no plan with micro-batch 2 is below 8.14 ms.
+//   RefineBest    improves units, resharding, prefetch and checkpointing of the best few choices.
+//   TrySeeds      adds the plans that users have without a search (torchtitan, accelerate, ...).
+//   ChooseBest    asks the allocator's model about the fastest plans until one of them fits.
+//
+// The result: 7.13 ms, after 127 simulations, with a proof that no plan takes less than 7.0 ms.
+//
+// If the allocator refuses the fastest plans (fragmentation, retries), the search aims at 94 % of
+// their memory and runs again, at most 4 times. All constants below trade time for quality only;
+// none depends on the number of threads, so equal searches give equal plans.
+
 #include "planner/search.h"
 
 #include <array>
@@ -26,6 +47,8 @@ constexpr double kMostMargin = 0.5;
 constexpr int kMostRounds = 4;  // of aiming lower
 constexpr double kLess = 0.94;  // each time
 // How many branches are refined, and how many plans are simulated for each.
+// The first round takes the 14 best branches with 28 simulations each, the second the 4 best then
+// with 64. A brief search takes 2 and 1.
 struct RefineRound {
   std::size_t branches = 0;
   std::int64_t effort = 0;
@@ -80,9 +103,9 @@ class Searcher {
     return Choose();
   }
 
-  // Where the allocator finds no room for the pieces of some plans, or none without retries, others
-  // are to be fitted to less memory than those take, the chosen one among them, and so much less
-  // than there is as the allocator takes beside that. False: they are already.
+  // Lowers the memory target below the smallest plan that the allocator refused, or below a chosen
+  // plan that retries. The target also leaves room for the bytes that the allocator reserves beyond
+  // the chosen plan. Returns false if the target is that low already, or if no plan was refused.
   bool AimLower(const SearchResult& result) {
     double least = INFINITY;
     for (const Candidate& c : result.candidates) {
@@ -109,6 +132,8 @@ class Searcher {
 
   // Is a plan that the allocator refused, or did not see, faster than the chosen one by more than
   // the tie?
+  // Example: the fastest plan takes 1.00 s but was refused, the chosen one takes 1.05 s. A smaller
+  // plan of 1.02 s may exist, so branches are searched again below the refused plan's memory.
   [[nodiscard]] bool MayHideFaster(const SearchResult& result) const {
     if (!result.is_feasible || options_.objective == Objective::kMemory || options_.effort <= 0) {
       return false;
@@ -144,6 +169,8 @@ class Searcher {
 
   // Keeps branches that may hold plans faster than `slowest` below the aim, by their bounds there
   // and, unless better ones may be found (`is_first`), by the best one so far; the best first.
+  // The bounds are taken anew for the lower memory target: with less memory more must be
+  // recomputed.
   void KeepPromising(double slowest, bool is_first, Branches::List& list) const {
     const auto hope = [&](std::size_t i) {
       const Evaluated* const best = branches_[i].best();
@@ -169,6 +196,9 @@ class Searcher {
   [[nodiscard]] bool IsBrief() const { return options_.effort < kBriefEffort; }
   [[nodiscard]] bool IsStopped() const { return options_.stop != nullptr && options_.stop->load(); }
 
+  // Looks for first plans in the order of bounds. The first batch is always simulated, and later
+  // ones while `effort` lasts. As long as no plan fits at all, at least 200 simulations are
+  // allowed. A branch that is hopeless when its turn comes is pruned without any simulation.
   void SeedAll() {
     constexpr std::int64_t kMostUntilOneFits = 200;  // where the search is to be short
     const Branches::List& order = branches_.order();
@@ -193,8 +223,8 @@ class Searcher {
     }
   }
 
-  // Branches were pruned since they are slower than plans of which the allocator takes none, as it
-  // turned out. False: there are none.
+  // Seeds the branches that were pruned by time. This is for the case that the allocator then took
+  // none of the faster plans. Returns false if no branch was pruned.
   bool SeedPruned() {
     const Branches::List pruned = branches_.With(CandidateStatus::kPrunedTime);
     if (pruned.empty() || IsStopped()) {
@@ -205,9 +235,11 @@ class Searcher {
     return true;
   }
 
-  // Branches with a plan that fits, the best first; the best of each mesh and micro-batch, without
-  // offloading, with it, and with moments on the host, before all others, since units and prefetch
-  // change much where communication matters.
+  // Branches with a plan that fits, the best first. The best branch of each mesh and micro-batch
+  // comes before all others: units and prefetch change much where communication matters. Branches
+  // without offloading, with it, and with moments on the host count apart. Example: the five
+  // fastest branches all have shard 8 and micro-batch 4. Only the first of them comes before the
+  // best branch of shard 4.
   [[nodiscard]] Branches::List Ranked(std::size_t most) const {
     Branches::List ranked;
     const double worst = branches_.Incumbent() * (1 + options_.tie);
@@ -231,6 +263,8 @@ class Searcher {
   }
 
   // Small models are simulated fast, so more of their plans are.
+  // A model of 10 ops gets 10 times as many simulations, one of 6 ops or fewer 16 times, one of 100
+  // ops or more gets no extra.
   [[nodiscard]] std::int64_t EffortScale() const {
     constexpr std::int64_t kSmallOps = 100;
     constexpr std::int64_t kMost = 16;
@@ -284,6 +318,8 @@ class Searcher {
     }
   }
 
+  // Collects the candidates of all branches and the seeds, and lets ChooseBest pick one. Called
+  // several times: the allocator's answers are kept in `finals_`, so no plan is asked for twice.
   SearchResult Choose() {
     SearchResult result;
     result.memory_limit = limits_.device;
@@ -317,8 +353,9 @@ class Searcher {
     result.simulated = workers_.simulated();
   }
 
-  // The least memory that was simulated. What is sharded most, and of that what has the least
-  // bound, is simulated now if it was not.
+  // For the message of a job that does not fit: the plan with the least memory, and the parts of
+  // its peak. The branch with the largest shard size, and of those the one with the least bound, is
+  // simulated now if it was not. O(candidates) and a few simulations.
   void FindFloor(SearchResult& result) {
     const auto key = [](const Branch& b) {
       return std::tuple(-b.outer.shard_size, b.bound.memory, b.bound.memory_at_turn);

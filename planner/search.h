@@ -1,8 +1,8 @@
 #pragma once
 
-// The planner: the fastest plan of a job that fits, with a proof of how much faster any other plan
-// could be. docs/planning.md describes the method, the space it covers and the derivation of the
-// bound.
+// The planner: the fastest plan of a job that fits, and a proof of how much faster any other plan
+// could be. docs/planning.md describes the method, the space, and the derivation of the bound.
+// search.cc has an example.
 
 #include <algorithm>
 #include <atomic>
@@ -20,7 +20,7 @@
 
 namespace shardwright {
 
-// What the search minimises among plans that fit.
+// The quantity that the search minimises among plans that fit.
 enum class Objective : std::uint8_t {
   kTime,    // step time; among plans within SearchOptions::tie of the fastest, what offloads
             // least, then the least memory
@@ -96,9 +96,9 @@ struct Candidate {
   Bytes memory_bound;  // and none needs less device memory
   Seconds step_time;   // simulated
   Bytes memory;        // simulated: peak allocated + outside the allocator, per device
-  // What the device must have for the framework to run the plan: what the caching allocator
-  // reserves (native: the arena), and what lies outside. Known of the chosen plan and of the front;
-  // 0: not known.
+  // Bytes that the device must have for the framework to run the plan: those that the caching
+  // allocator reserves (native: the arena), and those outside. Known of the chosen plan and of the
+  // front; 0: not known.
   Bytes needed;
   Bytes host_memory;    // page-locked, per node
   Bytes deficit;        // what is missing (device or host); 0 if it fits

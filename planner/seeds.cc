@@ -1,3 +1,10 @@
+// Plans that the search adds to its own: the frameworks' defaults, the previous plan, and the
+// fastest plan with one thing less offloaded.
+//
+// Example: native takes any plan, so the defaults of all six baselines are seeds, each also with
+// all units kept after forward. fsdp2 gets those of torchtitan and accelerate only. A seed whose
+// branch has a bound above the incumbent is not simulated.
+
 #include "planner/seeds.h"
 
 #include <algorithm>

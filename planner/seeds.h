@@ -24,9 +24,9 @@ struct SeedPlan {
 // where units, checkpointing or offloading are fixed.
 [[nodiscard]] std::vector<SeedPlan> SeedPlans(const Problem& input, const SearchOptions& options);
 
-// As candidates that were not simulated yet: those plans, where no bound tells that they cost more
-// than `incumbent`; SearchOptions::previous; and the fastest plan so far with one thing less
-// offloaded, to which a tie would go.
+// Candidates that were not simulated yet. They are the plans above, where no bound tells that they
+// cost more than `incumbent`; SearchOptions::previous; and the fastest plan so far with one thing
+// less offloaded, which would win a tie.
 [[nodiscard]] std::vector<Candidate> SeedCandidates(const Problem& input,
                                                     const SearchOptions& options,
                                                     const Branches& branches, double incumbent);

@@ -1,3 +1,14 @@
+// A small solver for the linear programs of the bound: the dual simplex method with rows added
+// lazily.
+//
+// Example: max 3 x + 2 y with x, y <= 4 and x + y <= 5. The start has both columns at their bounds:
+// x = y = 4, worth 20. The row is broken by 3. It is added, one pivot takes y down to 1, and the
+// result is 14.
+//
+// Few of some thousands of rows bind. So each round adds, for each first column, the row that the
+// current point breaks most, and goes on from the last optimum. A round costs O(rows + pivots *
+// columns^2); at most 100 rounds.
+
 #include "planner/simplex.h"
 
 #include <algorithm>
@@ -18,7 +29,7 @@ class Tableau {
       : columns_(worth.size()), variables_(2 * columns_) {
     objective_.cells.assign(columns_ + 1, 0);
     for (std::size_t c = 0; c < columns_; ++c) {
-      // What is worth something is at its bound to begin with, the rest at 0.
+      // Columns worth something begin at their bound, the others at 0.
       const bool is_full = worth[c] > 0;
       others_.push_back(is_full ? columns_ + c : c);
       Row row = {is_full ? c : columns_ + c, std::vector<double>(columns_ + 1, 0)};
@@ -54,7 +65,7 @@ class Tableau {
           rows_.begin(), rows_.end(),
           [](const Row& a, const Row& b) { return a.cells.back() < b.cells.back(); });
       if (leaving->cells.back() >= -kTiny) {
-        // What does not bind would only be carried along.
+        // Rows that do not bind would only be carried along.
         std::erase_if(rows_, [&](const Row& row) { return row.variable >= 2 * columns_; });
         return true;
       }

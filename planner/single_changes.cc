@@ -1,3 +1,13 @@
+// Each other value of each choice of a plan, one at a time, everything else as it is.
+//
+// Example: a job on 8 GPUs with shard 8, micro-batch 1 x 4 that reduces after each micro-batch. The
+// plans tried are shard 4, 2 and 1; micro-batches 2 x 2 and 4 x 1; reductions after the last
+// micro-batch; parameters kept after forward; and so on. Of each choice the fastest plan that fits
+// and gains more than 0.01 % is reported.
+//
+// Changes that can only cost time are left out: more offloading, or checkpointing where there is
+// none.
+
 #include "planner/single_changes.h"
 
 #include <algorithm>
@@ -287,7 +297,7 @@ class Finder {
     }
   }
 
-  // What only some dialects have, and what it is called there.
+  // Choices that only some dialects have, under the names that they have there.
   void Dialects() {
     if (!options_.fixed.prefetch && FactsOf(now_).is_zero &&
         now_.zero.overlap_comm != Overlap::kOn) {

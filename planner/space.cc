@@ -1,3 +1,21 @@
+// The plans that the search considers, as lists of independent choices.
+//
+// Example: 8 GPUs, global batch 32, fsdp2, a model of 12 blocks. A rank has 32 / 8 = 4 samples.
+//
+//   shard sizes    1, 2, 4, 8        micro-batches  1, 2, 4 (accumulation 4, 2, 1)
+//   sync           every; with accumulation also last, and with replicas replicate_last
+//   offload        nothing, or parameters
+//   families       torchtitan, block, root, inside blocks, the first in parts, 2, 3, 4, 6, 8 blocks
+//   reshard        always, never, to groups of a node
+//   patterns       none, full, selective 1 to 4, and combinations of a block's parts
+//
+// The outer choices alone (mesh, batch, sync, offload) are some dozens. The inner ones are choices
+// per unit and per block, far too many to list. So the search bounds the outer ones and improves
+// the inner ones step by step.
+//
+// A choice that the dialect lacks is left out here, not refused later: DialectFacts says which
+// mesh, offload, units and prefetch a framework has.
+
 #include "planner/space.h"
 
 #include <algorithm>
@@ -23,6 +41,7 @@ namespace {
 // In-flight limits of native plans, the usual one first.
 constexpr std::array<std::int64_t, 5> kInFlightLimits = {2, 1, 3, 4, 6};
 
+// 12 gives 1, 2, 3, 4, 6, 12. O(sqrt(n)).
 std::vector<std::int64_t> DivisorsOf(std::int64_t n) {
   std::vector<std::int64_t> low, high;
   for (std::int64_t d = 1; d * d <= n; ++d) {
@@ -37,6 +56,8 @@ std::vector<std::int64_t> DivisorsOf(std::int64_t n) {
   return low;
 }
 
+// The divisors of the ranks, unless the plan fixes the mesh or the dialect has one mesh only. With
+// experts shared out over e ranks, multiples of e.
 std::vector<std::int64_t> ShardSizes(const Problem& input, const SearchOptions& options) {
   const std::int64_t ranks = DataRanks(input.cluster, options.base.tensor_size);
   if (options.fixed.mesh) {
@@ -59,6 +80,9 @@ std::vector<std::int64_t> ShardSizes(const Problem& input, const SearchOptions& 
   return sizes;
 }
 
+// Each set of things that may live on the host: nothing, the optimizer, its moments or the
+// parameters, each alone, and each of these with activations as well. Packed states stay on the
+// device. Moments are left out if all of them would be in flight at once anyway.
 std::vector<Offload> Offloads(const Problem& input, const SearchOptions& options,
                               std::int64_t shard_size) {
   if (options.fixed.offload) {
@@ -72,7 +96,7 @@ std::vector<Offload> Offloads(const Problem& input, const SearchOptions& options
     choices.push_back({.optimizer = true});
   }
   if (can.moments && is_train && !is_packed) {
-    // What all is in flight at once is not offloaded.
+    // Moments that would all be in flight at once are not offloaded.
     const std::int64_t moments = StateCount(input.job.optimizer.kind) *
                                  CountParameters(input.model, true) / shard_size *
                                  SizeOf(input.job.precision.master);
@@ -163,6 +187,7 @@ std::vector<OuterChoice> OuterChoices(const Problem& input, const SearchOptions&
 }
 
 // Units of `count` neighbouring blocks each; everything else as in `ends`.
+// Example: embedding, 5 blocks, head, with count 2: embedding, {0, 1}, {2, 3}, {4}, head.
 std::optional<UnitFamily> GroupBlocks(const std::vector<UnitPlan>& ends,
                                       const std::set<std::string>& blocks, std::size_t count) {
   UnitFamily family;
@@ -196,6 +221,8 @@ std::optional<UnitFamily> GroupBlocks(const std::vector<UnitPlan>& ends,
 }
 
 // Each child of a block with modules of its own is a unit.
+// Example: a block with attention and MLP becomes three units: attention, MLP, and the block with
+// the norms that are left.
 UnitFamily SplitBlocks(const Model& model, const std::vector<UnitPlan>& ends,
                        const std::set<std::string>& blocks) {
   UnitFamily family;
@@ -255,9 +282,10 @@ std::optional<UnitFamily> SplitLearning(const Model& model, const std::vector<Un
   return is_mixed ? std::optional(std::move(family)) : std::nullopt;
 }
 
-// What the first block runs up to its first part with modules inside goes to the unit before it,
-// the rest is a unit: what is gathered first and reduced last, which runs beside nothing, is then
-// in one message. Nothing where the block has parameters of its own or no such parts.
+// Moves the beginning of the first block into the unit before it: the children up to and with the
+// first one that has modules inside. The rest of the block is a unit. The unit gathered first is
+// also reduced last, and both run beside nothing; now they carry more in one message. Returns
+// nothing if the block has parameters of its own, or no such parts.
 std::optional<UnitFamily> JoinFirstPart(const Model& model, const std::vector<UnitPlan>& ends,
                                         const std::string& block) {
   const ModuleId id = FindModule(model, block);
@@ -326,6 +354,7 @@ UnitFamily LearningApart(const Model& model) {
 }
 
 // Families whose units the dialect or the model cannot have are left out.
+// Equal units under another name are added once.
 void AddFamily(const Problem& input, const SearchOptions& options, UnitFamily family,
                std::vector<UnitFamily>& families) {
   const std::size_t units = family.units.size();
@@ -450,6 +479,7 @@ RecomputePattern PatternOf(std::vector<RecomputeRegion> regions) {
 
 // Ways to checkpoint a block: as a whole, or its children that have modules of their own, each in
 // every way.
+// A block with two such children has 1 + 5 patterns as a whole and 6 x 6 - 1 of its parts: 41.
 std::vector<RecomputePattern> PatternsOf(const Model& model, const std::string& block) {
   constexpr std::int64_t kMostKeepEvery = 4;
   std::vector<RecomputePattern> patterns = {PatternOf({})};
@@ -489,6 +519,8 @@ std::vector<RecomputePattern> PatternsOf(const Model& model, const std::string& 
 
 }  // namespace
 
+// Cheap: no program is lowered here. ResolveUnits runs once per family, to leave out cuts that tied
+// parameters forbid.
 Space MakeSpace(const Problem& input, const SearchOptions& options) {
   Space space;
   space.outer = OuterChoices(input, options);

@@ -19,7 +19,8 @@ namespace shardwright {
 // Throws InputError where these do not divide the ranks.
 [[nodiscard]] std::int64_t DataRanks(const Cluster& cluster, std::int64_t tensor_size);
 
-// What decides most of memory and communication; each has its own lower bounds.
+// The choices that decide most of memory and communication. Each combination has its own lower
+// bounds.
 struct OuterChoice {
   std::int64_t shard_size = 1;
   std::int64_t replicate_size = 1;

@@ -1,3 +1,16 @@
+// Hits of the caching allocator, frees and merges; caching_allocator_miss.cc asks the driver.
+//
+// Example, one stream, sizes in MiB:
+//
+//   Alloc 3    no block: a segment of 20; the block of 3 is cut off, 17 are cached
+//   Alloc 12   best fit 17: 12 are cut off, 5 are cached
+//   Alloc 8    5 are too few: a second segment of 20, 12 are cached; 40 are reserved
+//   Free 3     its neighbour of 12 is in use, so 3, 5 and 12 are cached
+//   Alloc 4    best fit 5. The rest of 1 is not above 1 MiB, so the whole block of 5 is handed out
+//
+// At most 24 MiB are in use, as the program asked for them, and 40 MiB are reserved. The difference
+// is fragmentation.
+
 #include "simulator/caching_allocator.h"
 
 #include <algorithm>
@@ -147,6 +160,7 @@ std::uint32_t CachingAllocator::NewBlock() {
 
 // Shortens a block to `size` and returns a new free block, in no list, for what lies behind. The
 // front keeps its slot, so that the first slot of a segment never changes.
+// Cut to 3 MiB, a block of 20 MiB leaves a new one of 17 MiB behind it.
 std::uint32_t CachingAllocator::CutTail(std::uint32_t block, std::int64_t size) {
   const std::uint32_t tail = NewBlock();
   Block& front = blocks_[block];

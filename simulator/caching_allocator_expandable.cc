@@ -1,6 +1,11 @@
 // Expandable segments of the caching allocator: one address range per pool and stream, into which
 // pages are mapped where blocks need them. See "Expandable Segments" in
 // c10/cuda/CUDACachingAllocator.cpp.
+//
+// Example: 30 MiB map two pages of 20 MiB, and 10 MiB stay cached. The next 15 MiB begin in these
+// 10 MiB and map one more page behind them: 60 MiB reserved, of which 15 are cached. Without
+// expandable segments these two requests take segments of 30 and 16 MiB. A request of 40 MiB would
+// now begin in the 15 cached ones and map two pages more; separate segments cannot join.
 
 #include <algorithm>
 #include <cstdint>

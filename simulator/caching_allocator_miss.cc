@@ -1,5 +1,10 @@
-// What the caching allocator does when no cached block fits: ask the driver, after making room if
-// needed.
+// Misses of the caching allocator: no cached block fits, so the driver is asked, after making room
+// if needed.
+//
+// Example: 77 GiB of memory, 76 reserved, 2 GiB requested. cudaMalloc of 2 GiB fails. The retry
+// waits for all events and returns every segment without a used block, say 5 GiB of them. The
+// second cudaMalloc succeeds. The request has cost two calls to cudaMalloc, a cudaFree per segment,
+// and a wait for the whole device.
 
 #include <algorithm>
 #include <cstddef>
@@ -23,6 +28,7 @@ using internal::kSmallestOwnSegment;
 using internal::kSmallSegment;
 
 // Bytes asked from the driver for a rounded request.
+// Example: 700 KiB ask for 2 MiB, 3 MiB for 20 MiB, 11 MiB for 12 MiB.
 std::int64_t SegmentSize(std::int64_t size) {
   if (size <= kLargestSmallRequest) {
     return kSmallSegment;

@@ -1,3 +1,9 @@
+// Sweeps over the beginnings and ends of a step's device ops.
+//
+// Example: a kernel from 0 to 10, a gather from 6 to 14, a kernel from 20 to 24. Total 24,
+// computing 14, uncovered 4 (10 to 14), idle 6, communicating 8, overlapped 4: half of the gather
+// is hidden.
+
 #include "simulator/device_time.h"
 
 #include <algorithm>
@@ -11,7 +17,7 @@
 namespace shardwright {
 namespace {
 
-// What a device op counts as.
+// The kind under which a device op is counted.
 enum class Work : std::uint8_t { kCompute, kCollective, kCopy };
 constexpr std::size_t kWorks = 3;
 

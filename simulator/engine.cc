@@ -1,3 +1,13 @@
+// The loop over events, and the end of it: when two steps in a row differ by a shift in time only.
+//
+// Example: steps that take 12, 10, 10 ms. The first one fills the pipelines. In the third every
+// device op ends exactly 10 ms after the same op of the second, so the period is 10 ms and three
+// steps were simulated. If no two steps agree within max_steps (8), the answer is the mean of the
+// later half.
+//
+// Times are integers in picoseconds. With contention, durations are rounded up from fractions, so a
+// shift may differ by a billionth of the period.
+
 #include "simulator/engine.h"
 
 #include <algorithm>

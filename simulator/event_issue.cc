@@ -1,4 +1,11 @@
 // How ops reach the streams' queues: the host's side of the event loop.
+//
+// Example: op_issue 4 us and two launches of 3 us each. An op issued at host time 100 us can start
+// at 107 us, behind its first launch, and the host goes on at 110 us. If the device is late anyway,
+// issue costs nothing; if the host is late, compute idles, and the gap is charged to the host.
+//
+// The host issues in program order and runs ahead without limit here. It stops at a host wait
+// (until its op has ended, plus the wake-up), and at a stall of the allocator.
 
 #include <algorithm>
 

@@ -1,3 +1,13 @@
+// The device's side of the event loop: heads of streams start, run at their speeds, and end.
+//
+// Example: a kernel of 10 us and a gather of 4 us start together, and beside each other both run at
+// 0.8 of their speed. The gather ends at 4 / 0.8 = 5 us. By then the kernel has done 5 x 0.8 = 4 us
+// of its work. The other 6 us run at full speed, so it ends at 11 us.
+//
+// An op starts when it is the head of its stream, all its edges have ended, the collective before
+// it on its communicator has ended, and the host has issued it. Speeds belong to the set of running
+// ops and are solved once per set. A step costs O(ops * streams).
+
 #include "simulator/internal/event_loop.h"
 
 #include <algorithm>

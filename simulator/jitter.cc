@@ -1,3 +1,12 @@
+// Steps of many ranks with noise, side by side.
+//
+// Example: 64 ranks, each op's duration with a deviation of 2 %. A collective behind 10 ms of
+// independent ops of 1 ms each starts when the slowest rank arrives. Arrivals deviate by 0.02 x 1
+// ms x sqrt(10) = 63 us. The latest of 64 is 2.3 deviations late: 148 us per such collective.
+//
+// Beyond 64 ranks 64 are followed, the slow ones first. The last arrival of the others is drawn as
+// the largest of that many normal deviates, by inversion: O(1) for any number of ranks.
+
 #include "simulator/jitter.h"
 
 #include <algorithm>

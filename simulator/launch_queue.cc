@@ -1,3 +1,11 @@
+// The host's times under a queue of 1,024 launches per stream. The device's times stay as they are.
+//
+// Example: 5,000 kernels of 100 us each, issued in 5 us each. Without a limit the host has issued
+// all of them after 25 ms, 475 ms before the device is done. With the queue it issues 1,024 kernels
+// in 5 ms. From then on it issues one per 100 us, since a place is free only when the oldest one
+// ends. The allocator's replay needs this: it decides how much earlier work is done when the host
+// allocates.
+
 #include "simulator/launch_queue.h"
 
 #include <algorithm>

@@ -1,3 +1,12 @@
+// Walks the alloc and free points of a program in host order and keeps the highest sums.
+//
+// Example: init allocates 10 (masters). The step allocates 4, then 6 with alloc_once (optimizer
+// states), then frees the 4. The first step peaks at 10 + 4 + 6 = 20. Later steps begin with 16 and
+// allocate the 4 only: they peak at 20 as well, but at another op. One walk finds both, as the
+// points of the second run are those of the first without the alloc_once points.
+//
+// No clock is needed: a buffer exists from the host's call to the host's call. O(points).
+
 #include "simulator/memory.h"
 
 #include <algorithm>

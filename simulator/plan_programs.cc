@@ -1,3 +1,13 @@
+// Steps of many micro-batches from programs with few.
+//
+// Example: 64 micro-batches. Programs with 2, 3 and 4 take 30, 40 and 50 ms per step. The
+// differences are equal, no stream and not the host has more than 10 ms to do per micro-batch, and
+// all peaks of memory agree. So the step takes 50 + 60 x 10 = 650 ms, at the cost of 9
+// micro-batches. If the differences were 10 and 9.5, programs with 5, then 6, 7, 8, 32 and 128
+// would be tried, and last the whole.
+//
+// Fewer than 12 micro-batches are simulated as they are.
+
 #include "simulator/plan_programs.h"
 
 #include <algorithm>
@@ -43,7 +53,7 @@ bool SameMemory(const SimulatedMemory& a, const SimulatedMemory& b) {
     return false;
   }
   const auto fails = [](const SimulatedMemory& m) { return m.reserved->out_of_memory; };
-  // What does not get through a few micro-batches does not get through many.
+  // A plan that fails with a few micro-batches fails with many.
   return !a.reserved || (fails(a) && fails(b)) || PeaksOf(*a.reserved) == PeaksOf(*b.reserved);
 }
 
@@ -101,9 +111,9 @@ void Trend::Extend(std::vector<TimeShare> first, std::vector<TimeShare> second,
   SortByTime(third);
 }
 
-// Neither the host nor a stream has more to do in one more micro-batch than `period`, and compute
-// waits for nothing less than before: a wait that gets shorter comes to an end, and then the period
-// is another one.
+// Do the host and all streams keep up? None of them may have more to do in one more micro-batch
+// than `period`. Compute may wait for nothing less than before: a wait that gets shorter comes to
+// an end, and then the period is another one.
 bool AllKeepUp(const StepTiming& fewer, const StepTiming& more, SimTime period) {
   bool keep_up = more.host_issue - fewer.host_issue <= period;
   for (std::size_t s = 0; s < kStreamCount; ++s) {
@@ -165,7 +175,8 @@ bool LeadMayMatter(const Program& program, const std::vector<SimTime>& fewer,
   return RecordsStreams(program) && fewer != more;
 }
 
-// What `tell` says of the first n of kEnds that it can tell the whole from; else the whole.
+// The answer of `tell` for the first n of kEnds that tells the whole; if none does, the whole is
+// run.
 template <class Run, class Tell>
 auto TellOrRun(PlanPrograms& programs, const Run& run, const Tell& tell) {
   const std::int64_t count = programs.micro_batch_count();
@@ -346,7 +357,7 @@ SimulationResult OnAverage(const SimulationResult& fewer, SimulationResult more,
   return more;
 }
 
-// What a program with n micro-batches gave.
+// The result of a program with n micro-batches.
 struct FewRun {
   SimulationResult result;
   std::vector<SimTime> leads;  // where they may matter

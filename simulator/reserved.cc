@@ -1,3 +1,13 @@
+// Replays a program's alloc and free points on the allocator model, with the host times of the
+// spans.
+//
+// Example: a free whose block was recorded on the gather stream waits for the work queued there. If
+// the host comes to the next alloc before that work has ended, the block is not reused and a new
+// segment is reserved. So a host that runs further ahead reserves more memory.
+//
+// The last step is replayed up to 4 times: until it reserves no more than the step before, or
+// leaves the allocator in the same state (by hash).
+
 #include "simulator/reserved.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #pragma once
 
-// What PyTorch's caching allocator reserves for a program: its alloc and free points replayed with
-// simulated times.
+// Memory that PyTorch's caching allocator reserves for a program: its alloc and free points
+// replayed with simulated times.
 
 #include <cstdint>
 #include <span>

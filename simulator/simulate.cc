@@ -1,3 +1,19 @@
+// One step of a program in time and memory: prices, the clock, and the caching allocator, which
+// delay each other.
+//
+// Example without reserved memory: price each shape once, measure the allocated bytes without a
+// clock, and run steps until two are alike. With reserved memory the times decide which blocks the
+// allocator can reuse, and the allocator's calls to the driver delay the host. Rounds look for an
+// answer to both:
+//
+//   round 1   no delays; the replay finds a retry in each step, which stalls the host for 30 ms
+//   round 2   steps with these 30 ms; the replay now finds one of 25 ms
+//   round 3   steps with 25 ms; the replay finds 25 ms again: the answer
+//
+// If the delays return to an earlier round's, or six rounds agree on none, the answer is the round
+// of median step time, and `unsettled` holds the fastest and the slowest. Programs in one arena
+// (native) wait for no allocator: one round.
+
 #include "simulator/simulate.h"
 
 #include <algorithm>
@@ -48,7 +64,7 @@ void RunClock(const ReservedInput& input, Round& round, EngineWorkspace& workspa
                round.timing.is_steady ? round.period : SimTime(), spans);
 }
 
-// What the replay makes the host wait.
+// Returns the delays that the replay of this round's times finds.
 HostStalls RunRound(const ReservedInput& input, Round& round, EngineWorkspace& workspace,
                     std::vector<Span>& spans) {
   RunClock(input, round, workspace, spans);
@@ -77,11 +93,12 @@ FoundReserved TakeMedian(const ReservedInput& input, std::vector<Round> rounds,
   return {std::move(median.memory), StepTimeRange{rounds.front().period, rounds.back().period}};
 }
 
-// The allocator delays the host and the host's times decide what the allocator can reuse: both are
-// run in turn until the delays stay the same. Where a host that waits for the device has no need
-// to, steps in which it runs ahead until memory is used up take turns with steps in which it does
-// not: the answer has the waiting of the former and their memory. Other rounds return to the delays
-// of an earlier one, or come to no end: those between, or the later half, are a range.
+// The allocator delays the host, and the host's times decide what the allocator can reuse. Both are
+// run in turn until the delays stay the same. A host that waits for the device has no need to run
+// ahead. So steps in which it runs ahead until memory is used up may take turns with steps in which
+// it does not; the answer then has the waiting of the former and their memory. Other rounds return
+// to the delays of an earlier one, or come to no end: the rounds between, or the later half, are a
+// range.
 FoundReserved FindReserved(const ReservedInput& input, EngineWorkspace& workspace,
                            EngineResult& timing, std::vector<Span>& spans) {
   constexpr std::size_t kMostRounds = 6;
@@ -113,8 +130,9 @@ FoundReserved FindReserved(const ReservedInput& input, EngineWorkspace& workspac
   }
 }
 
-// What the allocator reserves for a program whose frees wait for no other stream, which no time
-// decides. `waits`: it makes the host wait in steady steps.
+// Replays the allocator without times, for a program whose frees wait for no other stream. The
+// order of the host's calls alone decides then. `waits` says whether steady steps make the host
+// wait.
 ReservedMemory ReplayUntimed(const ReservedInput& input, std::vector<Span>& spans, bool& waits) {
   spans.clear();
   const auto append = [&](const Body& body, BodyKind kind, std::uint32_t step) {

@@ -73,7 +73,7 @@ class Simulator {
   // One rank for all: all ranks have this program and these prices. Requires a program that Verify
   // accepts. Throws InputError when the program does not fit the cluster.
   [[nodiscard]] SimulationResult Run(const Program& program, const SimulateOptions& options);
-  // What it needs, without a clock: the memory of Run without SimulateOptions::reserved.
+  // Memory of the program, without a clock: as Run's without SimulateOptions::reserved.
   [[nodiscard]] SimulatedMemory Allocated(const Program& program);
 
  private:

@@ -1,3 +1,17 @@
+// Which activations travel to the host, when they leave, and when they come back.
+//
+// Example: layers 1, 2, 3, 4 run forward, each keeping 1 MiB. Layers of backward are counted from
+// the model's end: layer 4 is 0, layer 3 is 1, and so on.
+//
+//   forward   after a tensor's last read, its copy to the host is queued on d2h. When layer 3
+//             begins, the 1 MiB of layer 1 is freed: compute waits for that layer's last copy.
+//   stay      the tensors that backward reads first (layer 4's). They would come back at once.
+//   backward  when backward enters layer 4, the tensors of layer 3 are fetched on h2d. As it enters
+//             layer 3, compute waits for them, and those of layer 2 are fetched.
+//
+// So the device holds about two layers of kept activations instead of four. A tensor also stays if
+// it is an index, if it has less than 1 KiB, or if backward uses only its recomputed copy.
+
 #include "schedule/lower/activation_offload.h"
 
 #include <algorithm>
@@ -11,6 +25,10 @@ constexpr Bytes kSmallestOffload{1024};
 
 }  // namespace
 
+// Three passes, O(ops + kept tensors): number the layers of backward, find the first backward op
+// that reads each storage, and choose the storages that travel. A recomputed op reads its inputs
+// when its region begins to run again, which is earlier than its own backward; `region_begins` says
+// when.
 ActivationOffload::ActivationOffload(Emitter& emitter, const std::vector<bool>& backward_mark,
                                      const std::vector<std::uint32_t>& region_begins,
                                      const std::vector<bool>& products)
@@ -58,7 +76,7 @@ ActivationOffload::ActivationOffload(Emitter& emitter, const std::vector<bool>& 
   for (std::uint32_t s = 0; s < e_.a.storages.size(); ++s) {
     const StorageFacts& f = e_.a.storages[s];
     const bool kept = f.backward_uses > 0 && f.forward_uses > 0 && f.producer != kNoRegion;
-    // What the first layer of backward reads would come back as soon as it has left.
+    // A tensor that the first layer of backward reads would come back as soon as it has left.
     if (kept && !f.is_index && f.bytes >= kSmallestOffload && first_read[s] != kNoRegion &&
         layer_of_op_[first_read[s]] > 0) {
       travels_[s] = true;
@@ -76,6 +94,8 @@ void ActivationOffload::BeginForward() {
   arrived_.assign(fetched_for_.size(), OpId());
 }
 
+// Counts the reads of a storage down. A storage with three readers is copied after the third, since
+// a copy earlier would let nothing go.
 void ActivationOffload::AfterForwardRead(std::uint32_t storage, BufferId buffer) {
   if (!travels_[storage] || --reads_left_[storage] > 0) {
     return;
@@ -112,6 +132,9 @@ void ActivationOffload::EndForward() {
   FreeBatch(current_);
 }
 
+// Example with `products` = 3 and 3 tensors of 1 MiB left: one third of 3 MiB is due, so one tensor
+// is fetched. The next call comes with 2 products and 2 MiB left, and fetches the next one. With 1
+// product all that is left is fetched.
 void ActivationOffload::Fetch(std::uint32_t products, Fetched& fetched) {
   const std::uint32_t layer = layer_ + 1;
   if (layer >= fetched_for_.size() || next_ == fetched_for_[layer].size()) {

@@ -1,3 +1,23 @@
+// Facts about the model under this job and plan that all dialects need before the first op is
+// written.
+//
+// Example: a block "norm, up, gelu, down, sum" between an embedding (op 0) and a loss (op 6); the
+// model trains. Each of ops 1 to 5 makes one tensor, and the sum reads the block's input as well.
+//
+//   FindParamGrads     norm, up and down have gradients of their weights
+//   LowerSpecs         the kernels of each op at this micro-batch; equal specs share one entry
+//   FindGradients      forward from op 0: a tensor needs a gradient if its op has a backward
+//   FindStorages       one storage per tensor; op 0's output is read twice in forward (norm, sum)
+//   CountBackwardUses  norm, up, gelu and down each keep their input: one use each
+//   regions            if the block is checkpointed: which ops run again (regions.cc)
+//
+// If the embedding and the norm are frozen, FindGradients gives op 1 no backward. `up` then needs a
+// gradient of its weight but not of its input, so its backward has half of the products.
+//
+// The counts of uses are the reference counts of the walker. A count too low would free a buffer
+// that a later op reads, and one too high would keep it to the end of the step. The walker fails if
+// an instance is released more often than it was counted.
+
 #include "schedule/lower/analysis.h"
 
 #include <algorithm>
@@ -43,6 +63,8 @@ void FindParamGrads(const LowerInput& in, bool train, const std::string& where, 
   ShareGradients(in, where, a);
 }
 
+// Per parameter: is it stored in 8 or 4 bits? These are frozen weights of linear layers other than
+// the head, and with `quantized_experts` the experts' weights, too. A trainable weight never is.
 void FindQuantized(const LowerInput& in, ModelAnalysis& a) {
   a.quantized.assign(in.model.params.size(), false);
   if (in.job.frozen_format <= FrozenFormat::kParam) {
@@ -61,6 +83,8 @@ void FindQuantized(const LowerInput& in, ModelAnalysis& a) {
   }
 }
 
+// One pass in forward order, O(ops + inputs). Ops behind which no loss lies have no gradients.
+// Index and bool outputs carry none.
 void FindGradients(const Model& model, ModelAnalysis& a) {
   const std::vector<bool> reaches = OpsBehindResult(model);
   a.tensor_grad.assign(model.tensors.size(), false);
@@ -88,6 +112,9 @@ void FindGradients(const Model& model, ModelAnalysis& a) {
 
 // Ops that share a parameter, whichever of theirs it is, are one group, which goes by the first
 // parameter of its first op.
+// Example: an embedding and a head share their weight, and the head has a bias. Both ops are in one
+// group, named after the weight. A union-find forest joins the parameters of each op; the cost is
+// almost linear.
 void FindGradGroups(const Model& model, ModelAnalysis& a) {
   std::vector<std::uint32_t> stands_for(model.params.size());  // a forest of storages
   std::iota(stands_for.begin(), stands_for.end(), 0U);
@@ -123,6 +150,8 @@ void FindGradGroups(const Model& model, ModelAnalysis& a) {
   }
 }
 
+// Views and in-place results share the storage of an input. Example: op 3 is a view of op 2's
+// output. Both tensors then have one storage, and its forward uses are the reads of either tensor.
 void FindStorages(const LowerInput& in, ModelAnalysis& a) {
   const Model& model = in.model;
   constexpr std::uint32_t kUnset = 0xffffffffu;
@@ -189,7 +218,8 @@ void CountBackwardUses(const Model& model, ModelAnalysis& a) {
   }
 }
 
-// What metrics read stays until they run, after the micro-batch's last pass.
+// The inputs of metrics (the logits) live until the metrics have run, after the micro-batch's last
+// pass. Each of these reads counts as one more use in backward.
 void CountMetrics(const Model& model, ModelAnalysis& a) {
   for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
     if (!a.KernelsOf(i).metrics.empty()) {

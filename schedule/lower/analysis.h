@@ -1,7 +1,8 @@
 #pragma once
 
-// What every dialect needs to know about model and job before the first op is written: kernels per
-// spec, who needs gradients, how long tensors live, what checkpointed regions run again.
+// Facts about model and job that every dialect needs before the first op is written. They say which
+// kernels a spec has, which tensors need gradients and how long these live. They also say which ops
+// of checkpointed regions run again. analysis.cc has an example.
 
 #include <cstdint>
 #include <string>
@@ -100,10 +101,10 @@ struct ModelAnalysis {
   return a.ops[op].inner != kNoRegion && a.ops[op].inner != region;
 }
 
-// Calls f(storage, role, index) for each tensor that the op keeps for its backward: role kInput or
-// kOutput with the index among the op's inputs or outputs, the next index for the input of a GELU
-// that it runs; kLabels for a loss that it runs. Frozen ops do not keep what only weight gradients
-// read.
+// Calls f(storage, role, index) for each tensor that the op keeps for its backward. Role kInput or
+// kOutput comes with the index among the op's inputs or outputs. The input of a GELU that the op
+// runs has the next index, the labels of a loss that it runs have role kLabels. Frozen ops do not
+// keep tensors that only weight gradients read.
 template <class F>
 void ForEachSaved(const ModelAnalysis& a, const Model& model, std::uint32_t model_op, F f) {
   const ModelOp& op = model.ops[model_op];

@@ -1,3 +1,13 @@
+// Which gradients lie in which bucket, and in which order.
+//
+// Example: a Llama with 2 layers in fp32 gradients, 25,077,760 bytes in all; caps 1 MiB and 25 MiB.
+// Backward makes the head's gradient first, 2,048,000 bytes. That is above 1 MiB, so the first
+// bucket is the head alone. The other 23,029,760 bytes stay below 25 MiB and are the second bucket.
+// In the first pass, whose order is not known yet, one bucket has everything.
+//
+// Small first buckets let the first all-reduce begin early. O(parameters of ops), and a sort where
+// the model's order counts.
+
 #include "schedule/lower/ddp_buckets.h"
 
 #include <algorithm>
@@ -35,7 +45,7 @@ std::vector<std::int64_t> GradientOffsets(const Model& model, const ModelAnalysi
   return offsets;
 }
 
-// What a parameter has in a bucket.
+// A parameter's place in a bucket: its range of the gradient buffer, and whether it has a gradient.
 struct BucketTensor {
   BucketPart part;
   ParamId storage;
@@ -115,9 +125,9 @@ void AddPart(const BucketPart& part, std::vector<BucketPart>& parts) {
 }  // namespace
 
 // A linear layer is addmm(bias, input, weight.t()): the bias has no node between. Under autocast
-// both have one, the casts, and that of the weight is the later one, which goes first: g++, with
-// which torch's wheels are made, evaluates the arguments of a call (autocast_mode.h) from the last
-// on. Experts end with `down`.
+// both have one, the casts. The weight's cast is made later and goes first: g++, with which torch's
+// wheels are made, evaluates the arguments of a call (autocast_mode.h) from the last on. Experts
+// end with `down`.
 std::vector<ParamId> AsReady(const Model& model, const ModelOp& op, bool casts) {
   std::vector<ParamId> params = op.params;
   const OpKind kind = model.SpecOf(op).kind;

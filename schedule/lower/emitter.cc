@@ -1,3 +1,13 @@
+// Writes single ops into the body of the program at hand. Each function adds one op with its
+// kernels and the buffers it touches, and returns the op's id.
+//
+// Example: AddCopy for 1 MiB of fp32 gradients that become bf16 adds one kernel that reads 1 MiB
+// and writes 0.5 MiB. The op's `bytes` are those written: 0.5 MiB.
+//
+// An op's id is (code, phase, subject, micro-batch, occurrence). The occurrence counts ops that
+// agree in the four others: the second `all_gather` of unit 3 in the backward of micro-batch 0 has
+// occurrence 1. Traces are matched by these ids, so the order of calls here decides them.
+
 #include "schedule/lower/emitter.h"
 
 #include <bit>
@@ -83,6 +93,8 @@ OpId Emitter::AddTransfer(OpCode code, Stream stream, Where where, Bytes bytes, 
              {{from, AccessMode::kRead, Role::kInput}, {to, AccessMode::kWrite, Role::kOutput}});
 }
 
+// A wait of one stream for ops of other streams is what cudaStreamWaitEvent does. Ops of the same
+// stream need none, since a stream runs in order. If no op is left to wait for, nothing is written.
 void Emitter::AddWait(Stream stream, std::initializer_list<OpId> ops, Phase phase,
                       std::uint32_t subject) {
   bool needed = false;
@@ -120,6 +132,8 @@ OpId Emitter::AddHostWait(std::span<const OpId> ops, Phase phase, std::uint32_t 
   return wait;
 }
 
+// Example: 8 ranks as 2 replicas of 4 shards. Axis kShard gives "shard" of size 4 and stride 1,
+// axis kReplicate gives "replicate" of size 2 and stride 4, and both give "world" of size 8.
 GroupId Emitter::AddGroup(std::initializer_list<Axis> axes, const std::string& name) {
   const GroupShape shape = mesh.Of(axes);
   const bool is_shard = *axes.begin() == Axis::kShard;
@@ -168,6 +182,8 @@ BufferId Emitter::AllocOnHost(Bytes size, Category category, std::span<const Byt
                              .pieces = blocks.empty() ? PieceRange() : InternPieces(blocks)});
 }
 
+// Example: a block of 5 MiB takes 8 MiB. If the job limits rounding (pinned_max_round_mib) to 4
+// MiB, it takes 5 MiB. Native locks one arena, so its blocks are not rounded.
 Bytes Emitter::Pinned(Bytes block) const {
   const Bytes most = std::int64_t{in.job.allocator.pinned_max_round_mib} * kMiB;
   const bool is_whole = in.plan.dialect == Dialect::kNative || (most > Bytes(0) && block > most);
@@ -188,6 +204,8 @@ Stream Emitter::StreamOf(OpId op) const {
   return program.ShapeOf(current_->ops[op.value]).stream;
 }
 
+// Walks back from the last op, so the cost is the number of ops of other streams since then.
+// Callers ask only where the body has a compute op; a pass begins with one, the copy of its inputs.
 OpId Emitter::LastCompute() const {
   OpId op = body->last();
   while (StreamOf(op) != Stream::kCompute) {
@@ -196,6 +214,8 @@ OpId Emitter::LastCompute() const {
   return op;
 }
 
+// Example: 8 ranks give 4 before the sum and 2 behind it; 6 ranks give 4 and 1.5; 1 rank gives 1
+// and 1. The first factor is always a power of two.
 DivideFactors FactorsFor(std::int64_t ranks) {
   std::int64_t f = 1;
   while (ranks % f == 0 &&

@@ -77,8 +77,9 @@ class Emitter {
   // In page-locked memory PyTorch takes `blocks` for it (Pinned), which add up to more.
   [[nodiscard]] BufferId AllocOnHost(Bytes size, Category category,
                                      std::span<const Bytes> blocks = {});
-  // What PyTorch's allocator of page-locked memory takes for a block: it rounds each up to a power
-  // of two (ATen/core/CachingHostAllocator.h, allocate). `block` for native, which locks one arena.
+  // The bytes that PyTorch's allocator of page-locked memory takes for a block: the next power of
+  // two (ATen/core/CachingHostAllocator.h, allocate). `block` itself for native, which locks one
+  // arena.
   [[nodiscard]] Bytes Pinned(Bytes block) const;
   // Says what `buffer` holds, and returns it.
   BufferId Hold(BufferId buffer, Holds holds, std::uint32_t subject, DType dtype);

@@ -53,7 +53,7 @@ class FetchOrder {
       }
       return ahead;
     }
-    // What the call needs leaves the queue, unless an earlier fetch has taken it.
+    // The units of this call leave the queue, except those that an earlier fetch has taken.
     const auto left = std::count_if(units.begin(), units.end(),
                                     [&](UnitId unit) { return fetched_for_[unit.value] < call; });
     for (auto n = left; n > 0; --n) {

@@ -1,3 +1,18 @@
+// One flat parameter per unit: gathering, freeing, and the moment at which its gradient is final.
+//
+// Example of the moment: units root (ops 0 and 7), A (ops 1 to 3) and B (ops 4 to 6). The node that
+// splits a unit's flat parameter is made when forward enters the unit, so it is older than the
+// nodes of all later ops. Autograd runs young nodes first, so the node of B runs after op 4's
+// backward, that of A after op 1's, and that of the root after op 0's, last of all. FindFinals
+// computes this order.
+//
+// A gather casts the shard on copy_in, allocates U and all-gathers. Parameters are views of U, so
+// there is no copy-out: a layer of 5.0 MiB takes 5.0 MiB, where FSDP2 takes 10.0 MiB for a moment.
+//
+// The gradients of a unit exist twice for a moment, as autograd concatenates them into the flat
+// one. For the layer these are 5.0 MiB of parts and 5.0 MiB of the whole. If r is fp32, the flat
+// one is then cast to 10.0 MiB.
+
 #include "schedule/lower/flat_rules.h"
 
 #include <algorithm>
@@ -33,7 +48,7 @@ void FlatRules::FindRequiresGrad() {
   for (const ModelOp& op : model.ops) {
     without_grad_.push_back(IsWithoutGrad(op));
   }
-  // What the nearest op before, and the nearest one behind, says for ops that do not say it.
+  // Ops that do not say it follow the nearest op before, and the nearest one behind.
   without_grad_before_ = without_grad_behind_ = without_grad_;
   for (std::size_t i = 1; i < without_grad_.size(); ++i) {
     if (!without_grad_before_[i]) {
@@ -129,10 +144,11 @@ void FlatRules::FindFinals() {
                    [](const Final& x, const Final& y) { return x.model_op > y.model_op; });
 }
 
-// torch puts the hook that reduces a unit on the node that collects the gradient of its first call.
-// Each call has such a node of its own where the flat parameter is cast or comes from the host:
-// then data of another type are put in its place and taken away again (_register_post_backward_hook
-// of _runtime_utils.py, torch 2.13).
+// Torch puts the hook that reduces a unit on the node that collects the gradient of its first call.
+// Where the flat parameter is cast or comes from the host, each call has such a node of its own, as
+// other data take the parameter's place meanwhile (_register_post_backward_hook of
+// _runtime_utils.py, torch 2.13). A unit whose first call gets no gradient would then never be
+// reduced, so it is refused.
 void FlatRules::CheckHook(UnitId u) const {
   if (plan_.dialect == Dialect::kFsdp1 && (CastsGather(u) || plan_.offload.parameters)) {
     throw InputError("plan: units[" + std::to_string(u.value) + "]",
@@ -248,6 +264,9 @@ BufferId FlatRules::StageShard(UnitId u, Phase phase, std::vector<BufferId>& sta
   return source;
 }
 
+// `staged` are the copies that lead to the gather: 2.5 MiB of fp32 from the host if parameters are
+// offloaded, 1.25 MiB of bf16 if they are cast. The gather reads them on its stream, so their frees
+// record that stream.
 void FlatRules::Unshard(UnitId u, Phase phase) {
   if (InPlace(u) || pending_[u.value] || At(u).unsharded.valid()) {
     return;
@@ -347,7 +366,8 @@ BufferId FlatRules::CastFlat(UnitId u, BufferId flat) {
   return cast;
 }
 
-// What is reduce-scattered: a copy, where parts for all ranks need padding.
+// Returns the input of the reduce-scatter. Without use_orig_params the gradient has no padding, and
+// parts of equal size for all ranks take a padded copy: 10 elements over 4 ranks become 12.
 BufferId FlatRules::PadFlat(UnitId u, BufferId flat) {
   if (!IsPaddedLate(u)) {
     return flat;

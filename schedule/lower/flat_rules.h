@@ -1,8 +1,8 @@
 #pragma once
 
-// What FSDP1 and FairScale, its ancestor, share: one flat parameter per unit that is cast, gathered
-// and freed as a whole; memory handed between streams by recordStream; gradients concatenated,
-// summed and divided before and after the reduction.
+// The common part of FSDP1 and FairScale, its ancestor. A unit has one flat parameter, which is
+// cast, gathered and freed as a whole. Memory is handed between streams by recordStream. Gradients
+// are concatenated, summed, and divided before and after the reduction.
 
 #include <cstdint>
 #include <memory>
@@ -25,9 +25,9 @@ class FlatRules : public StepRules {
   [[nodiscard]] BufferId ParameterStorage(UnitId u, std::uint32_t model_op) override;
 
  protected:
-  // What follows when the gradient of the unit's flat parameter is final. Autograd runs the nodes
-  // that are ready youngest first, so the node that has split the flat parameter into views runs
-  // after all nodes made later, whoever made them; then the gradient is complete.
+  // Called when the gradient of the unit's flat parameter is final. Autograd runs the nodes that
+  // are ready youngest first. The node that has split the flat parameter into views thus runs after
+  // all nodes made later, by whatever unit; then the gradient is complete.
   virtual void FlatGradFinal(UnitId u) = 0;
   // Whether the views of a unit are made when the unit before it is entered.
   [[nodiscard]] virtual bool MakesViewsEarly() const { return false; }
@@ -123,8 +123,8 @@ class FlatRules : public StepRules {
   void CheckHook(UnitId u) const;
   [[nodiscard]] BufferId AllocUnsharded(UnitId u);
 
-  // The shard as the gather reads it: copied to the device and cast on copy_in where needed. What
-  // was allocated for that is appended to `staged`.
+  // The shard as the gather reads it: copied to the device and cast on copy_in where needed.
+  // Appends the buffers that it allocated to `staged`.
   [[nodiscard]] BufferId StageShard(UnitId u, Phase phase, std::vector<BufferId>& staged);
 
   // Per model op.

@@ -1,6 +1,17 @@
 // PyTorch FSDP1 (FullyShardedDataParallel): one flat parameter per unit, gathers on the unshard
 // stream, everything after backward on the post-backward stream, memory handed between streams by
 // recordStream and bounded by the rate limiter. Rules: docs/lowering.md, section fsdp1.
+//
+// Example: layers A and B and a root on 4 ranks, limiter on. Forward of a steady step:
+//
+//   root: cast, host waits for an event of the step before, all-gather; never freed after forward
+//   A: cast, host waits, all-gather, ops, free: an event is queued behind A's last op
+//   B: cast, host waits, all-gather, ops, free: a second event
+//   backward of B: cast, host waits for A's event, all-gather; A is prefetched before B's ops
+//
+// The limiter bounds how far the host runs ahead. Gather buffers come from the pool of the unshard
+// stream and are freed by recordStream, so they return only when compute is done with them. A host
+// that ran ahead without a limit would allocate a new buffer for each unit.
 
 #include <algorithm>
 #include <deque>
@@ -61,9 +72,9 @@ class Fsdp1Rules : public FlatRules {
   [[nodiscard]] std::vector<bool> StillGathered() const override { return still_gathered_; }
   void CarryGathered(const std::vector<bool>& units) override { carried_ = units; }
 
-  // The limiter's queue lives across steps: in the steady state it begins a step with as many
-  // events as the gathers before the step's first free need, so that each of them finds one to
-  // wait for; the step before left them in carry slots.
+  // The limiter's queue lives across steps. In the steady state a step begins with an event for
+  // each gather before its first free, so each of these gathers finds one to wait for. The step
+  // before has left the events in carry slots.
   void BeginStep(bool first) override {
     StepRules::BeginStep(first);
     for (std::uint32_t u = 0; u < unit_count() && !first; ++u) {
@@ -293,7 +304,7 @@ class Fsdp1Rules : public FlatRules {
   }
 
  private:
-  // What a FlatParamHandle knows in one forward and backward.
+  // The state that a FlatParamHandle has in one forward and backward.
   struct Handle {
     bool was_entered = false;       // in this forward
     bool needs_backward = false;    // has left forward with outputs that need a gradient
@@ -327,7 +338,7 @@ class Fsdp1Rules : public FlatRules {
     return left;
   }
 
-  // What torch sees of a call of a unit's module.
+  // A call of a unit's module, as torch sees it.
   struct Call {
     std::uint32_t first = 0;       // model op
     bool is_without_grad = false;  // torch.no_grad()
@@ -432,9 +443,9 @@ class Fsdp1Rules : public FlatRules {
     }
   }
 
-  // A unit that reaches no loss ends in backward without having begun there, where its input's
-  // gradient is complete, and with it go the views that torch keeps of its parameters
-  // (_use_sharded_views of _flat_param.py, torch 2.13): it cannot be gathered ahead any more.
+  // A unit that reaches no loss ends in backward where its input's gradient is complete, without
+  // having begun there. Torch then drops the views of its parameters (_use_sharded_views of
+  // _flat_param.py, torch 2.13), so the unit cannot be gathered ahead any more.
   void CheckHasViews(UnitId u) const {
     if (handles_[u.value].has_ended && plan_.use_orig_params && plan_.shard_size > 1) {
       throw InputError("plan: units[" + std::to_string(u.value) + "]",
@@ -447,9 +458,10 @@ class Fsdp1Rules : public FlatRules {
     }
   }
 
-  // What a selective checkpoint sees of _unshard: the rate limiter where it finds an event, and the
-  // gather. Events are counted apart from free_events_, from the first step on: a run has to get
-  // through that one, and it begins without any. The next step begins with those that it leaves.
+  // The operators of _unshard that a selective checkpoint counts: the rate limiter where it finds
+  // an event, and the gather. Events are counted apart from free_events_, from the first step on,
+  // since a run has to get through that step and begins without any. The next step begins with
+  // those it leaves.
   void SeeUnshard(UnitId u) {
     if (handles_[u.value].is_prefetched) {
       return;

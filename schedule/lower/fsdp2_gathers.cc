@@ -1,4 +1,21 @@
 // How FSDP2 gathers units, waits for what was gathered, and frees it.
+//
+// Example: two layers A and B, each U = 5.0 MiB gathered in bf16, 2.5 MiB per rank in fp32.
+// Forward:
+//
+//   copy_in   cast A's shard: 1.25 MiB of scratch, freed at once; copy it into A's slice of 5.0 MiB
+//   gather    all-gather of A in place
+//   compute   copy A out to 5.0 MiB of parameters; the 5.0 MiB gather buffer is parked
+//   copy_in   cast and copy B; gather: all-gather of B
+//   both      wait for A's copy-out; only now A's parked buffer is freed
+//   compute   copy B out
+//
+// So forward holds up to two gather buffers. Freed right away, A's buffer would make both gather
+// streams wait for A's copy-out before B's gather begins. Parked (all_gather_state in torch), it
+// lets B's gather overlap A's copy-out. Backward waits and frees at once, which costs less memory
+// and that overlap.
+//
+// The memory of the copy-out is why fsdp2 takes 2 U where native takes U per gathered unit.
 
 #include <array>
 #include <span>
@@ -15,6 +32,9 @@ void Fsdp2Rules::Prefetch(const std::vector<std::string>& names, Phase phase) {
   }
 }
 
+// Issues the gather, if the unit is neither there nor on its way. The stages: copy from the host if
+// parameters are offloaded, cast and copy into the slice, all-gather. After `reshard` to a group
+// the source is the kept part, and the all-gather runs over the group only.
 void Fsdp2Rules::Unshard(UnitId u, Phase phase) {
   Comm& c = comm_[u.value];
   if (c.pending || At(u).unsharded.valid() || !HasParams(u)) {
@@ -114,6 +134,9 @@ void Fsdp2Rules::ReleaseGatherOut(BufferId buffer, OpId copied_out, Phase phase)
   e_.body->Free(buffer);
 }
 
+// The copy-out on compute, behind the gather. With one rank per shard there is no gather: the
+// copy-out reads the shard, cast on the way. In backward the gather buffer goes at once, in forward
+// it is parked until the next unit's gather has been issued.
 void Fsdp2Rules::WaitForUnshard(UnitId u, Phase phase) {
   Comm& c = comm_[u.value];
   if (!c.pending) {
@@ -177,7 +200,7 @@ void Fsdp2Rules::LeaveClone(UnitId u) {
   }
 }
 
-// Such a clone lives on into the next step.
+// A clone that no backward gathered from lives on into the next step.
 void Fsdp2Rules::NoteClone(UnitId u) {
   Comm& c = comm_[u.value];
   if (!c.stale.valid() || !last_micro_batch_) {
@@ -209,6 +232,8 @@ BufferId Fsdp2Rules::AllocUnsharded(UnitId u) {
   return id;
 }
 
+// Example: reshard to groups of 2 of 8 ranks, U = 8 MiB. A clone of 8 / 2 = 4 MiB stays on each
+// rank, and backward gathers 8 MiB over 2 ranks instead of 8.
 void Fsdp2Rules::ReshardUnit(UnitId u, Phase phase) {
   const Reshard& reshard = PlanOf(u).reshard;
   if (reshard.kind == Reshard::Kind::kToGroup) {
@@ -240,7 +265,8 @@ void Fsdp2Rules::FreeUnsharded(UnitId u) {
   }
 }
 
-// What was gathered for a pass that was over already goes without a copy (finalize_backward).
+// A gather that no pass waited for is dropped at the end of backward, without a copy-out
+// (finalize_backward). Compute waits for it, since its buffer is freed.
 void Fsdp2Rules::DropPending(UnitId u) {
   Comm& c = comm_[u.value];
   if (!c.pending) {

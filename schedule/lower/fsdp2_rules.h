@@ -63,7 +63,8 @@ class Fsdp2Rules : public StepRules {
     BufferId kept_out;              // the one that lives on into the next step
     OpId gathered;                  // eAG
     BufferId partial;               // reduced over the shard group, not over the replicas
-    // What earlier micro-batches left in .grad, by parameter, where later ones are added in place.
+    // Gradients of earlier micro-batches in .grad, by parameter, to which later ones are added in
+    // place.
     std::vector<std::pair<ParamId, BufferId>> kept_grads;
     BufferId clone;  // the 1/g kept by reshard to a smaller group
     BufferId kept;   // the last such

@@ -1,3 +1,16 @@
+// Ops that one kernel runs together. Each change gives the ops kernels of a new variant; the model
+// stays as it is, and the ops that lose their kernels write nothing.
+//
+//   fused_gelu      linear, GELU, linear: the first writes the GELU's output, too; backward of the
+//                   last reads the GELU's input. An output of 8 MiB costs 8 MiB more written and 8
+//                   MiB more read, but no passes of its own.
+//   fused_residual  sum, norm: the norm reads both operands and writes their sum beside its result.
+//   loss_chunks     head, loss: nothing runs in forward. Backward makes the logits of one chunk
+//                   at a time. With 16 chunks 256 MiB of 4 GiB of logits exist.
+//
+// Under fused_gelu and loss_chunks no other op may read the tensors between: then they must exist,
+// and the ops stay apart. A region that runs one of the ops again must run all of them.
+
 #include "schedule/lower/fusion.h"
 
 #include <algorithm>
@@ -58,8 +71,8 @@ void ChangeVariant(std::uint32_t op, F change, std::map<std::uint32_t, std::uint
   a.variant[op] = at->second;
 }
 
-// May the norm that is op i + 1 make its input, op i's sum of two tensors of that size? What is run
-// again must be both or none.
+// May the norm that is op i + 1 make its input, op i's sum of two tensors of that size? Both ops
+// must be in one region, and both or none of them must run again.
 bool MaySumFirst(const Model& model, std::uint32_t i, const ModelAnalysis& a) {
   const ModelOp& sum = model.ops[i];
   const ModelOp& norm = model.ops[i + 1];

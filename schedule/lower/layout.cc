@@ -1,3 +1,22 @@
+// How many elements of a unit each rank stores, and where each parameter lies in the gathered
+// buffer. The result is a UnitInfo: `elements` (true), `shard_elements` (per rank),
+// `padded_elements` (all ranks) and one slot per parameter.
+//
+// Example: a unit with a weight of 10 x 5 and a bias of 10, in bf16, over W = 4 ranks. It has 60
+// true elements.
+//
+//   layout                     per rank  gathered  why
+//   FSDP2 (rows)                     18        72  ceil(10 / 4) = 3 rows per rank: 15 + 3 elements
+//   FSDP1, use_orig_params           17        68  bias at 56 (a multiple of 8); ceil(66 / 4)
+//   FSDP1, one flat tensor           15        60  no gaps; ceil(60 / 4)
+//   native                          128       512  bias at 128 (256 bytes); shards likewise
+//   ZeRO-1, ZeRO-2                   16        64  60 rounded up to a multiple of 2 W = 8
+//   ZeRO-3                           16        64  ceil(50 / 4) = 13 and ceil(10 / 4) = 3
+//   DDP                              60        60  every rank has all
+//
+// Every rank counts with the same shard size, the one with padding. So all ranks run one program,
+// and collectives have equal sizes on all of them. Each layout costs O(parameters of the unit).
+
 #include "schedule/lower/layout.h"
 
 #include <algorithm>
@@ -11,7 +30,9 @@ namespace {
 
 constexpr std::int64_t kNativeAlignBytes = 256;  // what vector loads and NCCL windows ask for
 
-// A flat parameter whose members start at multiples of `align` elements.
+// Lays the unit's parameters one behind the other, each at a multiple of `align` elements. With
+// align 8, a weight of 50 elements begins at 0 and a bias of 10 at 56; `elements` is 60,
+// `padded_elements` is 66. The caller pads the end.
 UnitInfo Flatten(const Model& model, const ResolvedUnit& unit, std::int64_t align) {
   UnitInfo info;
   info.name = unit.name;
@@ -29,6 +50,11 @@ UnitInfo Flatten(const Model& model, const ResolvedUnit& unit, std::int64_t alig
 
 }  // namespace
 
+// An op of experts with one parameter per matrix becomes two stacks, as Transformers 5 stores them:
+// gates and ups in the first, downs in the second. Example: 8 gated experts whose three matrices
+// have 64 x 32 elements each. The first stack has 8 rows and 8 x 2 x 2,048 = 32,768 elements, the
+// second 8 rows and 16,384. Over 4 ranks FSDP2 then gives each rank two whole experts. Ops whose
+// parameters are stacked already are left alone.
 ParamStacks StackExperts(const Model& model) {
   ParamStacks result;
   for (const ModelOp& op : model.ops) {
@@ -149,6 +175,14 @@ UnitInfo LayoutWhole(const Model& model, const ResolvedUnit& unit) {
   return info;
 }
 
+// Returns the parts of the parameters in the fullest shard: the optimizer keeps one state tensor
+// for each part. Example: the FSDP1 layout above with shards of 17 elements. Shards 0 and 1 hold 17
+// elements of the weight, shard 2 holds 16, and shard 3 holds the bias. The result is {17}, of
+// shard 0.
+//
+// Of the shards that one parameter fills, only the first, the second and the last are looked at:
+// the shards between have the second's content. Without that rule the cost would grow with the
+// ranks.
 std::vector<std::int64_t> FullestFlatShard(const Model& model, const UnitInfo& unit) {
   const std::int64_t shard = unit.shard_elements;
   // Elements of the parameter in shard `s`.
@@ -192,6 +226,10 @@ std::vector<std::int64_t> FullestFlatShard(const Model& model, const UnitInfo& u
 // bitsandbytes 0.50: functional.py (quantize_4bit: a table of 16 values per weight; double
 // quantisation keeps an offset, too, and shares its own table), nn/modules.py (Int8Params: SCB, one
 // scale per row).
+// Example: 1,024 weights in 16 rows of 64.
+//   int8         1,024 bytes packed, 16 x 4 = 64 bytes of scales
+//   nf4            512 bytes packed, (16 blocks + 16 table entries) x 4 = 128
+//   nf4, double    512 bytes packed, 16 + (1 + 1 + 16) x 4 = 88
 QuantizedSize SizeOfQuantized(FrozenFormat format, std::int64_t elements,
                               std::int64_t row_elements) {
   constexpr std::int64_t kBlock = 64, kScaleBlock = 256, kFp32 = 4, kTable = 16;

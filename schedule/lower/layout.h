@@ -42,8 +42,8 @@ struct ParamStacks {
                                           std::int64_t shard_size, const ParamStacks& stacks = {});
 
 // FSDP1: one flat parameter, pre-order. With use_orig_params each parameter starts at a multiple of
-// 16 bytes of the compute dtype and the end is padded to a multiple of W inside the flat parameter;
-// without, shards are chunks of ceil(n / W). Source: PyTorch _flat_param.py.
+// 16 bytes of the compute dtype, and the end is padded to a multiple of W inside the flat
+// parameter. Without it shards are chunks of ceil(n / W). Source: PyTorch _flat_param.py.
 [[nodiscard]] UnitInfo LayoutFlat(const Model& model, const ResolvedUnit& unit,
                                   std::int64_t shard_size, bool use_orig_params, DType compute);
 

@@ -1,3 +1,18 @@
+// Lower: from a model, a job and a plan to the program of one rank. The stages, in order:
+//
+//   1. ValidatePlan, CheckKernels: refuse what no stage below can say.
+//   2. ResolveUnits: the plan's module names become units with their parameters.
+//   3. AnalyzeModel: kernels per op, gradients, lifetimes of tensors, recomputed regions.
+//   4. FindUnitSpans: the ops at which each unit begins and ends, forward and backward.
+//   5. The dialect's rules and the Walker write the bodies `init`, `warmup` and `step`.
+//
+// Example: a Llama with 2 layers and a root, on 4 ranks, one micro-batch, fsdp2, bf16 beside fp32.
+// Its `init` has 3 ops, one initialize for each of the 3 units. `warmup` is empty, since the first
+// step is like the others. `step` has 111 ops on 4 streams: compute, copy_in, gather and reduce.
+// `shardwright inspect plan.json --program` prints all of them.
+//
+// The program holds one rank's ops only. All ranks run the same ones, as uneven shards are padded.
+
 #include "schedule/lower.h"
 
 #include <algorithm>
@@ -21,8 +36,10 @@ namespace {
 
 constexpr const char* kWhere = "plan";
 
-// "layers.3.mlp.up_proj": the module that runs the op, and the op's own name unless it repeats the
-// module's.
+// Returns a name for each op of the model: its module's name, and the op's own name behind it
+// unless that repeats the module's last part. Op "up_proj" of module "layers.3.mlp.up_proj" stays
+// "layers.3.mlp.up_proj"; op "rope" of module "layers.3.self_attn" becomes
+// "layers.3.self_attn.rope".
 std::vector<std::string> OpNames(const Model& model) {
   constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
   Budget bytes("model", "bytes of names of ops", kMostBytes);
@@ -66,6 +83,10 @@ std::unique_ptr<StepRules> MakeRules(Emitter& e, const UnitSpans& spans,
   return nullptr;
 }
 
+// Writes one step: each micro-batch's forward, backward and metrics, then the update. The marks of
+// micro-batches tell FindRepeats where equal parts begin; the op ids behind the last mark have
+// micro-batch 0, as the update belongs to none. The number of ops is checked after each
+// micro-batch, so a plan with too many fails early.
 void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool first_step) {
   e.Begin(body);
   rules.BeginStep(first_step);
@@ -91,7 +112,8 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
   e.End();
 }
 
-// The program, if these units are gathered when a step begins; and those that are when it ends.
+// Returns the program under the assumption that the units in `gathered` are gathered when a step
+// begins, and the units that are still gathered when a step ends. Lower calls it until both agree.
 std::pair<Program, std::vector<bool>> LowerWith(const LowerInput& in,
                                                 const std::vector<ResolvedUnit>& units,
                                                 const std::vector<bool>& gathered) {
@@ -140,6 +162,10 @@ std::pair<Program, std::vector<bool>> LowerWith(const LowerInput& in,
 
 }  // namespace
 
+// Extrapolates from the micro-batches lowered so far. Example: 2 of 64 micro-batches made 200,000
+// ops, so the step will have 6,400,000. The limit is 5,000,000, so the plan is refused, with the
+// advice to raise the budget. The second check compares the memory of that many ops with the free
+// memory of this machine, 1,300 bytes for each op.
 void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batches) {
   // The same on every machine, so that answers are. Edges have 31 bits for an op.
   constexpr std::int64_t kMostOps = 5'000'000;
@@ -160,6 +186,10 @@ void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batc
   }
 }
 
+// Returns the model with parameters frozen that no loss depends on, or null if there are none or
+// the dialect does not look for them. Example: a model with two heads whose loss reads the first
+// only. The second head's weight is trainable, but no gradient reaches it; FSDP2 neither reduces
+// nor updates it. Two names of one storage count together: a gradient through either is enough.
 std::optional<Model> WithoutMissingGradients(const LowerInput& in) {
   const bool looks = in.plan.dialect == Dialect::kFsdp2 || FindsUnused(in.plan);
   if (!looks || in.job.mode != JobMode::kTrain) {
@@ -188,7 +218,9 @@ std::optional<Model> WithoutMissingGradients(const LowerInput& in) {
   return changed;
 }
 
-// A loss whose vocabulary ranks share is known as torch runs it alone.
+// A loss whose vocabulary is cut over ranks is known for torch-eager and torch-compile only. Kernel
+// sets that fuse or chunk the loss, keep its logits, or scale fp8 by tensor are refused under
+// tensor parallel.
 static void CheckKernels(const LowerInput& in) {
   const KernelSetOptions& k = in.kernels;
   const bool is_other = (k.fused_loss && !k.fused_elementwise) || k.loss_chunks > 1 ||
@@ -219,6 +251,7 @@ Program Lower(const LowerInput& input) {
   }
   auto [program, gathered] = LowerWith(in, units, {});
   // A step that finds more there may leave more there.
+  // Units are only added, so the loop ends after at most as many rounds as there are units.
   for (std::vector<bool> known; known != gathered;) {
     known = gathered;
     auto [again, still] = LowerWith(in, units, known);

@@ -27,8 +27,8 @@ struct UpdatedMatrix {
 // output projection, norms, biases) are updated as the job's optimizer kind says.
 [[nodiscard]] bool IsBlockMatrix(const Model& model, const Parameter& parameter);
 
-// What `rule` takes the parameter for: Muon splits packed q, k, v (one side three times the other),
-// SOAP does not.
+// The matrices that `rule` sees in the parameter. Muon splits packed q, k, v (one side three times
+// the other) into three, SOAP does not.
 [[nodiscard]] UpdatedMatrix MatrixOf(const Parameter& parameter, MatrixRule rule);
 
 struct MatrixUpdate {

@@ -1,3 +1,15 @@
+// Brings optimizer states from the host to the device piece by piece, and back.
+//
+// Example: two units of two pieces of 1 MiB each, in_flight 2. `A0` is piece 0 of unit A.
+//
+//   h2d      A0 in | A1 in | wait A0 out | B0 in | wait A1 out | B1 in
+//   compute          A0      A1                    B0            B1
+//   d2h                A0 out   A1 out               B0 out        B1 out
+//
+// At most 2 MiB of states are on the device at any time, however large the model is. A piece's
+// device buffer is freed only when its copy back has ended: freed earlier, the next piece's copy
+// could overwrite states that have not left yet. With in_flight 1 nothing overlaps.
+
 #include "schedule/lower/moment_staging.h"
 
 namespace shardwright {

@@ -10,6 +10,9 @@
 
 namespace shardwright {
 
+// Per piece: Fetch, the update, Return. `leaving_` holds the pieces whose copy back was queued,
+// oldest first. The carry slot hands the last copy of a step to the next step: its first Fetch
+// waits for it, so that two steps never have pieces in flight at the same time.
 class MomentStaging {
  public:
   // At most `in_flight` pieces are on the device. `slot` is a carry slot of its own.

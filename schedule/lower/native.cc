@@ -1,3 +1,18 @@
+// The native dialect: hooks, gradients' targets and the end of a step; native_gathers.cc gathers,
+// native_reductions.cc reduces and updates.
+//
+// Example: layers A and B and a root on 4 ranks, in_flight 2. A step, with the streams:
+//
+//   copy_in, gather   root, then A (one ahead); B when A is entered
+//   compute           root's op, A, free A, B, free B, head and loss
+//   copy_in, gather   B for backward, not before the op in front of the head has ended; then A
+//   compute           B's backward, writing into B's reduce-scatter input
+//   reduce            reduce-scatter of B, beside A's backward; of A; of the root
+//   compute           norm, clip, then updates in the order root, A, B
+//
+// The updates go in the order in which the next forward gathers. A gather of the next step waits
+// for its own unit's update only, so root's gather may begin while A is still being updated.
+
 #include <algorithm>
 
 #include "core/budget.h"
@@ -51,6 +66,8 @@ void NativeRules::PreForward(UnitId u, Phase phase) {
   }
 }
 
+// Frees the unit, keeps it (`never`, or the unit whose backward comes next), or keeps a part of it
+// (`reshard` to a group).
 void NativeRules::PostForward(UnitId u, Phase phase) {
   if (!HasParams(u) || !At(u).unsharded.valid()) {
     return;
@@ -116,6 +133,9 @@ void NativeRules::BeforeBackwardOp(std::uint32_t model_op) {
   }
 }
 
+// The unit's gradient buffer has the layout of its parameters, so kernels write where the
+// reduce-scatter reads. The first write to a storage overwrites, later ones add: of a second op
+// with the weight, or of a later micro-batch without a reduction.
 NativeRules::GradTarget NativeRules::WeightGradTarget(std::uint32_t model_op, UnitId u) {
   UnitState& state = At(u);
   if (IsSummedApart(model_op)) {

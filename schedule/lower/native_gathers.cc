@@ -1,4 +1,14 @@
 // Gathers of the native dialect: when they begin, what they wait for, what is freed.
+//
+// Example: forward enters A with in_flight 2 and the order root, A, B. Gather(A) finds A there or
+// on its way, WaitForGather lets compute wait, and PrefetchAfter gathers the next unit, B. With
+// in_flight 3 it would gather B and the unit behind it. Memory grows with each: in_flight * U at
+// most, plus the units kept for good.
+//
+// A gather's buffer may take the bytes of a unit freed before (native's arena reuses bytes at fixed
+// offsets). So the first copy into it waits for the last op that read a freed unit,
+// `last_read_of_freed_`. Without this wait a gather would overwrite parameters that compute still
+// reads.
 
 #include <algorithm>
 #include <string>
@@ -111,6 +121,8 @@ void NativeRules::TakeTurn() {
   }
 }
 
+// `needless`: in backward a unit without backward ahead, or whose parameters backward does not
+// read. An embedding's backward needs gradients and ids only, so it is not gathered again.
 bool NativeRules::Gather(UnitId u, Phase phase, OpId not_before) {
   std::erase(waiting_gathers_, u);
   if (IsInPlace(u)) {
@@ -220,6 +232,7 @@ void NativeRules::FreeAll() {
   }
 }
 
+// Example: reshard to groups of 2, U = 8 MiB: 4 MiB stay, and backward gathers over 2 ranks.
 void NativeRules::KeepPart(UnitId u, Phase phase) {
   Comm& c = comm_[u.value];
   const Bytes part = Unsharded(u) / plan_.units[u.value].reshard.group;

@@ -1,4 +1,11 @@
 // Reductions of the native dialect, and the updates behind them.
+//
+// Example: layers C, B, A finish backward in this order, in_flight 2, gradients of 10 MiB each. C's
+// and B's buffers are in reductions when A's first weight gradient needs a buffer. MakeRoomForGrads
+// lets compute wait for C's reduction and frees C's buffer, so 20 MiB exist at most, not 30.
+//
+// Without clipping the update of a unit follows its reduction on the reduce stream, and backward
+// goes on beside it. With clipping all updates wait for the norm of all units.
 
 #include "schedule/lower/native_rules.h"
 
@@ -67,6 +74,8 @@ void NativeRules::ReduceInPlace(UnitId u) {
   }
 }
 
+// Reduce-scatter, all-reduce over replicas, cast or add, then the gradient's way out: to the host,
+// to the update, or to wait for the norm.
 void NativeRules::Reduce(UnitId u) {
   if (ReducesInPlace()) {
     ReduceInPlace(u);

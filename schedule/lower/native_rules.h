@@ -35,8 +35,8 @@ class NativeRules : public StepRules {
     At(u).backward_done = done;
   }
 
-  // What backward gathers again waits for the end of forward, so that what is gathered then counts
-  // as kept, in memory as in time.
+  // Gathers for backward wait until forward has ended. A unit gathered then counts as kept, in
+  // memory as in time.
   void EndForward() override;
 
   // The reduction starts when the last weight gradient is written, also for the first units.
@@ -148,7 +148,7 @@ class NativeRules : public StepRules {
   // The next step's first gather must not overwrite what this step still reads.
   void CarryFreed();
 
-  // Whatever is still gathered, used or not.
+  // Frees every unit that is still gathered, used or not.
   void FreeAll();
 
   void KeepPart(UnitId u, Phase phase);
@@ -195,8 +195,8 @@ class NativeRules : public StepRules {
 
   void FollowActivations();
 
-  // Of updates behind the norm. Those that wait for moments let the next forward begin; but what
-  // fp16 skips, only the compute stream knows.
+  // The stream of updates behind the norm. Updates that wait for moments let the next forward
+  // begin. But only the compute stream knows which updates fp16 skips.
   [[nodiscard]] Stream UpdateStream() const {
     return StagesMoments() && job_.precision.param != DType::kFp16 ? Stream::kReduce
                                                                    : Stream::kCompute;

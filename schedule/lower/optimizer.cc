@@ -1,3 +1,18 @@
+// Kernels, temporaries and state sizes of optimizer updates, as PyTorch runs them. The three
+// implementations move very different amounts of memory for the same result.
+//
+// Example: AdamW with weight decay on 262,144 fp32 elements (1 MiB) in 4 equal tensors.
+//
+//   implementation  kernels  bytes read  bytes written  temporaries
+//   foreach               8      12 MiB          8 MiB  1 MiB, one tensor per parameter
+//   for_loop             32      12 MiB          8 MiB  0.25 MiB, of the largest tensor
+//   fused                 1       4 MiB          3 MiB  none
+//
+// The fused kernel reads parameter, gradient and both moments once and writes all but the gradient.
+// The foreach path makes one pass over memory per line of the Python source. The pricer turns bytes
+// into time, so a wrong pass shows up as a wrong duration of the update, and a wrong temporary as a
+// wrong peak at the end of the step.
+
 #include "schedule/lower/optimizer.h"
 
 #include <algorithm>
@@ -14,6 +29,8 @@ struct ElementPass {
   int written = 0;
 };
 
+// How one optimizer kind updates: its states, the passes of its foreach and for_loop paths, the
+// live temporaries in parameter-sized tensors, and its single fused pass.
 struct Recipe {
   int states = 0;
   std::vector<ElementPass> foreach_passes;
@@ -137,6 +154,7 @@ struct FormatRow {
   bool keeps_embeddings = false;   // nor embeddings
   bool is_fp32_otherwise = false;  // else the parameter's dtype
 };
+// The rows follow the order of StateFormat.
 constexpr std::array<FormatRow, 7> kFormats = {{
     {},
     {8, 256, 4096, false, true, true},
@@ -187,6 +205,9 @@ constexpr std::array<WordRow, 17> kWords = {{
 
 }  // namespace
 
+// Example: a tensor of 1,000,000 elements in kBnb8 takes 1,000,000 bytes of codes and 3,907 fp32
+// scales. In kAo4 a tensor of 4,096 elements takes 2,048 bytes and 32 scales. One of 4,100 elements
+// is no multiple of 128, so kAo4 keeps it in the parameter's dtype.
 StateSize SizeOfState(StateFormat format, std::int64_t elements, bool is_embedding, DType dtype) {
   const FormatRow& row = RowOf(format);
   const bool is_packed = row.bits > 0 && elements >= row.least &&
@@ -203,6 +224,8 @@ bool IsPaged(StateFormat format) {
   return format == StateFormat::kBnb8Paged || format == StateFormat::kBnb32Paged;
 }
 
+// Example: a matrix of 1,000 x 2,000 keeps 1,000 numbers for its rows and 2,000 for its columns. A
+// bias of 1,000 keeps 1,000. A stack of 8 matrices of 10 x 20 keeps 80 and 160.
 std::vector<std::int64_t> FactoredState(const std::vector<std::int64_t>& shape) {
   std::int64_t elements = 1;
   for (const std::int64_t n : shape) {
@@ -245,6 +268,9 @@ OptimizerSpec OnHost(OptimizerSpec spec, Dialect dialect) {
   return spec;
 }
 
+// Returns equal kernels, since only their sum and their number matter. Example: 50,000,000 elements
+// in 100 tensors are 763 chunks. Chunks ask for 3 launches and tensors for 4, so there are 4
+// kernels, and each moves a quarter of the bytes.
 std::vector<Kernel> MultiTensorKernels(std::int64_t elements, std::int64_t tensors, Bytes read,
                                        Bytes written, DType dtype) {
   // multi_tensor_apply.cuh: chunks of 65,536 elements, at most 320 chunks and about 30 tensors

@@ -1,3 +1,10 @@
+// Finds the large products of each unit, from the FLOPs of forward kernels. O(ops + kernels).
+//
+// Example: a block with four linear layers of 8, 2, 16 and 16 GFLOP. The largest has 16, so
+// products from 8 on are large. `any` marks the ops with 8, 16 and 16, `first` the one with 8, and
+// `last` the second one with 16. Ops without parameters, such as attention, belong to no unit here
+// and are never marked.
+
 #include "schedule/lower/products.h"
 
 #include <algorithm>

@@ -1,3 +1,22 @@
+// Which ops run again in backward, and what their second run makes available.
+//
+// Example: one block of a Llama, fully checkpointed. Forward keeps the block's input and output
+// only. In backward these ops run again, in this order: input norm, q, k, v, rope, attention, o,
+// first sum, second norm, gate, up, gated activation. `down` and the second sum do not: no op of
+// the block keeps their results, and torch's checkpoint stops early.
+//
+// Example: the same block under a selective checkpoint that keeps attention and every second linear
+// layer. Forward keeps the results of q (0th), v (2nd), attention, gate (4th) and down (6th). Only
+// the input norm, k, rope, o, the first sum, the second norm, up and the gated activation run
+// again.
+//
+// FindReruns walks a region backwards from its last op. It marks an op if a later op of the region
+// needs its output and forward did not keep it, and then needs the op's own inputs. So a region
+// costs O(its ops), and nested regions cost their ops twice.
+//
+// A storage may thus exist twice: the instance from forward and the recomputed one. An op of the
+// region reads the recomputed one, an op outside of it the one from forward.
+
 #include "schedule/lower/regions.h"
 
 #include <algorithm>
@@ -91,9 +110,9 @@ std::vector<bool> KeptOps(const LowerInput& in, const ModelAnalysis& a, const Re
   return kept;
 }
 
-// Attention that forward keeps hands over its output and row statistics only: its operands are
-// made again, copies of k and v for all query heads among them. They count as scratch of backward,
-// when they exist, and of forward.
+// A selective checkpoint keeps attention's output and row statistics, but not its operands. q, k
+// and v are made again. If k and v are repeated for all query heads, the copies are scratch: of
+// forward when it runs, and of backward when they are made again. One more kernel variant says so.
 void KeepOnlyAttentionResult(const LowerInput& in, std::uint32_t i, ModelAnalysis& a) {
   const OpSpec& spec = in.model.SpecOf(in.model.ops[i]);
   if (spec.kind != OpKind::kAttention || !in.kernels.repeat_kv || spec.native_groups ||
@@ -176,17 +195,20 @@ void FindReruns(const Model& model, const std::vector<bool>& kept, bool whole, s
   std::reverse(region.rerun.begin(), region.rerun.end());
 }
 
-// What the region `index` runs again.
+// Fills region `index`. A region in which no op has a backward runs no op again, even under stacks
+// that recompute whole regions.
 void FillRegion(const Model& model, std::uint32_t index, const std::vector<bool>& kept, bool whole,
                 ModelAnalysis& a) {
-  // What reaches no loss does not run again.
+  // A region that reaches no loss does not run again.
   const auto begin = a.ops.begin() + a.regions[index].first,
              end = a.ops.begin() + a.regions[index].last + 1;
   const bool runs = std::any_of(begin, end, [](const ModelOpFacts& op) { return op.has_backward; });
   FindReruns(model, kept, whole && runs, index, a);
 }
 
-// What a region run again as a whole hands out: it lives until the region's backward has ended.
+// For stacks that run whole regions again. A region's results (storages that an op outside reads,
+// or no op at all) live until its backward has ended. Each such storage gets one more use, released
+// by the walker at the end of the region.
 void HoldOutputs(const Model& model, ModelAnalysis& a) {
   std::vector<bool> read_outside(a.storages.size(), false);
   std::vector<bool> read(a.storages.size(), false);
@@ -219,6 +241,8 @@ bool Nests(Dialect dialect) {
 // Is the region, which begins in `outer`, one with it? torch nests their checkpoints. Backward asks
 // for the inner one's tensors first. To run that again it needs its input, so the outer one runs
 // again, up to there if it keeps nothing behind it, and then the inner one: all of it once.
+// Example: a block is checkpointed, and so is the MLP at its end, which is followed by a sum only.
+// The MLP's region is dropped: the block's run again already makes everything that it needs.
 bool IsOneWith(const LowerInput& in, const Region& region, std::size_t entry,
                const std::pair<Region, std::size_t>& outer) {
   const auto is_full = [&](std::size_t i) {
@@ -243,9 +267,9 @@ bool IsOneWith(const LowerInput& in, const Region& region, std::size_t entry,
                    "region inside of one other, without fused kernels and offloaded activations");
 }
 
-// May the region, which begins in `outer`, lie in it as one of its own? torch nests their
-// checkpoints: the outer one runs again when backward asks for what it keeps, and passes the inner
-// one, which runs a third time for its own backward.
+// May the region lie inside `outer` as one of its own? The outer region runs again when backward
+// asks for a tensor that it would have kept. It passes the inner one, which runs a third time for
+// its own backward. Kernel sets that fuse ops, and offloaded activations, have no such rule here.
 bool MayNest(const LowerInput& in, const Region& region, std::size_t entry,
              const std::pair<Region, std::size_t>& outer) {
   const auto is_full = [&](std::size_t i) {
@@ -257,8 +281,9 @@ bool MayNest(const LowerInput& in, const Region& region, std::size_t entry,
          is_full(outer.second) && outer.first.outer == kNoRegion && region.last <= outer.first.last;
 }
 
-// Regions in the order of their first ops, those that begin together from the longest: what is one
-// with the region around it leaves the list, what lies in it else says so.
+// `found` is in the order of first ops, and the longest comes first of those that begin together.
+// Regions equal to their parent in effect are dropped. Other nested regions get `outer`.
+// O(regions).
 PlannedRegions Nested(const LowerInput& in, const PlannedRegions& found, const std::string& where) {
   PlannedRegions regions;
   std::uint32_t outer = 0;

@@ -1,3 +1,12 @@
+// Cuts the plan's units into DeepSpeed's: one for each parameter, and one for each call of a module
+// without parameters.
+//
+// Example: a unit "b" with a linear layer (weight, bias) and a norm (weight), and a dropout outside
+// of any unit. SplitByParameters returns "b", "b/b.fc.bias" and "b/b.norm.weight"; "b" has only the
+// first parameter left. CallsOfOthers adds "dropout" without parameters. DeepSpeed requests
+// parameters ahead at each call of a module, so the call of the dropout is a moment at which it
+// fetches.
+
 #include "schedule/lower/unit_parts.h"
 
 #include <algorithm>
@@ -81,6 +90,7 @@ std::vector<std::uint32_t> ExpertsOf(const Model& model) {
 
 // Each parameter of the unit alone, but the matrices of a layer's experts together: they are two
 // tensors in the framework, or hundreds.
+// Example: 8 experts of 3 matrices each are 24 neighbours with the same op, so they are one part.
 std::vector<std::vector<ParamId>> PartsOf(const ResolvedUnit& unit,
                                           const std::vector<std::uint32_t>& experts) {
   std::vector<std::vector<ParamId>> parts;
@@ -96,6 +106,10 @@ std::vector<std::vector<ParamId>> PartsOf(const ResolvedUnit& unit,
 
 }  // namespace
 
+// For each unit of the plan: its parts, each with the modules whose hooks fetch it. A part whose
+// parameter only the unit's own modules register gets exactly these modules. Any other part keeps
+// all modules of the unit. The result is in the order of first parameters, in which DeepSpeed lays
+// out partitions; sub-groups and persistent parameters depend on that order.
 std::vector<ResolvedUnit> SplitByParameters(const Model& model, std::vector<ResolvedUnit> units) {
   const std::vector<std::vector<ModuleId>> owners = OwnersOf(model);
   const std::vector<bool> behind = ReadBehindOthers(model);
@@ -140,6 +154,10 @@ std::vector<ResolvedUnit> SplitByParameters(const Model& model, std::vector<Reso
   return units;
 }
 
+// Stage 1 finds modules that units name, and leaves: modules around a parameter whose unit names
+// them. Stage 2 drops all that lies inside a leaf, since DeepSpeed puts no hooks there. Stage 3
+// drops modules whose ops read parameters. The rest that is called becomes a unit without
+// parameters, one for all names of a module. O(modules * depth + ops).
 std::vector<ResolvedUnit> CallsOfOthers(const Model& model,
                                         const std::vector<ResolvedUnit>& units) {
   std::vector<bool> called = CalledModules(model), known(model.modules.size(), false);

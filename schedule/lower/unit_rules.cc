@@ -1,3 +1,19 @@
+// The sizes, buffers and gradients of units that all dialects share; see unit_rules.h.
+//
+// Example: a unit of 2,622,464 elements over W = 4 ranks, with o = fp32, p = bf16, r = fp32.
+//
+//   MasterShard   N/W o        2,622,464 bytes   resident; what the optimizer updates
+//   GatherShard   N/W p        1,311,232 bytes   what this rank sends in an all-gather
+//   Unsharded     N p          5,244,928 bytes   what compute reads
+//   ReduceFull    N r         10,489,856 bytes   input of the reduce-scatter
+//   ReduceShard   N/W r        2,622,464 bytes   its output
+//   GradShard     N/W o        2,622,464 bytes   what the optimizer reads
+//   StateShard    N/W o        2,622,464 bytes   one state; AdamW has two
+//
+// By default the last four rows count trainable parameters only. A dialect with one flat gradient
+// per unit overrides GradElements and counts all of them. Collectives send the layout's padding, so
+// the sizes include it.
+
 #include "schedule/lower/unit_rules.h"
 
 #include <algorithm>
@@ -30,12 +46,16 @@ StepRules::StepRules(Emitter& emitter, const UnitSpans& spans,
   }
 }
 
+// Example: 8 ranks, shard size 8, experts shared out over 4 of them. A unit of experts is cut over
+// the 2 ranks with the same experts, every other unit over 8.
 std::int64_t StepRules::ShardsOf(const ResolvedUnit& unit) const {
   const bool is_shared =
       !unit.params.empty() && e_.in.model.params[unit.params.front().value].parts > 1;
   return is_shared ? e_.mesh.SameExperts().size : plan_.shard_size;
 }
 
+// First all layouts, then the buffers unit by unit, then the model's own buffers (tables of
+// positions, scales of quantized weights), which every rank has whole.
 void StepRules::Init(const std::vector<ResolvedUnit>& units) {
   is_embedding_.assign(e_.in.model.params.size(), false);
   for (const ModelOp& op : e_.in.model.ops) {
@@ -65,6 +85,9 @@ void StepRules::Init(const std::vector<ResolvedUnit>& units) {
   EndInit();
 }
 
+// Allocates and initialises the masters. Where a dialect keeps tensors apart (ShardTensors) the
+// buffer has a piece for each: PyTorch allocates them one by one, and the allocator's model needs
+// the sizes.
 void StepRules::InitUnit(UnitId u) {
   const Bytes size = MasterShard(u);
   if (size == Bytes(0)) {
@@ -100,6 +123,8 @@ std::vector<Bytes> StepRules::HostBlocks(UnitId u, Category category) const {
   return blocks;
 }
 
+// Example: with nf4 a frozen weight of 1,024 x 1,024 takes 524,288 bytes, a trainable one in bf16
+// 2,097,152. A frozen parameter that is not quantized then has the compute dtype.
 std::vector<Bytes> StepRules::StoredBytes(UnitId u, DType learned, bool per_rank) const {
   std::vector<Bytes> sizes;
   for (const ParamSlot& slot : Info(u).params) {
@@ -222,6 +247,8 @@ void StepRules::BeginMicroBatch(bool first, bool last) {
   }
 }
 
+// A gather of new parameters may not overtake the update that writes them. The update is the last
+// op of the step before on the compute stream, and the copy of the inputs stands behind it.
 void StepRules::BeginGathers(Phase phase) {
   if (in_forward_ || phase != Phase::kForward) {
     return;
@@ -232,6 +259,8 @@ void StepRules::BeginGathers(Phase phase) {
   e_.AddWait(Stream::kGather, {compute}, phase, kNoSubject);
 }
 
+// Queues the copy of a reduced gradient to the host, behind `ready`. The host buffer lives until
+// the CPU optimizer has read it.
 void StepRules::GradToHost(UnitId u, Stream stream, OpId ready) {
   UnitState& state = At(u);
   const DType o = job_.precision.master;
@@ -300,6 +329,9 @@ Bytes StepRules::StateShard(UnitId u) const {
   return std::accumulate(pieces.begin(), pieces.end(), Bytes(0));
 }
 
+// By default each op's backward writes into a buffer of its own, with one piece per parameter. Of
+// ops that share a weight, the first in backward gets a buffer with room for what the others have
+// besides.
 StepRules::GradTarget StepRules::WeightGradTarget(std::uint32_t model_op, UnitId unit) {
   const std::vector<std::int64_t> elements = WrittenGrad(model_op, unit) == nullptr
                                                  ? GradElementsWith(model_op)
@@ -363,6 +395,8 @@ std::vector<std::int64_t> StepRules::GradElementsWith(std::uint32_t model_op) co
   return elements;
 }
 
+// Example: the head and the embedding share a weight, and the head has a bias. Both ops return
+// {weight, bias}, each storage once.
 std::vector<ParamId> StepRules::GradStoragesWith(std::uint32_t model_op) const {
   const Model& model = e_.in.model;
   std::vector<ParamId> storages;
@@ -399,6 +433,9 @@ void StepRules::FreeGrads(UnitId u) {
   At(u).grads.clear();
 }
 
+// Example: three micro-batches without a reduction, one gradient of 1 MiB in bf16, reduced in fp32.
+// The first call allocates 2 MiB and writes it. The second and third read 1 + 2 MiB and write 2
+// MiB.
 void StepRules::AccumulateUnsharded(UnitId u) {
   UnitState& state = At(u);
   if (state.grads.empty()) {

@@ -1,7 +1,8 @@
 #pragma once
 
-// What the dialects share: persistent buffers of the units, unsharded gradients of the backward at
-// hand, clipping and the optimizer.
+// The rules that dialects share: persistent buffers of the units, unsharded gradients of the
+// backward at hand, clipping and the optimizer. unit_rules.cc has the sizes with numbers,
+// unit_updates.cc the end of a step.
 
 #include <memory>
 #include <span>
@@ -86,7 +87,7 @@ class StepRules : public DialectRules {
   BufferId Hold(BufferId buffer, UnitId u, Holds holds, DType dtype) {
     return e_.Hold(buffer, holds, u.value, dtype);
   }
-  // What a reduced gradient is stored in for the optimizer, in the master dtype.
+  // Allocates the buffer, in the master dtype, in which a reduced gradient waits for the optimizer.
   [[nodiscard]] BufferId NewShardedGrad(UnitId u, Stream owner) {
     return Hold(e_.Alloc(GradShard(u), Category::kShardedGradient, owner), u, Holds::kShard,
                 job_.precision.master);
@@ -124,7 +125,7 @@ class StepRules : public DialectRules {
                                 bool per_rank) const;
   // The scales of quantized weights, which every rank has.
   [[nodiscard]] Bytes ScaleBytes() const;
-  // What of the shard is cast before it is gathered.
+  // The part of the shard that is cast before it is gathered.
   [[nodiscard]] Bytes CastShard(UnitId u, DType dtype) const;
   [[nodiscard]] Bytes StoredFlat(UnitId u, bool per_rank) const;
   // Adafactor where parameters keep their shape: a row and a column in place of each matrix.
@@ -168,7 +169,7 @@ class StepRules : public DialectRules {
   // PyTorch and FairScale drop the device's copy as soon as it is on its way.
   void DropSentGrad(UnitId u, Stream stream);
   void WaitForHostGrads(Phase phase);
-  // What stands for the op and all others with which it shares a parameter.
+  // The parameter that names the op's group: all ops with which it shares a parameter.
   [[nodiscard]] ParamId GroupOf(std::uint32_t model_op) const { return e_.a.grad_group[model_op]; }
   // The gradient of that group which an earlier op of this backward has begun; null: none.
   [[nodiscard]] const BufferId* WrittenGrad(std::uint32_t model_op, UnitId unit);
@@ -211,7 +212,7 @@ class StepRules : public DialectRules {
   void SumHostFlag();
   void TakeFromHost(BufferId number);
   void ReturnToHost(BufferId number);
-  // What PyTorch's host does for the norm and to scale.
+  // The kernel with which PyTorch's host takes the norm and scales the gradients.
   [[nodiscard]] Kernel HostClip(std::span<const UnitId> units) const;
   [[nodiscard]] DType NormDType() const;
   [[nodiscard]] bool RunsOurKernels() const {
@@ -225,7 +226,8 @@ class StepRules : public DialectRules {
   // Kernels and temporaries of the update of `units` by `optimizer`.
   [[nodiscard]] OptimizerStep UpdateOf(const OptimizerSpec& optimizer,
                                        std::span<const UnitId> units) const;
-  // What an update of `units` touches becomes accesses of the op last added; the temporaries go.
+  // Adds the update's accesses to the op last added: parameters, gradients, states and `temporary`,
+  // which is freed.
   void UseForUpdate(std::span<const UnitId> units, BufferId temporary);
   // The update of `units` as one op on `stream`; states are allocated by the first one that runs.
   OpId AddOptimizer(std::span<const UnitId> units, Stream stream);
@@ -236,7 +238,7 @@ class StepRules : public DialectRules {
   // `clips`: the host takes the norm and scales the gradients before.
   OpId AddHostOptimizer(std::span<const UnitId> units, std::span<const BufferId> casts = {},
                         bool clips = false);
-  // What DeepSpeed's host does around an update of `units`: it scales and casts.
+  // The kernel with which DeepSpeed's host scales and casts around an update of `units`.
   [[nodiscard]] Kernel HostCast(std::span<const UnitId> units) const;
   // The update of one unit whose states live on the host, piece by piece; the last op of it.
   OpId AddStagedOptimizer(UnitId u, Stream stream, MomentStaging& staging);

@@ -1,4 +1,20 @@
-// Where units begin and end in execution order; see walker.h.
+// Where units begin and end in execution order; see walker.h for the result.
+//
+// Example: ops 0 to 7, where the root holds ops 0 and 7, block A is ops 1 to 3 and block B ops 4 to
+// 6. Each op has parameters. Every op but op 0, an embedding of ids, hands a gradient to its input.
+//
+//   unit   spans     backward_spans   grads_final   hooked
+//   root   [0, 7]    [0, 7]                     0   no: ids need no gradient
+//   A      [1, 3]    [1, 3]                     1   yes: op 0 made its input
+//   B      [4, 6]    [4, 6]                     4   yes
+//
+// The walker enters a unit before `first` and leaves it behind `last`; backward goes the other way.
+// If all of A and the embedding are frozen, nothing before B needs a gradient. A then has no
+// backward span, and B is not hooked.
+//
+// A unit with several stretches is left and entered again for each of them. If the head reads the
+// embedding's weight and both are one unit with `gap: regather`, its spans are [0, 0] and [7, 7].
+// With `gap: hold` they are [0, 7], and the weight stays gathered all along.
 
 #include <algorithm>
 #include <iterator>
@@ -42,9 +58,8 @@ std::vector<UnitId> UnitsOfParams(const Model& model, const std::vector<Resolved
   return unit_of_param;
 }
 
-// What a plan may ask for here: units that overlap, or whose many parts have many modules in
-// common. A step is a module or an op that is looked at; a stretch of a unit counts as several, as
-// it takes that much memory.
+// Limits on plans whose units overlap, or whose many parts name many modules. A step is one look at
+// a module or an op. A stretch counts as 16 steps, which is about the memory it takes.
 constexpr std::int64_t kMostSteps = 64'000'000;
 constexpr std::int64_t kStepsPerSpan = 16;
 
@@ -58,6 +73,7 @@ std::vector<std::uint32_t> FirstsAlike(const std::vector<ResolvedUnit>& units) {
   return first;
 }
 
+// Appends a stretch, or extends the last one if they touch: [1, 2] and then [3, 3] give [1, 3].
 void AddTo(std::vector<UnitSpans::Span>& spans, UnitSpans::Span span) {
   if (!spans.empty() && spans.back().last + 1 >= span.first) {
     spans.back().last = std::max(spans.back().last, span.last);
@@ -69,6 +85,7 @@ void AddTo(std::vector<UnitSpans::Span>& spans, UnitSpans::Span span) {
 // Per unit, as maximal stretches: the ops inside the subtrees of its modules, and the ops that use
 // its parameters from elsewhere (a module that is registered in several places runs in each). Units
 // that have the same stretches as the one in `like` are left out; the others get themselves there.
+// O(units of each op's module + parameters of ops), within the budget of `steps`.
 std::vector<std::vector<UnitSpans::Span>> Stretches(const Model& model,
                                                     const std::vector<ResolvedUnit>& units,
                                                     const std::vector<UnitId>& unit_of_param,
@@ -120,6 +137,9 @@ std::vector<std::vector<UnitSpans::Span>> Stretches(const Model& model,
 }
 
 // The forward calls of the modules that units name, as torch's hooks see them.
+// Example: module `m` runs ops 1 to 2 and is called again for ops 3 to 4. Spans would join these
+// into [1, 4]; calls are [1, 2] and [3, 4], since the model says that op 3 begins a call
+// (called_again). FSDP2 frees and gathers the unit between them.
 class CallFinder {
  public:
   CallFinder(const Model& model, const std::vector<ResolvedUnit>& units)
@@ -254,8 +274,9 @@ class NamedModules {
 };
 
 // DeepSpeed fetches and releases with each call of a module (pre_sub_module_forward_function and
-// post_sub_module_forward_function of parameter_offload.py), also of one called twice in a row and
-// of several that share a parameter, and of one beside the unit's that reads it.
+// post_sub_module_forward_function of parameter_offload.py). This splits stretches at such calls:
+// of a module called twice in a row, of several modules that share a parameter, and of a module
+// beside the unit's that reads the parameter.
 std::vector<UnitSpans::Span> SplitAtCalls(const Model& model, const NamedModules& named,
                                           const std::vector<UnitSpans::Span>& spans) {
   std::vector<UnitSpans::Span> calls;
@@ -293,6 +314,8 @@ std::uint32_t CalledModule(const LowerInput& in, const NamedModules& named, std:
 }
 
 // Does some op with a backward in `within` read a tensor from outside `span` that needs a gradient?
+// Torch hooks the end of a unit's backward on these gradients. Without any, the hook never fires,
+// and the unit ends with the whole backward.
 bool HasInputGrads(const Model& model, const ModelAnalysis& a, UnitSpans::Span span,
                    UnitSpans::Span within) {
   for (std::uint32_t i = within.first; i <= within.last; ++i) {
@@ -348,9 +371,9 @@ std::uint32_t GivenBackAt(const LowerInput& in, const ModelAnalysis& a, const Un
   return kNoRegion;
 }
 
-// A stretch that begins or ends with a call that returned what it was given, with other calls
-// between: backward enters it where the last one's is complete (before the op `given`), and leaves
-// it by the node in front of the first one, which is true if it has one.
+// For a stretch of several calls whose first or last call returned its input. Backward enters the
+// stretch where the last call's result has its gradient (before the op `given`). It leaves the
+// stretch by the node in front of the first call. Returns true if that call has such a node.
 bool StretchToGiven(const LowerInput& in, const ModelAnalysis& a, const UnitSpans::Ends& ends,
                     std::uint32_t given, UnitSpans::Span& cut) {
   if (given != kNoRegion) {
@@ -394,7 +417,7 @@ std::vector<std::uint32_t> LastUsesInBackward(const Model& model, const ModelAna
   return last;
 }
 
-// What backward runs of the unit's stretch `k`.
+// Appends to `result` the backward of the unit's stretch `k`, if it has one.
 void AddBackward(const LowerInput& in, const ModelAnalysis& a, std::uint32_t u, std::size_t k,
                  UnitSpans& result) {
   const UnitSpans::Span& s = result.spans[u][k];
@@ -441,6 +464,8 @@ void CopySpans(std::uint32_t from, std::uint32_t to, UnitSpans& all) {
 
 }  // namespace
 
+// Units with the same modules and stretches are computed once: `like` says which unit to copy from.
+// A leaf module of ZeRO-3 with 100 parameters has 100 parts that agree in all of this.
 UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
                         const std::vector<ResolvedUnit>& units) {
   const Model& model = in.model;

@@ -1,4 +1,18 @@
-// The end of a step: clipping, the optimizer, and the release of the gradients.
+// The end of a step: unscaling, clipping, the optimizer, and the release of the gradients.
+//
+// Example: 3 units of 4 ranks, 6,269,440 bytes of fp32 gradients on this rank, clipping, AdamW with
+// foreach. The step ends with these ops on the compute stream:
+//
+//   grad_norm        reads the gradients once and divides them by the micro-batches
+//   all_reduce       over the shard group: 4 bytes; fsdp2 sends 84, one number per parameter
+//   grad_clip        reads and writes the gradients
+//   optimizer_step   updates masters and both states
+//
+// Then the gradients are freed, as zero_grad(set_to_none=True) does. If parameters are offloaded,
+// the first three ops give way to a sum of the norm alone, and the update runs on the host stream.
+//
+// The norm must be summed before any rank clips. If one rank clipped by its own shard's norm, ranks
+// would scale their parts of one gradient by different factors.
 
 #include <algorithm>
 #include <string>
@@ -41,6 +55,7 @@ BufferId StepRules::NewNorm(std::span<const UnitId> units) {
   return e_.Alloc(Bytes(count * SizeOf(NormDType())), Category::kTemporary, Stream::kCompute);
 }
 
+// Adds nothing where each rank has all gradients, as under ddp: its norm is then everybody's.
 void StepRules::SumNorm(BufferId norm, Stream stream, GroupId group) {
   const bool is_of_shards = e_.program.shard_size > 1 || e_.program.tensor_size > 1;
   if (e_.program.groups[group.value].size > 1 && is_of_shards) {
@@ -99,6 +114,9 @@ void StepRules::UseAllGrads(std::span<const UnitId> units) {
   }
 }
 
+// The scaler's pass divides the gradients by the scale and writes a flag of 4 bytes: 1 if some
+// value is infinite or not a number. A step with an overflow skips its update; SumFlag tells the
+// other ranks where torch does.
 void StepRules::AddUnscale(std::span<const UnitId> units) {
   OpShape shape;
   shape.stream = Stream::kCompute;
@@ -192,6 +210,8 @@ void StepRules::SumHostNorm(std::span<const UnitId> units) {
   }
 }
 
+// Sends the flag to the device, sums it there, and lets the host wait. Does nothing if torch does
+// not sum the flag.
 void StepRules::SumHostFlag() {
   if (RanksOfFlag() > 1) {
     const BufferId flag =
@@ -254,6 +274,8 @@ BufferId StepRules::AllocTemporaries(Bytes bytes, std::span<const UnitId> units,
   return e_.AllocPieces(bytes, e_.InternPieces(tensors), Category::kTemporary, stream);
 }
 
+// Counts elements, tensors and the largest tensor of the units' shards, then asks optimizer.cc.
+// Packed states have kernels of their own. Adafactor always computes in fp32.
 OptimizerStep StepRules::UpdateOf(const OptimizerSpec& optimizer,
                                   std::span<const UnitId> units) const {
   std::int64_t elements = 0, tensors = 0, largest = 0;
@@ -277,6 +299,8 @@ OptimizerStep StepRules::UpdateOf(const OptimizerSpec& optimizer,
   return LowerOptimizer(optimizer, elements, tensors, largest, job_.precision.master);
 }
 
+// States appear with the first update, as torch.optim makes them lazily (`kAllocOnce`). So forward
+// of the first step takes less memory than forward of all later ones.
 void StepRules::AllocStates(UnitId u, Stream owner, std::span<const Bytes> sizes,
                             PieceRange pieces) {
   std::vector<BufferId>& states = At(u).states;
@@ -323,6 +347,7 @@ OpId StepRules::AddUpdate(std::span<const UnitId> units, std::span<const Kernel>
                 units.size() == 1 ? units.front().value : kNoSubject, {});
 }
 
+// One op for all of `units`. Its kernels and temporaries come from UpdateOf.
 OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
   Bytes updated{0};
   const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
@@ -340,6 +365,8 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
   return op;
 }
 
+// Up to four ops: the update of everything that is no matrix; under muon_distributed the matrices'
+// updates of this rank and their all-reduce; the change of the matrices.
 OpId StepRules::AddMatrixOptimizer(UnitId u, Stream stream, GroupId group) {
   const DType o = job_.precision.master;
   const std::int64_t ranks = e_.program.groups[group.value].size;
@@ -387,6 +414,8 @@ OpId StepRules::AddMatrixOptimizer(UnitId u, Stream stream, GroupId group) {
   return op;
 }
 
+// One op on the host stream. It reads the host's gradients, updates masters and states, and writes
+// low-precision copies into `casts` where DeepSpeed keeps such. Clipping adds a pass.
 OpId StepRules::AddHostOptimizer(std::span<const UnitId> units, std::span<const BufferId> casts,
                                  bool clips) {
   Bytes updated{0};
@@ -444,6 +473,9 @@ Kernel StepRules::HostCast(std::span<const UnitId> units) const {
   return kernel;
 }
 
+// Example: 1,000 elements of AdamW in fp32 take 8 bytes of states each. With pieces of at most
+// 3,000 bytes a piece has at most 375 elements, so there are 3 pieces: of 334, 333 and 333
+// elements.
 OpId StepRules::AddStagedOptimizer(UnitId u, Stream stream, MomentStaging& staging) {
   // A piece is a range of the trainable elements, with all their states one behind the other.
   // Pieces of a unit are alike: a small one would take the place of one in flight.
@@ -516,6 +548,9 @@ void StepRules::FreeShardedGrads(std::span<const UnitId> units) {
   }
 }
 
+// The update of the dialects that update all units at once (fsdp2, fsdp1, ddp, fairscale). Native
+// and DeepSpeed's stages have an end of their own. The carry slot tells the next step's gathers
+// which op wrote the parameters.
 void StepRules::EndStep() {
   const std::vector<UnitId> units = UnitsWithGrads();
   if (units.empty()) {

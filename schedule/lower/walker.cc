@@ -1,3 +1,19 @@
+// The forward half of Walker, and what both halves share; walker_backward.cc has the other half.
+//
+// Example: a block "norm, linear, sum" as one unit. The walker writes and calls, in this order:
+//
+//   MarkLayer                      for FindRepeats: a period may begin here
+//   rules.PreForward(unit)         the dialect gathers; compute may wait
+//   norm: alloc output, op         then its input loses one reference
+//   linear: alloc output, op       reads rules.ParameterStorage(unit)
+//   sum: alloc output, op          forward's last read of the block's input
+//   rules.PostForward(unit)        the dialect frees the parameters
+//
+// Tensors are counted, not owned: an instance begins with as many references as reads will follow,
+// forward and backward, and its buffer is freed with the last of them. A buffer is allocated right
+// before the op that writes it and freed right behind the op that reads it last. The allocator's
+// model depends on this order, which is that of PyTorch's CPU thread.
+
 #include "schedule/lower/walker.h"
 
 #include <algorithm>
@@ -33,9 +49,10 @@ Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
 }
 
 // Under PyTorch's dialects a region runs again when backward asks for the first tensor that it
-// would have kept (torch.utils.checkpoint with use_reentrant=False): a sum keeps none, and the
+// would have kept (torch.utils.checkpoint with use_reentrant=False). A sum keeps none, and the
 // hooks of units that end there come first. With use_reentrant=True it runs again before all of its
-// backward.
+// backward. Example: a block ends with "down, sum". The sum keeps no tensor, so its backward runs
+// first and the region starts at `down`. Under use_reentrant=True it starts at the sum.
 bool Walker::StartsRegion(std::uint32_t i) const {
   const ModelOpFacts& facts = e_.a.ops[i];
   if (!facts.has_backward || !StopsEarly()) {
@@ -47,6 +64,9 @@ bool Walker::StartsRegion(std::uint32_t i) const {
   return keeps;
 }
 
+// For each region, from its end: the first op that starts it (above), and from its beginning the
+// last op of its backward. The region's first op begins a layer of forward, its starting op one of
+// backward.
 std::vector<std::uint32_t> Walker::FindRegionStarts() {
   region_start_.assign(e_.in.model.ops.size(), kNoRegion);
   region_end_.assign(e_.in.model.ops.size(), kNoRegion);
@@ -149,6 +169,7 @@ ShapeId Walker::BackwardShape(std::uint32_t i, bool adds) {
   return cached;
 }
 
+// Readers inside the producer's region take the recomputed instance, all others forward's.
 bool Walker::ReadsRecomputed(std::uint32_t storage, std::uint32_t reader) const {
   const StorageFacts& s = e_.a.storages[storage];
   return s.recomputed && s.producer != kNoRegion &&
@@ -182,6 +203,8 @@ void Walker::Init() {
   e_.body->Alloc(host_inputs_);
 }
 
+// Example: 256 tokens of 8 bytes and as many labels: two device buffers of 2,048 bytes and one copy
+// of 4,096 bytes from the host, on the compute stream as `.to(device)` runs there.
 void Walker::LoadInputs() {
   const Model& model = e_.in.model;
   std::vector<BufferId> buffers;
@@ -216,6 +239,9 @@ std::uint32_t Walker::RegionAround(std::uint32_t i, const UnitSpans::Span& span)
   return covers ? kNoRegion : r;
 }
 
+// Per op: the marks, the hooks of units that begin, the calls of their modules, the op, the hooks
+// of units that end. InRegion comes before each hook, since torch's selective checkpoint counts
+// only the operators of hooks that run inside of it.
 void Walker::Forward() {
   std::fill(forward_instance_.begin(), forward_instance_.end(), Instance{});
   std::fill(rerun_instance_.begin(), rerun_instance_.end(), Instance{});
@@ -283,6 +309,9 @@ void Walker::UseParameters(std::uint32_t i) {
   }
 }
 
+// Example: a frozen weight of 1,024 x 1,024 in nf4. A buffer of 2 MiB in bf16 lives while the op
+// runs. A cast reads the 512 KiB of codes and the scales and writes it, in forward, recomputation
+// and each backward that needs the weight.
 void Walker::MakeWhole(std::uint32_t i, Phase phase) {
   const ModelOp& op = e_.in.model.ops[i];
   if (op.params.empty() || !e_.a.quantized[op.params[0].value]) {
@@ -392,7 +421,7 @@ void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId
   }
 }
 
-// What forward of the op has read.
+// Takes one reference from each input that forward of the op has read, and tells the offload.
 void Walker::ReleaseRead(std::uint32_t i, bool rerun) {
   for (const TensorId t : e_.in.model.ops[i].inputs) {
     const std::uint32_t s = e_.a.storage_of[t.value];
@@ -407,6 +436,9 @@ void Walker::ReleaseRead(std::uint32_t i, bool rerun) {
   }
 }
 
+// Order of allocations: outputs, private saved tensors, workspace. Then the op itself. Then the
+// workspace goes, and saved tensors that this run does not keep, and each input loses a reference.
+// Ops that a neighbour's kernel runs (fusion.h) write nothing here.
 void Walker::ForwardOp(std::uint32_t i, Phase phase) {
   const ModelOpFacts& facts = e_.a.ops[i];
   if (facts.left_to_next) {

@@ -14,7 +14,7 @@
 
 namespace shardwright {
 
-// What a dialect does at the moments where a framework's hooks fire. Units are those of
+// The actions of a dialect at the moments where a framework's hooks fire. Units are those of
 // Program::units. Called in host order.
 class DialectRules {
  public:
@@ -80,8 +80,8 @@ struct UnitSpans {
   std::vector<std::uint32_t> grads_final;   // per unit: lowest op of backward that uses it
   std::vector<bool> input_grads;            // per unit: some input of the unit needs a gradient
   std::vector<UnitId> unit_of_param;        // per parameter; ties map to the storage's unit
-  // What begins and what ends a stretch: calls of the unit's modules, for dialects that have hooks
-  // on them; for the others the stretch itself.
+  // The calls that begin and end a stretch: calls of the unit's modules for dialects that have
+  // hooks on them, for the other dialects the stretch itself.
   struct Call {
     Span span;
     std::uint32_t module = 0;  // in pre-order

@@ -1,4 +1,18 @@
 // The backward half of Walker; see walker.h.
+//
+// Example: y = linear(x), z = x + y, and a loss that reads z. Backward runs:
+//
+//   op       writes                    dz is held by
+//   loss     dz                        z
+//   sum      nothing, hands dz on      x and y
+//   linear   dw and a fresh dx         x, with two gradients now: accumulate_grad adds dz to dx
+//            nothing more              nobody, so it is freed
+//
+// The sum goes into dx and not into dz, because y still holds dz when dx is made. So a residual
+// stream hands on one buffer of gradients, and each block adds one kernel and no third buffer.
+//
+// Recomputation is part of backward. At the op that starts a region, the region's ops are written
+// once more with phase `rec`, and their outputs go to the recomputed instances.
 
 #include <algorithm>
 #include <utility>
@@ -39,8 +53,10 @@ std::uint32_t LastThatKept(const Emitter& e, const Region& region, std::uint32_t
   return stop;
 }
 
-// What is alive at the peak of an op's backward that autograd runs as several, beside gradients and
-// what is kept to the end. `fresh`: do the weights' gradients come into being here?
+// Autograd may run an op's backward as several kernels with tensors of their own. Returns the
+// largest sum of such tensors over the moments, without the gradients that are allocated anyway and
+// the tensors that live to the end. With `fresh` the weights' gradients come into being here as
+// well.
 Bytes PeakOfMoments(const OpKernels& kernels, bool fresh) {
   Bytes most;
   for (const BackwardMoment& moment : kernels.moments) {
@@ -65,9 +81,10 @@ void Walker::ReleaseGrad(std::uint32_t grad) {
   }
 }
 
-// Takes over one reference to `grad` as a gradient of `tensor`: the first one is kept as it is, a
-// later one is added in place into whichever of the two is whole and nobody else holds. That of a
-// tensor which an op has expanded, such as the sum of all log probabilities, is not whole.
+// Takes over one reference to `grad` as a gradient of `tensor`. The first gradient is kept as it
+// is. A later one is added in place, into whichever of the two has full size and no other holder.
+// If neither has, a third buffer takes the sum. A gradient is smaller than its tensor where an op
+// expands one number, such as the sum of all log probabilities.
 void Walker::Contribute(std::uint32_t i, TensorId tensor, std::uint32_t grad) {
   std::uint32_t& slot = grad_of_tensor_[tensor.value];
   if (slot == kNoGrad) {
@@ -250,7 +267,8 @@ void Walker::AddBackwardOp(std::uint32_t i) {
   }
 }
 
-// What the op's backward reads.
+// The reads of the op's backward: gradients of its outputs, saved tensors, private saved bytes, and
+// parameters if some input needs a gradient. A weight's gradient alone does not read the weight.
 void Walker::UseForBackward(std::uint32_t i) {
   const ModelOp& op = e_.in.model.ops[i];
   std::uint16_t index = 0;
@@ -272,6 +290,8 @@ void Walker::UseForBackward(std::uint32_t i) {
   }
 }
 
+// Three kinds of ops: exchanges between ranks, ops that hand their gradient on, and all others.
+// Afterwards the saved tensors and the gradients of the outputs each lose a reference.
 void Walker::BackwardOp(std::uint32_t i) {
   const Model& model = e_.in.model;
   const ModelOp& op = model.ops[i];
@@ -376,7 +396,7 @@ void Walker::FireEnds(std::span<const Event> events, std::uint32_t i) {
   }
 }
 
-// What a region holds until its backward has ended.
+// At the end of a region's backward: results held until then, and kept results that nothing read.
 void Walker::ReleaseHeld(std::uint32_t region) {
   if (region == kNoRegion) {
     return;
@@ -402,6 +422,10 @@ void Walker::FetchBeside(std::uint32_t i) {
   }
 }
 
+// Per op in reverse order, with a backward. First come ends of calls that returned their input,
+// hooks of units that begin, and recomputation if a region starts. The op follows, then hooks of
+// gradients and of units that end. Under torch's early-stopping checkpoint all hooks come before
+// the recomputation. Under other checkpoints those of units inside the region come behind it.
 void Walker::Backward() {
   std::fill(grad_of_tensor_.begin(), grad_of_tensor_.end(), kNoGrad);
   grads_.clear();

@@ -1,4 +1,13 @@
 // When units begin and end, forward and backward: the events that the walker goes by.
+//
+// Example: the root holds ops 0 to 7, block A ops 1 to 3, block B ops 4 to 6.
+//
+//   forward    enter root before 0, A before 1, B before 4; leave A behind 3, B behind 6, root last
+//   backward   enter root at 7, B at 6, A at 3; leave B behind 4, A behind 1, root behind 0
+//
+// Where two units begin with one op the outer one is first, and where they end with one op the
+// inner one. Events lie in one array, sorted by op, with an index per op. Finding them costs O(n
+// log n) for n stretches of units; asking for those of an op costs O(1).
 
 #include <algorithm>
 #include <utility>
@@ -15,10 +24,11 @@ struct Stretch {
   std::size_t index = 0;  // among the unit's backward stretches
 };
 
-// Outer calls first: those that begin before others, or end behind them; of calls that do so
-// together the longest, and of equal ones that of the module further out. A unit of several modules
-// begins with a call of one and ends with one of another, however far its stretch goes. What the
-// end of the model ends does so after the root, backwards in the order of modules
+// Sorts outer calls first: a call that begins before others, or ends behind them. Of calls that do
+// so together the longest is first, and of equal ones the call of the module further out. A unit of
+// several modules begins with a call of one and ends with a call of another, however far its
+// stretch goes. Units that the end of the model ends come after the root, backwards in the order of
+// modules
 // (_force_complete_incomplete_states of _fsdp_state.py, torch 2.13).
 void SortOuterFirst(std::vector<Stretch>& stretches, UnitSpans::Call UnitSpans::Ends::*at) {
   const bool ends = at == &UnitSpans::Ends::last;

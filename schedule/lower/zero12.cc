@@ -1,6 +1,13 @@
 // DeepSpeed ZeRO stages 1 and 2: every rank holds all low-precision weights, and a partition of
 // masters, states and (stage 2) gradients. Buckets of gradients are all-reduced, each rank keeps
 // its part, updates it and all-gathers the weights. Rules: docs/lowering.md, section zero1, zero2.
+//
+// Example: a Llama of 6,269,440 parameters on 4 ranks, stage 2, one bucket of 500 million elements.
+// Backward copies 21 gradients into the bucket as they come. At its end the bucket is averaged:
+// divide, cast, one all-reduce of 25,077,760 bytes, cast. This rank copies its quarter out
+// (3,134,720 bytes in bf16) and frees the bucket. The update casts the quarter to fp32, clips, runs
+// AdamW on 1,567,360 elements, casts them into this rank's slice, and one all-gather of 12,538,880
+// bytes ends the step.
 
 #include <algorithm>
 #include <array>
@@ -336,8 +343,8 @@ class Zero12Rules : public ZeroRules {
     return pieces;
   }
 
-  // What lies in this rank's partition of the unit is copied out of the reduced bucket: on average
-  // 1 / W of it. (Which ranks copy how much depends on where the bucket lies.)
+  // Copies this rank's partition of the unit out of the reduced bucket: on average 1 / W of its
+  // elements. (Which rank copies how much depends on where the bucket lies.)
   void StorePart(UnitId u, BufferId source) {
     std::int64_t elements = 0;
     for (const Member& m : members_) {

@@ -1,8 +1,13 @@
-// Which module a hook of stage 3 belongs to, and whether it releases the module. DeepSpeed counts,
-// per module and not per call, the inputs that still wait for a gradient (ds_grads_remaining of
-// parameter_offload.py): each forward call sets the count anew, each backward call takes away, and
-// the module is released when nothing is left. So of several calls before one backward only the
-// last one's is followed by a release, and none where no input needs a gradient.
+// Which module a hook of stage 3 belongs to, and whether it releases the module.
+//
+// DeepSpeed counts, per module and not per call, the inputs that still wait for a gradient
+// (ds_grads_remaining of parameter_offload.py). A forward call sets the count anew, a backward call
+// takes one away, and the module is released when nothing is left.
+//
+// Example: a module is called twice in forward. Both calls set the count to 1. Backward of the
+// second call takes it to 0 and releases the module. Backward of the first call fetches it again,
+// takes the count to -1 and releases nothing. An embedding's input needs no gradient, so its count
+// is 0 and backward never releases it.
 
 #include <algorithm>
 #include <set>

@@ -1,4 +1,10 @@
 // How stage 3 requests parameters, waits for them and releases them.
+//
+// Example: a Llama of 6,269,440 parameters, prefetch_bucket 50 million elements. In the first pass
+// each module is gathered when it is called and released behind it. In all later passes the call of
+// the embedding requests the 6,266,880 elements of all weights at once: one all-gather of
+// 12,533,760 bytes into a flat buffer, and one copy-out per weight. The norms (512 elements each)
+// persist and are there already.
 
 #include <algorithm>
 #include <utility>
@@ -19,7 +25,8 @@ bool Zero3Rules::Persists(UnitId u) const {
   });
 }
 
-// What is away of the module's parameters is gathered at once, by their ids.
+// Gathers the module's absent parameters at once, in the order of their ids, waits for them, and
+// then requests ahead along the recorded order.
 void Zero3Rules::FetchModule(ModuleId module, Phase phase) {
   std::vector<UnitId> units;
   for (const UnitId u : units_of_[module.value]) {
@@ -169,8 +176,8 @@ void Zero3Rules::Gather(const std::vector<UnitId>& units, Phase phase) {
   fetches_.push_back(fetch);
 }
 
-// What the units' parameters are gathered into, one behind the other, to be copied out. Before 0.6
-// the device had to be done, and what they are copied to was made first.
+// The flat buffer of a request: its units' parameters one behind the other. Before 0.6 the host
+// waited until the device was done, and the copies' targets were allocated first.
 BufferId Zero3Rules::NewFlat(const std::vector<UnitId>& units, Bytes full, Phase phase) {
   if (plan_.zero.before_deepspeed_0_6) {
     const OpId over = e_.LastCompute();
@@ -298,7 +305,7 @@ void Zero3Rules::FreeUnsharded(UnitId u) {
   At(u).unsharded = BufferId();
 }
 
-// What is still on its way at the end of a pass is released.
+// Releases gathers that no call has waited for.
 void Zero3Rules::EndPass(Phase phase) {
   for (std::uint32_t u = 0; u < unit_count(); ++u) {
     const bool is_over = phase == Phase::kForward && (first_step_ || !Persists(UnitId(u)));

@@ -1,5 +1,10 @@
 // How stage 3 reduces gradients: buckets are reduce-scattered, or (DeepSpeed's "reduce_scatter":
 // false) all-reduced, after which each rank keeps its parts.
+//
+// Example: gradients of 30, 50 and 40 elements, reduce_bucket 100, W = 4, r = p. The first two are
+// copied into the bucket. The third would make 120, so the bucket is reduced first. A copy lays it
+// out as [4][8 + 13] elements: 30 and 50 are padded to 32 and 52, and each row has a quarter. Row k
+// is reduced to rank k, whose 21 elements go into the two units' partitions.
 
 #include <algorithm>
 #include <map>

@@ -1,3 +1,14 @@
+// Parts that ZeRO-1, ZeRO-2 and ZeRO-3 have in common: members of buckets, averages, the update.
+//
+// Example of a member: backward of a linear layer with weight (512 x 512) and bias (512) over 4
+// ranks makes one gradient of 262,656 elements. It is one member of the bucket while all of it
+// fits. If only 200,000 elements are free, ByParameter cuts it, as DeepSpeed's hooks act per
+// parameter. Under stage 2 the bias still fits, then the bucket is reduced, then the weight opens
+// the next one.
+//
+// Example of an average: a bucket of 6,269,440 bf16 elements over 4 ranks, r = fp32. Divide by 2 in
+// place, cast to 25,077,760 bytes, all-reduce with a division by 2, cast back: 4 ops.
+
 #include "schedule/lower/zero_rules.h"
 
 #include <algorithm>
@@ -49,6 +60,8 @@ void ZeroRules::InitUnit(UnitId u) {
   StepRules::InitUnit(u);
 }
 
+// DeepSpeed's first update at start-up, with gradients of zeros: its gradients and temporaries come
+// and go here, before the first step, and leave their marks on the allocator.
 void ZeroRules::EndInit() {
   const std::int64_t elements = LargestUpdate();
   if (job_.mode == JobMode::kForward || UpdatesOnHost() || elements == 0) {
@@ -342,6 +355,8 @@ BufferId ZeroRules::AddNormOfSent() {
   return norm;
 }
 
+// Example: two units of 100 and 50 elements, bf16 to fp32: 300 bytes are flattened, then cast to
+// 600. Where both dtypes agree nothing is flattened apart.
 void ZeroRules::CastGrads(std::span<const UnitId> units) {
   Bytes low{0}, full{0};
   for (const UnitId u : units) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// What DeepSpeed's three ZeRO stages share: masters and states in partitions of the master dtype,
-// beside low-precision weights that the model computes with; gradients that are reduced bucket by
-// bucket as their parameters' hooks fire; an update of flat partitions.
+// The common part of DeepSpeed's three ZeRO stages. Masters and states are partitions of the master
+// dtype, beside low-precision weights that the model computes with. Gradients are reduced bucket by
+// bucket as their parameters' hooks fire. The update works on flat partitions.
 
 #include <memory>
 #include <span>

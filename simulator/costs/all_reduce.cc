@@ -22,8 +22,8 @@ double Log2Ceil(std::int64_t n) {
 
 // Bytes that the busiest node of the double binary tree sends per byte of the array. Half of the
 // array goes up and down each of the two trees. Of two nodes each is the root of one tree and the
-// leaf of the other; of four and more some node is in the middle of one, with a parent and two
-// children, and a leaf of the other.
+// leaf of the other. Of four and more nodes some node is in the middle of one tree, with a parent
+// and two children, and a leaf of the other.
 double TreeBytesPerByte(std::int64_t nodes) {
   if (nodes <= 2) {
     return 1;
@@ -31,7 +31,7 @@ double TreeBytesPerByte(std::int64_t nodes) {
   return nodes == 3 ? 1.5 : 2;
 }
 
-// What all-reduces reach between nodes, in B/s. Gathers may be held up by other things.
+// The rate that all-reduces reach between nodes, in B/s. Gathers may be held up by other things.
 double NetworkRate(const CollectivePath& path, const ProtocolProfile& protocol) {
   return path.ring.inter_rate.value *
          ShareWithGain(*path.network, path.network->all_reduce_gain.value) *
@@ -66,7 +66,8 @@ Seconds SplitHop(const CollectivePath& path, const ProtocolProfile& protocol, do
   return line.split_above > 0 && message > line.split_above ? 0.5 * line.split_hop : Seconds(0);
 }
 
-// What a tree over the nodes pays: hops between nodes, each way, and the time of its busiest node.
+// The costs of a tree over the nodes: hops between nodes, each way, and the time of its busiest
+// node.
 struct NodeTree {
   double depth = 0;     // hops from the farthest leaf to the root
   Seconds hops;         // latency of going up and down

@@ -1,3 +1,15 @@
+// How much running ops slow each other down. Links are shared first, then multiprocessors, then
+// memory bandwidth, then cores.
+//
+//   links    two collectives of 100 and 300 GB/s on one link of 300 GB/s: their rates grow together
+//            to 100, where the first has all it wants; the second goes on to 200, so it runs at 2/3
+//   SMs      a collective takes 10 % of the multiprocessors. A kernel that uses half of the memory
+//            bandwidth is compute-bound for the other half: speed 1 / (1 + 0.5 x 0.11) = 0.95
+//   memory   a kernel wants 0.75 of the bandwidth, a collective 0.5. An equal share is 0.5, so the
+//            collective runs at full speed and the kernel at 0.5 / 0.75 = 0.67
+//
+// All speeds follow from the set of running ops, so the event loop solves each set once.
+
 #include "simulator/costs/contention.h"
 
 #include <algorithm>
@@ -134,9 +146,9 @@ void ShareMemory(Running& running) {
   ShareMaxMin(1, want, running.speeds);
 }
 
-// Cores, too: a rank has its part of them, and its threads share that. Who waits for memory or for
-// a link still holds its core. Every other core that is busy makes what runs slower besides,
-// and so does every other rank on the same one.
+// Shares cores. A rank has its part of them, and its threads share that. A thread that waits for
+// memory or for a link still holds its core. Every other busy core slows the op down besides, and
+// so does every other rank on the same core.
 void ShareCores(const ContentionModel& model, Running& running) {
   std::array<double, kStreamCount> want{};
   for (std::size_t s = 0; s < kStreamCount; ++s) {

@@ -76,9 +76,9 @@ struct SharedTime {
   double cores = 1;  // busy in the mean
 };
 
-// What takes `alone` on one core, shared by the threads of a rank: Amdahl's law with
-// OverlapProfile::shared_work, and its loop_start. One thread does what is not worth sharing, and
-// everything where devices compute.
+// Time of work that takes `alone` on one core, shared by the threads of a rank: Amdahl's law with
+// OverlapProfile::shared_work, and its loop_start. One thread does work that is not worth sharing,
+// and everything where devices compute.
 [[nodiscard]] SharedTime ShareAmongThreads(Seconds alone, const Cluster& cluster,
                                            const Profile& profile);
 

@@ -1,3 +1,14 @@
+// Time of one kernel alone: operations over the reachable rate, or bytes over the reachable
+// bandwidth.
+//
+// Example of tiles: a product of 1,024 x 1,024 on 132 multiprocessors. With tiles of 128 x 128
+// there are 64 tiles and 68 multiprocessors idle: 2.06 times the ideal time. With tiles of 128 x 64
+// there are 128 tiles: 1.03 times. The least overhead of six tile shapes counts, as cuBLAS picks
+// among them.
+//
+// Example of ranks: with a spread of 1 % the slowest of 8 GPUs is 1.7 spreads behind the mean, so
+// rates are 1.7 % lower. All ranks wait for it at the next collective.
+
 #include "simulator/costs/kernels.h"
 
 #include <algorithm>
@@ -222,7 +233,7 @@ Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
     return KernelTime(other, rates);
   }
   const Bytes bytes = kernel.read + kernel.written;
-  // What has to cross the memory bus takes at least this long, whatever is computed meanwhile.
+  // Bytes that cross the memory bus take at least this long, whatever is computed meanwhile.
   const Seconds streaming = bytes / rates.elementwise;
   Seconds time;
   switch (kernel.kind) {

@@ -22,7 +22,8 @@ struct AttentionRates {
   double wide = 0;
 };
 
-// What kernels can reach on one GPU: the numbers of GpuSpec times the fractions of ComputeProfile.
+// Rates that kernels can reach on one GPU: the numbers of GpuSpec times the fractions of
+// ComputeProfile.
 struct KernelRates {
   std::array<FlopsPerSecond, kMathTypeCount> gemm{};            // 0: no such unit
   std::array<AttentionRates, kAttentionImplCount> attention{};  // by AttentionImpl

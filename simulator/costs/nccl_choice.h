@@ -1,9 +1,9 @@
 #pragma once
 
 // Which protocol NCCL chooses. The library prices every protocol with constants of its own
-// (src/graph/tuning.cc) and takes the one it believes cheapest; that belief is off by 1.5 to 4
+// (src/graph/tuning.cc) and takes the one it believes cheapest. That belief is off by 1.5 to 4
 // times for small messages, so its choice is not always the fastest. Here are its constants and
-// formula, for the choice only; what the chosen protocol costs is the profile's business.
+// formula, for the choice only. The time of the chosen protocol comes from the profile.
 
 #include <cstdint>
 #include <optional>
@@ -18,7 +18,7 @@ namespace shardwright {
 // under a tree over the nodes.
 enum class NcclAlgorithm : std::uint8_t { kRing, kTree, kNvls, kNvlsTree };
 
-// What NCCL knows of a group's place.
+// A group's place, as NCCL knows it.
 struct NcclPlace {
   std::string architecture;  // GpuSpec::architecture
   bool is_amd_host = false;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What ops cost. A price depends on an op's shape only, so it is computed once per shape and read
+// Prices of ops. A price depends on an op's shape only, so it is computed once per shape and read
 // once per op. docs/cost_model.md explains every formula.
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace shardwright {
 
-// What one op costs when nothing runs beside it.
+// The costs of one op when nothing runs beside it.
 struct Price {
   SimTime duration;      // on its stream; of a host op: time the host is occupied
   SimTime issue;         // host time to issue all of it (0 for host ops)

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the event loop needs of a program and its prices, and what it keeps of a run. Plain integers
-// in picoseconds, since these are the inner loops; docs/execution_model.md names the rules.
+// The event loop's view of a program and its prices, and its state in a run. Plain integers in
+// picoseconds, since these are the inner loops; docs/execution_model.md names the rules.
 
 #include <cstdint>
 #include <limits>
@@ -21,7 +21,7 @@ inline constexpr std::int64_t kNotDone = std::numeric_limits<std::int64_t>::max(
 // When something ended that never was: before everything else, whatever is added to it.
 inline constexpr std::int64_t kNever = -(std::int64_t{1} << 60);
 
-// What the inner loops need of a shape and its price.
+// A shape and its price, as the inner loops need them.
 struct Cost {
   std::int64_t duration = 0;
   std::int64_t issue = 0;

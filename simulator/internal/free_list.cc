@@ -1,3 +1,9 @@
+// The sorted list of cached blocks, as chunks of up to 64 entries.
+//
+// Example: 100 blocks lie in a few chunks. LowerBound searches the chunks' first keys, then one
+// chunk: about 2 + 6 comparisons. An insertion moves at most 63 entries. A std::set would allocate
+// a node for each insertion, and this list is in the inner loop of all replays.
+
 #include "simulator/internal/free_list.h"
 
 #include <algorithm>

@@ -1,3 +1,10 @@
+// Latency and rate of one NCCL protocol on one path, from the profile's fractions and the links'
+// rates.
+//
+// Example: links of 300 GB/s of which Simple reaches 80 %: 240 GB/s. LL sends a flag of 4 bytes
+// with every 4 bytes, so its framing is 2. A latency of 30 us beside a transfer of 40 us with
+// overlap q = 2 takes sqrt(30^2 + 40^2) = 50 us; with q = 1 nothing overlaps and it takes 70 us.
+
 #include "simulator/internal/protocol_line.h"
 
 #include <algorithm>

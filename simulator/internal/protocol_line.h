@@ -1,6 +1,6 @@
 #pragma once
 
-// What a protocol costs on a path, for the collectives of simulator/costs/collectives.cc and the
+// The costs of a protocol on a path, for the collectives of simulator/costs/collectives.cc and the
 // all-reduces of all_reduce.cc.
 
 #include <string_view>

@@ -2,6 +2,16 @@
 
 // Memory of any floating-point dtype as kernels see it: fp32 numbers, rounded to nearest even when
 // they are stored.
+//
+// Kernels compute in fp32 whatever the dtype of the memory, as PyTorch's kernels do with their
+// accumulate type. Only the stored result is rounded.
+//
+// Example: bf16 keeps 8 significant bits, so numbers from 256 to 512 are 2 apart. 257 lies in the
+// middle of 256 and 258 and becomes 256, whose last bit is 0; 259 becomes 260. 1/3 becomes
+// 0.333984. So a bf16 gradient of 256 to which a micro-batch adds 1 stays 256, here as in PyTorch.
+//
+// The CPU version of each conversion gives the bits of the GPU's, which the tests of kernels rely
+// on.
 
 #include <cstdint>
 
@@ -19,7 +29,8 @@
 
 namespace shardwright::gpu {
 
-// Null `data`: there is none.
+// Numbers in memory with a dtype that the kernel learns at run time. A null `data` is an absent
+// operand: a linear layer without bias, or a gradient that nobody needs.
 struct Array {
   void* data = nullptr;
   DType dtype = DType::kFp32;
@@ -94,6 +105,8 @@ inline void FromFloat(float value, Fp16* to) {
 // Where kernels are loops on the CPU, a test may watch what the functions below read and write.
 // Tables that kernels read as they are (ids, statistics of rows) are not seen.
 #if defined(__CUDACC__)
+// Tests use it to check that a kernel touches only its operands: Load of element 5 of a bf16 array
+// at address 1,000 reports 2 bytes at 1,010.
 SW_DEVICE void Watch(const Array& /*a*/, std::int64_t /*i*/, std::int64_t /*count*/) {}
 #else
 using AccessWatch = void (*)(const void* address, std::int64_t bytes);
@@ -122,6 +135,7 @@ SW_DEVICE float Load(const Array& a, std::int64_t i) {
   return FromBits(a.dtype == DType::kBf16 ? bits << 16U : bits);
 }
 
+// Rounds to nearest even. bf16 keeps fp32's range; fp16 overflows to infinity above 65,504.
 SW_DEVICE void Store(const Array& a, std::int64_t i, float value) {
   Watch(a, i, 1);
   switch (a.dtype) {
@@ -137,6 +151,8 @@ SW_DEVICE void Store(const Array& a, std::int64_t i, float value) {
 }
 
 // A gradient: stored, or added to what is there; a 16-bit sum is rounded once.
+// Example in bf16: 256 in memory, value 3, `adds`: 259 in fp32, stored as 260. The order of the
+// calls is the order of the micro-batches, so the result repeats bit for bit.
 SW_DEVICE void StoreOrAdd(const Array& a, std::int64_t i, float value, bool adds) {
   Store(a, i, adds ? Load(a, i) + value : value);
 }
@@ -144,6 +160,8 @@ SW_DEVICE void StoreOrAdd(const Array& a, std::int64_t i, float value, bool adds
 // Eight neighbours as they lie in memory. A kernel loads all that it needs before it converts any
 // of it, so that its loads are under way together: a conversion behind each load would wait for
 // memory once per array.
+// Eight 16-bit numbers are 16 bytes, the widest access of a thread: a warp reads 512 bytes at once.
+// Eight fp32 numbers take two accesses.
 inline constexpr int kVector = 8;
 struct alignas(16) Sixteen {
   std::uint32_t words[4];
@@ -154,6 +172,8 @@ struct Eight {
 
 // The array, of which the compiler may know that its numbers have 16 bits: their vectors take half
 // the registers.
+// A kernel with four vectors in flight holds 16 registers of them instead of 32, so more blocks fit
+// on a multiprocessor. Callers check IsHalf of every array first.
 template <bool kHalf>
 [[nodiscard]] SW_DEVICE Array Known(const Array& a) {
   return kHalf ? Array{a.data, a.dtype == DType::kBf16 ? DType::kBf16 : DType::kFp16} : a;
@@ -161,6 +181,9 @@ template <bool kHalf>
 
 // Elements i to i + 7 of an array, of which `count` are there (the others are zeros): in 16-byte
 // accesses where all are and the address allows.
+// Example: a row of 20 fp32 features. Features 0 to 7 and 8 to 15 are whole vectors; of 16 to 23
+// four are there, and the other four are zeros, which add nothing to a sum. In bf16 the second row
+// begins at byte 40, which is no multiple of 16, so its vectors are loaded one number at a time.
 SW_DEVICE Eight LoadEight(const Array& a, std::int64_t i, std::int64_t count = kVector) {
   Watch(a, i, count < kVector ? count : kVector);
   Eight eight{};
@@ -190,6 +213,8 @@ SW_DEVICE Eight LoadEight(const Array& a, std::int64_t i, std::int64_t count = k
   return eight;
 }
 
+// The reverse of LoadEight: the first `count` numbers are written, memory behind them stays
+// untouched.
 SW_DEVICE void StoreEight(const Array& a, std::int64_t i, const Eight& eight,
                           std::int64_t count = kVector) {
   Watch(a, i, count < kVector ? count : kVector);
@@ -272,8 +297,10 @@ SW_DEVICE Eight Pack(const float* from, DType dtype) {
   return eight;
 }
 
-// What a kernel reports when the data asks for something impossible. Lies in device memory; zero
-// `kind`: nothing.
+// A kernel's report that the data asks for something impossible, in device memory. `kind` 0: none.
+// Example: label 50,300 with a vocabulary of 50,257 reports {kLabel, 50300, 50257}. The host copies
+// the report back with each loss and behind the last step, and ends the run. PyTorch stops with a
+// device-side assert there. Of several faults in one step one is kept, and no sum depends on which.
 struct Fault {
   std::int64_t kind = 0;   // of FaultKind
   std::int64_t value = 0;  // what the data said

@@ -3,6 +3,17 @@
 // Flash attention, forward: scores live in shared memory only. The log-sum of each query's scores
 // is kept for backward (attention_grad.h). 16-bit operands are multiplied as such: P is rounded to
 // them, as every flash kernel does.
+//
+// The softmax of a row is made tile by tile. Example: one query, scores 1 and 3 with values 10 and
+// 20 in the first tile, score 5 with value 40 in the second.
+//
+//   tile 1   maximum 3, sum = e^-2 + 1 = 1.135, o = 10 e^-2 + 20 = 21.35
+//   tile 2   maximum 5, so both are multiplied with e^(3 - 5) = 0.135:
+//            sum = 0.154 + 1 = 1.154, o = 2.89 + 40 = 42.89
+//   end      y = 42.89 / 1.154 = 37.2; log-sum = 5 + ln 1.154 = 5.14
+//
+// Memory is O(tile) per block and the log-sums O(seq_q), where the scores would be O(seq_q seq_k):
+// with 32 heads and 8,192 tokens 1 MiB of log-sums instead of 4 GiB of bf16 scores.
 
 #include <cmath>
 #include <cstdint>
@@ -13,6 +24,11 @@
 namespace shardwright::gpu {
 
 // A block per (sample, head, tile of queries).
+// Example: 2 samples, 8 heads and 200 queries in tiles of 64 are 2 x 8 x 4 = 64 blocks. The last
+// tile of a head has 8 queries; its other rows are zeros and are not stored.
+//
+// Tiles of keys that no query of the block sees are skipped: causal, queries 64 to 127 visit keys 0
+// to 127 only.
 struct AttentionForwardKernel {
   static constexpr KernelId kId = KernelId::kAttentionForward;
   using Args = AttentionArgs;
@@ -87,6 +103,10 @@ struct AttentionForwardKernel {
   }
 
   // Scores become exp(score - maximum so far); what was summed with an older maximum is rescaled.
+  // `lanes` threads share a row: with 64 queries and 128 threads two, which take every second key.
+  // The first phase finds each lane's maximum, the second makes the exponentials and rescales the
+  // output, the third joins the sums of the lanes. The sum counts every key, dropped or not, as
+  // PyTorch drops behind the softmax.
   template <class T>
   static SW_DEVICE void Softmax(Block& block, const Args& a, const AttentionTile& tile,
                                 const Memory<T>& m) {

@@ -5,6 +5,14 @@
 // rowsum(dO o O):
 //   dV = (P o F)^T dO,  dS = P o (F o (dO V^T) - D),  dQ = factor dS K,  dK = factor dS^T Q.
 // 16-bit operands are multiplied as such: P and dS are rounded to them, as every flash kernel does.
+//
+// Example: one query, two keys with P = (0.25, 0.75), values 10 and 20, so O = 17.5. With dO = 2: D
+// = 35, dO V^T = (20, 40), dS = (0.25 (20 - 35), 0.75 (40 - 35)) = (-3.75, 3.75). A row of dS sums
+// to 0, as a constant added to all scores changes nothing.
+//
+// Cost: seven products of a tile instead of the five of FlashAttention 2, which adds dQ with
+// atomics. S and dO V^T are made twice; in exchange each gradient has one writer and one order of
+// sums.
 
 #include <cmath>
 #include <cstdint>
@@ -39,7 +47,7 @@ struct AttentionProductsKernel {
   }
 };
 
-// What the three gradient kernels share: a tile of probabilities and of score gradients.
+// Shared memory of the three gradient kernels: a tile of probabilities and one of score gradients.
 template <class T>
 struct GradMemory {
   Panel<T> q, k, v, dy;
@@ -63,6 +71,8 @@ SW_DEVICE GradMemory<T> NewGradMemory(Block& block, const AttentionArgs& a) {
 }
 
 // From q, k, v and dy in shared memory to p and ds.
+// P comes from the log-sum of forward: p = exp(score - log-sum), with no second pass for a maximum.
+// A soft cap c multiplies dS with 1 - (capped / c)^2, the slope of its tanh.
 template <class T>
 SW_DEVICE void ScoreGrads(Block& block, const AttentionArgs& a, const AttentionTile& tile,
                           const GradMemory<T>& m) {
@@ -98,6 +108,8 @@ SW_DEVICE void ScoreGrads(Block& block, const AttentionArgs& a, const AttentionT
 }
 
 // Does any query of the tile see any key of it?
+// Example: causal with tiles of 64; queries 0 to 63 end at key 64, so they do not meet keys 64 to
+// 127. About half of all tiles are skipped.
 SW_DEVICE bool Meets(const AttentionArgs& a, const AttentionTile& tile) {
   const std::int64_t last = (tile.query + a.tile_q < a.seq_q ? tile.query + a.tile_q : a.seq_q) - 1;
   return VisibleKeys(a, tile.query).begin < tile.key + a.tile_k &&
@@ -121,7 +133,9 @@ SW_DEVICE void StoreRows(int t, const Panel<float>& from, const HeadArray& to, c
   }
 }
 
-// A block per (sample, head of keys, tile of keys).
+// A block per (sample, head of keys, tile of keys). With 8 heads of queries and 2 of keys, the
+// block of key head 0 goes through query heads 0 to 3. Their gradients are summed in the block, so
+// grouped-query attention needs no repeated k and v.
 struct AttentionKeyGradKernel {
   static constexpr KernelId kId = KernelId::kAttentionKeyGrad;
   using Args = AttentionArgs;
@@ -185,6 +199,7 @@ struct AttentionKeyGradKernel {
 };
 
 // A block per (sample, head, tile of queries).
+// It stores rows of dq for its own queries only, so no other block writes them.
 struct AttentionQueryGradKernel {
   static constexpr KernelId kId = KernelId::kAttentionQueryGrad;
   using Args = AttentionArgs;
@@ -240,6 +255,7 @@ struct AttentionQueryGradKernel {
 
 // The gradient of the position bias, summed over the samples: a block per (head, tile of queries,
 // tile of keys).
+// The bias is one for the batch, so a block goes through all samples in order.
 struct AttentionBiasGradKernel {
   static constexpr KernelId kId = KernelId::kAttentionBiasGrad;
   using Args = AttentionArgs;

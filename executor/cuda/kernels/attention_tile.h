@@ -1,7 +1,11 @@
 #pragma once
 
-// What the attention kernels share: arguments, which keys a query sees, the score of a pair, and
-// tiles of queries, keys and values in shared memory.
+// Common parts of the attention kernels: arguments, which keys a query sees, the score of a pair,
+// and tiles of queries, keys and values in shared memory.
+//
+// Shapes: q is (batch, seq_q, heads, head_dim), k is (batch, seq_k, kv_heads, head_dim), and v is
+// (batch, seq_k, kv_heads, value_dim). They may be slices of one array: with 8 heads of 64, the
+// rows of a fused (q, k, v) are 1,536 wide, and k is HeadArray{qkv, row 1536, first 512, head 64}.
 
 #include <cmath>
 #include <cstdint>
@@ -40,6 +44,13 @@ inline constexpr int kAttentionThreads = 128;
 
 // Keys [begin, end) that a query sees. The last query sees the last key; with fewer keys than
 // queries the first sees the first.
+//   queries  keys  query  causal  window  sees
+//   8        8     5      no      -       [0, 8)
+//   8        8     5      yes     -       [0, 6)
+//   8        8     5      yes     3       [3, 6)
+//   8        8     5      no      3       [3, 8)
+//   2        8     0      yes     -       [0, 7)   as when 6 keys come from a cache
+//   8        4     2      yes     -       [0, 3)
 struct Visible {
   std::int64_t begin, end;
 };
@@ -58,6 +69,8 @@ SW_DEVICE Visible VisibleKeys(const AttentionArgs& a, std::int64_t query) {
 }
 
 // The ALiBi slope of a head. Source: Press et al., arXiv 2108.12409, and MPT's gen_slopes.
+// Example with alibi_max = 8: 4 heads get 1/4, 1/16, 1/64 and 1/256. 6 heads take from the slopes
+// of 8 heads first every second one, 1/4, 1/16, 1/64, 1/256, and then 1/2 and 1/8.
 SW_DEVICE float AlibiSlope(const AttentionArgs& a, std::int64_t head) {
   if (a.alibi_max <= 0.0) {
     return 0.0F;
@@ -82,6 +95,8 @@ struct AttentionTile {
 };
 
 // The score of a pair: `raw` is q k.
+// Example: raw 40, factor 1/8 and soft cap 50 give capped = 50 tanh(5 / 50) = 4.98. A bias of 1 and
+// a slope of 1/4 at a distance of 4 keys give value = 4.98 + 1 - 1 = 4.98.
 struct Score {
   bool is_visible;
   float value;   // with bias and ALiBi
@@ -112,6 +127,9 @@ SW_DEVICE Score ScoreOf(const AttentionArgs& a, const AttentionTile& tile, std::
   return score;
 }
 
+// Dropout of one pair: 0, or 1 / (1 - p). Rows of the mask are padded to a multiple of 4 keys.
+// Example: with seq_k = 10, query 2 and key 3 of head 0 use random number 2 x 12 + 3 = 27 of the
+// sample. Forward and backward ask for the same number, so no mask is stored.
 SW_DEVICE float PairFactor(const AttentionArgs& a, const AttentionTile& tile, std::int64_t query,
                            std::int64_t key) {
   if (!a.drops) {

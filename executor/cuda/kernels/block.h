@@ -5,9 +5,21 @@
 //
 // A kernel is a function of a Block. Work of the threads stands in Each(f): f(t) runs for every
 // thread t, and nobody goes on before all have ended (a __syncthreads on the GPU, a finished loop
-// on the CPU). What a thread keeps from one Each to the next is a PerThread value; what threads
-// exchange lies in Shared memory. Warps work together in EachWarp (matrix tiles). No kernel
+// on the CPU). A value that a thread keeps from one Each to the next is a PerThread; values for
+// other threads lie in Shared memory. Warps work together in EachWarp (matrix tiles). No kernel
 // communicates in another way, and none uses atomics, so every sum has one order.
+//
+// Example, the largest of 256 numbers and then their distance to it:
+//   PerThread<float> x;
+//   block.Each([&](int t) { x[t] = Load(args.x, t); });
+//   const float largest = BlockMax(block, scratch, x);
+//   block.Each([&](int t) { Store(args.y, t, largest - x[t]); });
+// On a GPU x is one register of each of 256 threads, and Each ends with a barrier. On the CPU x is
+// an array of 512 numbers, and Each is a loop over t.
+//
+// Why one order of sums matters: in fp32 (1e8 + 1) - 1e8 is 0, but (1e8 - 1e8) + 1 is 1. With
+// atomics the order changes from run to run, and a repeated training step would differ in its last
+// bits.
 
 #include <cstddef>
 #include <cstdint>
@@ -133,7 +145,9 @@ class Block {
 
 #endif
 
-// What Shared<T>(n) takes; the host adds these up for a launch.
+// Bytes that Shared<T>(n) takes; the host adds these up for a launch. Example: 100 floats take 400
+// bytes, rounded up to 512. The emulated GPU refuses a launch with fewer bytes than its kernel
+// takes.
 template <class T>
 [[nodiscard]] constexpr std::int64_t SharedSize(std::int64_t n) {
   return (n * static_cast<std::int64_t>(sizeof(T)) + 127) / 128 * 128;

@@ -2,6 +2,13 @@
 
 // Convolutions as matrix products whose operands are gathered on the way. Images are (channels,
 // height, width).
+//
+// Example, the first layer of ResNet: 3 channels of 224 x 224, 64 outputs, kernel 7, stride 2,
+// padding 3. The output has 112 x 112 = 12,544 pixels, and each reads 3 x 7 x 7 = 147 taps. The
+// product of a sample is (12,544 x 147) times (147 x 64). The left matrix would be 3.5 MiB in bf16;
+// here each number of it is looked up in the image when a tile is loaded, so it never exists.
+//
+// These kernels serve where cuDNN takes no convolution. They are correct, not fast.
 
 #include <cstdint>
 
@@ -31,6 +38,7 @@ SW_DEVICE ConvShape ShapeOf(const ConvArgs& a) {
   return {in, a.out / a.groups, in * a.kernel * a.kernel, a.height * a.width,
           a.height_out * a.width_out};
 }
+// Outside of the image lies the padding, zeros.
 SW_DEVICE float LoadImage(const ConvArgs& a, std::int64_t channel, std::int64_t y, std::int64_t x) {
   if (y < 0 || y >= a.height || x < 0 || x >= a.width) {
     return 0.0F;
@@ -44,6 +52,8 @@ SW_DEVICE std::int64_t OutputAt(const ConvArgs& a, std::int64_t sample, std::int
                       : (sample * a.out + channel) * pixels + pixel;
 }
 // The input that tap `tap` of output pixel `pixel` reads. `first_channel`: of the sample's group.
+// Example as above: tap 24 is channel 0, row 3, column 3 of the kernel. For output pixel 0 it reads
+// image row 0 x 2 + 3 - 3 = 0 and column 0. Tap 8 is row 1, column 1, and reads row -2: 0.
 SW_DEVICE float LoadTap(const ConvArgs& a, std::int64_t first_channel, std::int64_t tap,
                         std::int64_t pixel) {
   const std::int64_t area = a.kernel * a.kernel;
@@ -97,7 +107,9 @@ struct ConvDataGradKernel {
   using Args = ConvArgs;
   static constexpr int kThreads = kProductThreads;
 
-  // The output's gradient that the input pixel receives through one tap, or 0.
+  // The output's gradient that the input pixel receives through one tap, or 0. Example in one
+  // dimension, kernel 3, stride 2, padding 1: input 3 is read by output 2 through tap 0 and by
+  // output 1 through tap 2. Through tap 1 it would be output 3 / 2, which does not exist.
   static SW_DEVICE float Through(const Args& a, std::int64_t sample, std::int64_t channel,
                                  std::int64_t tap, std::int64_t pixel) {
     const std::int64_t y = pixel / a.width + a.padding - tap / a.kernel;
@@ -142,6 +154,7 @@ struct ConvDataGradKernel {
 };
 
 // Rows: output channels of a group; columns: taps; depth: (sample, output pixel).
+// Example: 32 samples of the layer above sum over 401,408 pixels, in 3 blocks only.
 struct ConvWeightGradKernel {
   static constexpr KernelId kId = KernelId::kConvWeightGrad;
   using Args = ConvArgs;

@@ -1,8 +1,16 @@
 #pragma once
 
 // Table lookups. The gradient of a table row is one sum over the positions that looked it up, in
-// order and without atomics: every position is linked to the next one with its id, and a block
+// order and without atomics. Every position is linked to the next one with its id, and a block
 // walks each list.
+//
+// Example: ids 5, 2, 5, 7, 5.
+//   next    2, -1, 4, -1, -1     position 0 -> 2 -> 4
+//   tails   0, 0, 1, 0, 1        positions 2 and 4 come behind others
+// Blocks of positions 0, 1 and 3 work: row 5 = dy[0] + dy[2] + dy[4], row 2 = dy[1], row 7 = dy[3].
+// Rows that no position names are not written. PyTorch sorts the ids to the same end.
+//
+// Common words make long lists: of 8,192 positions with one id, one block sums all.
 
 #include <cstdint>
 
@@ -12,6 +20,7 @@
 
 namespace shardwright::gpu {
 
+// `index_offset`: OPT's learned positions have 2, so position 0 reads row 2 of the table.
 struct EmbeddingArgs {
   const std::int64_t* ids = nullptr;
   std::int64_t rows = 0, features = 0, vocab = 0;

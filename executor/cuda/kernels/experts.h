@@ -2,6 +2,20 @@
 
 // The experts' projections on the rows that chose them. How many rows an expert has is known on the
 // device only, so launches cover the most it could have and blocks beyond its rows end at once.
+//
+// Example of the lists: 4 rows, 3 experts; row 0 chose experts 0 and 2, row 1 chose 2, row 2 chose
+// 0 and 1, row 3 chose 2.
+//   offsets   0, 2, 3, 6            slots 0 and 1 are expert 0's, 2 is 1's, 3 to 5 are 2's
+//   list      0, 2, 2, 0, 1, 3      the row of each slot
+//   slots     row 0: 0, -1, 3       the slot of each pair of row and expert
+//
+// Forward runs: the three dispatch kernels, products with the gate and up matrices, hidden, the
+// product with the down matrix, combine. Rows are in ascending order in each list, so every sum
+// over slots has one order.
+//
+// Why not ask the device for the counts: the host would wait for the router in each layer, and
+// could not run ahead. Example: 4,096 rows and 8 experts with 2 per row. A launch covers 8 x 4,096
+// slots, of which 8,192 exist, so three of four blocks end after reading two offsets.
 
 #include <cstdint>
 
@@ -56,6 +70,8 @@ struct DispatchCountKernel {
 };
 
 // Counts become offsets.
+// Example: counts 2, 1, 3 become 2, 3, 6 behind the leading 0. One thread adds, 256 experts at a
+// time.
 struct DispatchOffsetsKernel {
   static constexpr KernelId kId = KernelId::kDispatchOffsets;
   using Args = DispatchArgs;
@@ -87,6 +103,8 @@ struct DispatchOffsetsKernel {
 };
 
 // Each thread lists a stretch of rows, whose first place is behind those of the threads before.
+// Example: 4,096 rows are stretches of 16. A first pass counts each stretch, thread 0 turns counts
+// into first places, a second pass writes.
 struct DispatchKernel {
   static constexpr KernelId kId = KernelId::kDispatch;
   using Args = DispatchArgs;
@@ -125,6 +143,7 @@ struct DispatchKernel {
 };
 
 // Parts of (rows, columns) that a block each makes.
+// Example: 4,096 rows by 14,336 columns in bf16 are 32 x 224 = 7,168 tiles of 128 x 64.
 [[nodiscard]] constexpr std::int64_t ExpertTiles(DType multiply_as, std::int64_t rows,
                                                  std::int64_t columns) {
   return multiply_as == DType::kFp32
@@ -135,6 +154,8 @@ struct DispatchKernel {
   return multiply_as == DType::kFp32 ? ProductShared<float>() : WideShared();
 }
 
+// CUDA allows 4 KiB of arguments on every GPU, of which 128 pointers are 1 KiB. Models with more
+// experts are launched in groups, from first_expert on.
 inline constexpr int kMostExperts = 128;  // whose parameters a launch can name
 
 // Products of the routed rows with every expert's matrix: c[slot] (+)= a[slot or its row] (k) times
@@ -227,6 +248,8 @@ struct ExpertGemmKernel {
 
 // The gradient of every expert's matrix (n, k): sum over its slots of left[slot][n] right[slot or
 // row][k].
+// The depth of this product is the number of slots, which differs by expert; an expert without rows
+// gets zeros, or keeps its gradient with `adds`.
 struct ExpertWeightGemmArgs {
   std::int64_t experts = 0, first_expert = 0, n = 0, k = 0;
   const std::int64_t* offsets = nullptr;
@@ -298,6 +321,7 @@ struct ExpertWeightGemmKernel {
 };
 
 // Between the projections, by slot: hidden = f(gate) up, or f(up) without a gate.
+// Example with SiLU: gate 2 and up 3 give hidden = 1.762 x 3 = 5.285.
 struct ExpertHiddenArgs {
   Activation activation = Activation::kSilu;
   bool gated = false;
@@ -350,6 +374,8 @@ struct ExpertHiddenKernel {
   }
 };
 
+// A block per slot: the gradient of the routing weight is the dot product of hidden and its
+// gradient; the other gradients come from the second pass over the slot's features.
 struct ExpertHiddenGradKernel {
   static constexpr KernelId kId = KernelId::kExpertHiddenGrad;
   using Args = ExpertHiddenArgs;
@@ -400,6 +426,7 @@ struct ExpertHiddenGradKernel {
 
 // to[row] = sum over the row's experts, in order, of y[slot], times the routing weight where
 // `weights` are given.
+// Example: row 0 above is weight 0.7 times slot 0 plus 0.3 times slot 3.
 struct ExpertCombineArgs {
   const float* y = nullptr;  // (slots, in)
   const std::int64_t* slots = nullptr;

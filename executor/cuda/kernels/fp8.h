@@ -3,6 +3,16 @@
 // Copies of matrices in fp8 with their scales, and their product where no library multiplies them.
 // The largest magnitudes come first, as partial ones that every block of a copy looks through
 // again, so that nobody waits for a kernel of one block.
+//
+// Example in E4M3, whose largest number is 448: a matrix with largest magnitude 3 is multiplied
+// with 448 / 3 = 149.3 and rounded to 3 bits of fraction. The inverse 1 / 149.3 is kept. A product
+// of two such copies sums fp8 numbers in fp32, and multiplies the sum with both inverses.
+//
+// With a scale per row the scale is a power of two: 128 for the magnitude 3. One outlier then
+// spoils one row only. Source of both rules: torchao's float8 training.
+//
+// A copy takes one kernel for the largest magnitudes and one that casts or transposes. The
+// transposed copy exists as fp8 products want the summed dimension of both operands contiguous.
 
 #include <cmath>
 #include <cstdint>
@@ -74,6 +84,7 @@ SW_DEVICE std::uint32_t FourFp8(const float* x, Fp8Format format) {
   return word;
 }
 
+// A NaN is not larger than anything, so it does not become the scale.
 SW_DEVICE float LargerMagnitude(float largest, float x) {
   const float size = fabsf(x);
   return size > largest ? size : largest;
@@ -81,6 +92,8 @@ SW_DEVICE float LargerMagnitude(float largest, float x) {
 
 // partial[b] = the largest magnitude that block b sees of x, n elements. Each block goes through x
 // by steps of all blocks.
+// Example: 1,000,000 elements by 64 blocks of 8,192 elements a step: block 0 takes steps 0 and 64,
+// where step 64 begins at element 524,288.
 struct Fp8MaxArgs {
   Array x = {};
   std::int64_t n = 0;
@@ -129,6 +142,7 @@ struct Fp8MaxKernel {
 
 // partial[chunk][j] = the largest magnitude of column j among the chunk's rows. Blocks: chunks *
 // CeilDiv(columns, 256). A warp reads 256 columns of every eighth row.
+// These are scales of the transposed copy: column j of x is row j of y.
 struct Fp8ColumnMaxArgs {
   Array x = {};
   std::int64_t rows = 0, columns = 0;
@@ -200,7 +214,9 @@ struct Fp8ColumnMaxKernel {
 };
 
 // y = x in fp8, x of (rows, columns) with the same layout or, by Fp8TransposeKernel, y (columns,
-// rows). inverses gets what y's numbers are to be multiplied with: one number, or one per row of y.
+// rows). `inverses` gets the factors that turn y's numbers back into x's: one number, or one per
+// row of y. Example: x (4, 6) with a scale for each row gives 4 inverses; its transpose by the
+// other kernel has 6 rows, so 6 inverses.
 struct Fp8CastArgs {
   Array x = {};
   std::int64_t rows = 0, columns = 0;
@@ -215,6 +231,9 @@ struct Fp8CastArgs {
 };
 
 // Of the whole matrix. For all threads.
+// Every block folds all partials again, some hundred numbers, instead of waiting for a kernel that
+// does it once; block 0 writes the inverse. All blocks find the same scale, as a maximum has no
+// rounding.
 SW_DEVICE float WholeScale(Block& block, float* scratch, const Fp8CastArgs& args) {
   PerThread<float> largest;
   block.Each([&](int t) {
@@ -291,6 +310,8 @@ struct Fp8CastKernel {
 
 // The transpose: a block turns a tile of 128 rows and 64 columns around in shared memory. Blocks:
 // CeilDiv(rows, 128) * CeilDiv(columns, 64).
+// Shared memory: 64 columns of 132 bytes. Reads and writes are both of 8 neighbours, where a
+// transpose without shared memory would write single bytes.
 struct Fp8TransposeKernel {
   static constexpr KernelId kId = KernelId::kFp8Transpose;
   using Args = Fp8CastArgs;
@@ -374,6 +395,7 @@ struct Fp8TransposeKernel {
 
 // The product of two such copies, where no library takes it: a bf16 number holds every fp8 number,
 // and sums are fp32. Not fast.
+// Example: a sum of 3,000 with inverses 1 / 128 and 1 / 64 is stored as 0.366.
 struct Fp8GemmKernel {
   static constexpr KernelId kId = KernelId::kFp8Gemm;
   using Args = GemmArgs;

@@ -1,6 +1,9 @@
 #pragma once
 
 // The matrix product for what cuBLASLt does not take, or when it is not there. Not fast.
+//
+// A block makes 64 x 64 results (tile.h). Example: m = 1,000 and n = 768 are 16 x 12 = 192 blocks;
+// block 13 makes rows 64 to 127 of columns 64 to 127.
 
 #include <cstdint>
 
@@ -13,6 +16,8 @@
 namespace shardwright::gpu {
 
 // Element (i, j) is at data[i * row_stride + j * column_stride].
+// Example: PyTorch stores a linear layer's weight as (out, in) and multiplies with its transpose.
+// With in = 512 that is b = {weight, row_stride 1, column_stride 512}: no copy is made.
 struct Matrix {
   Array array = {};
   std::int64_t row_stride = 0, column_stride = 1;

@@ -1,6 +1,11 @@
 #pragma once
 
 // Every kernel's number; both devices have their entry points in this order.
+//
+// A new kernel takes one line here, and its struct <name>Kernel goes into a header of kernels.h.
+// The struct gives kId, Args, kThreads and Run(Block&, const Args&). Example: X(RowNorm) makes
+// KernelId::kRowNorm, an entry point of the GPU in kernels.cu, and a loop of the emulated GPU in
+// tests. Launches name the id only, so no caller sees a CUDA type.
 
 #include <cstdint>
 

@@ -2,6 +2,14 @@
 
 // Log-softmax, negative log-likelihood, and both in one as cross-entropy. No fp32 copy of the
 // logits is ever made.
+//
+// Example: logits (1, 2, 3), label 2. The log-sum is 3 + log(e^-2 + e^-1 + 1) = 3.408, the loss
+// 3.408 - 3 = 0.408, and the gradient softmax - onehot = (0.090, 0.245, -0.335).
+//
+// Why no copy: 8,192 tokens with a vocabulary of 128,256 are 2.0 GiB of bf16 logits. In fp32 they
+// would be 3.9 GiB more, which PyTorch's cross_entropy of float() logits takes.
+//
+// Passes over the logits: one for the log-sum, which keeps 4 bytes a row, and one for the gradient.
 
 #include <cmath>
 #include <cstdint>
@@ -21,6 +29,8 @@ struct LogSumExpArgs {
 };
 
 // Eight more numbers, `count` of which are there, in a sum of exp(x - largest).
+// Example: largest 3 and sum 1.135 (of 1 and 3) meet 5: the sum becomes 1.135 e^-2 + 1 = 1.154, and
+// the largest 5. No number overflows, as each exponent is at most 0.
 SW_DEVICE void AddExponentials(const Eight& eight, DType dtype, std::int64_t count, float* largest,
                                float* sum) {
   float x[kVector];
@@ -43,6 +53,7 @@ SW_DEVICE void AddExponentials(const Eight& eight, DType dtype, std::int64_t cou
 }
 
 // In one pass: every thread keeps the largest number so far and the sum of exponentials below it.
+// The threads' pairs are joined at the end in the same way.
 SW_DEVICE float LogSumExpOf(Block& block, const Array& x, std::int64_t first, std::int64_t n) {
   constexpr int kThreads = 256;
   constexpr int kAtOnce = 4;  // vectors whose loads are under way together
@@ -78,6 +89,7 @@ SW_DEVICE float LogSumExpOf(Block& block, const Array& x, std::int64_t first, st
   return largest + logf(BlockSum(block, scratch, sums));
 }
 
+// Forward of a cross-entropy: only the log-sums are kept.
 struct LogSumExpKernel {
   static constexpr KernelId kId = KernelId::kLogSumExp;
   using Args = LogSumExpArgs;
@@ -94,6 +106,7 @@ struct LogSumExpKernel {
   }
 };
 
+// Forward of a log-softmax op, whose result the model uses itself.
 struct LogSoftmaxKernel {
   static constexpr KernelId kId = KernelId::kLogSoftmax;
   using Args = LogSumExpArgs;
@@ -118,6 +131,8 @@ struct LogSoftmaxKernel {
 };
 
 // dx = dy - exp(y) * sum(dy).
+// Example: y = (-1.386, -0.288), which is P = (0.25, 0.75), and dy = (-1, 0): sum(dy) = -1, so dx =
+// (-1 + 0.25, 0 + 0.75) = (-0.75, 0.75).
 struct LogSoftmaxGradArgs {
   Array y = {}, dy = {}, dx = {};
   std::int64_t n = 0;
@@ -161,7 +176,14 @@ struct LogSoftmaxGradKernel {
   }
 };
 
-// What the losses' kernels share. Labels below zero take no part.
+// Arguments of the three kernels of a loss, which run in this order:
+//
+//   LossRowsKernel   partial sums of 256 rows each: losses and labels, in fp64
+//   LossSumKernel    the loss, and the factor of each row's share in it
+//   LossGradKernel   the gradient of the logits, in backward
+//
+// Labels below zero, PyTorch's ignore_index -100 among them, take no part. Example: 4 rows, one of
+// them with label -100; a mean divides by 3. `scale` is the loss scale of fp16.
 struct LossArgs {
   Array x = {};  // logits, or for the negative log-likelihood log-probabilities
   const std::int64_t* labels = nullptr;
@@ -221,6 +243,7 @@ struct LossRowsKernel {
 };
 
 // One block: the loss and the factor. A mean over no labels is 0 / 0, as in PyTorch.
+// One thread adds in order: 8,192 rows have 32 partial sums.
 struct LossSumKernel {
   static constexpr KernelId kId = KernelId::kLossSum;
   using Args = LossArgs;
@@ -247,6 +270,7 @@ struct LossSumKernel {
 };
 
 // dx = (softmax(x) - onehot) * factor, or -onehot * factor without log-sums; a block per row.
+// A row without label gets zeros, so the gradient is defined everywhere.
 struct LossGradKernel {
   static constexpr KernelId kId = KernelId::kLossGrad;
   using Args = LossArgs;
@@ -297,7 +321,8 @@ struct LossGradKernel {
   }
 };
 
-// Evaluation: which rows have their largest score at their label.
+// Evaluation: how many rows have their largest score at their label. Example: scores (0.1, 0.7,
+// 0.7) with label 1 are right, as the first of equal scores counts; with label 2 they are wrong.
 struct LabelCounts {
   std::int64_t correct = 0, counted = 0;
 };
@@ -310,6 +335,7 @@ struct LabelArgs {
 };
 
 // A score and its place; `none`: the place of no score.
+// Place `none` says that no score was taken yet, so the first one wins even if it is -infinity.
 struct LargestScore {
   float value = 0.0F;
   std::int64_t place = 0;

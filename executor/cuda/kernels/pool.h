@@ -1,6 +1,13 @@
 #pragma once
 
 // Pools of images, (planes, height, width).
+//
+// Example, ResNet's pool: kernel 3, stride 2, padding 1, 112 x 112 to 56 x 56. In one dimension
+// output 5 reads inputs 9, 10 and 11, and output 0 reads 0 and 1, as -1 is padding. Input 9 lies in
+// the windows of outputs 4 and 5, so its gradient is a sum over up to 2 x 2 windows.
+//
+// Backward goes by input, not by output: each thread sums over the windows that hold its input. So
+// no two threads write to one place, and no atomics are needed.
 
 #include <cmath>
 #include <cstdint>
@@ -23,8 +30,8 @@ struct PoolArgs {
   float average = 1.0F;            // one over the window's size, padding included
 };
 
-// Calls f with an element of what is read and, as a type, the windows' side where it is 2 or 3:
-// then loops over windows are unrolled, so that all of a window is loaded before any is used. Else
+// Calls f with an element of what is read and, as a type, the windows' side where it is 2 or 3.
+// Loops over such windows are unrolled, so that all of a window is loaded before any is used. Else
 // the side is 0.
 template <class F>
 SW_DEVICE void WithPool(const PoolArgs& a, DType dtype, const F& f) {
@@ -54,7 +61,9 @@ SW_DEVICE PoolPixel PixelOf(std::int64_t i, std::int64_t pixels, std::int64_t wi
 }
 
 // Rows and columns of a window's inputs, or of the outputs whose windows hold an input, in order.
-// Those that are not there are the nearest ones that are, so that all are loaded without a branch.
+// In place of a missing row or column stands the nearest one, so that all are loaded without a
+// branch. Example as above: output 0 has rows (0, 0, 1), where the first stands for -1 and has_row
+// is false. Loads from address 0 twice cost less than a branch for each load.
 template <int kSide>
 struct PoolTaps {
   int rows[kSide], columns[kSide];
@@ -78,6 +87,8 @@ SW_DEVICE PoolTaps<kSide> InputsOf(const PoolArgs& a, const PoolPixel& out) {
   }
   return taps;
 }
+// Candidates are the last kSide outputs that begin at or before the input. Example: input 9 asks
+// for outputs 3, 4 and 5; the window of 3 ends at input 7, so has_row is false there.
 template <int kSide>
 SW_DEVICE PoolTaps<kSide> OutputsOf(const PoolArgs& a, const PoolPixel& in) {
   const auto stride = static_cast<int>(a.stride);
@@ -135,7 +146,7 @@ SW_DEVICE void EachOutput(const PoolArgs& a, const PoolPixel& in, const F& f) {
   }
 }
 
-// What a kernel of pools does: a thread per pixel that it makes, typed and for known windows.
+// Body of each pool kernel: a thread per pixel that it makes, typed and for known windows.
 template <class Kernel>
 SW_DEVICE void RunPool(Block& block, const PoolArgs& a, bool makes_inputs) {
   const std::int64_t width = makes_inputs ? a.width : a.width_out;
@@ -152,6 +163,8 @@ SW_DEVICE void RunPool(Block& block, const PoolArgs& a, bool makes_inputs) {
 }
 
 // The first one of equal maxima, as PyTorch; a thread per output.
+// `places` keeps the winner of each window for backward: PyTorch keeps the same indices. A NaN
+// wins, and of several NaN the last.
 struct MaxPoolKernel {
   static constexpr KernelId kId = KernelId::kMaxPool;
   using Args = PoolArgs;
@@ -221,6 +234,8 @@ struct MaxPoolGradKernel {
   }
 };
 
+// The divisor is the window's full size, padding included, as PyTorch's count_include_pad: with
+// kernel 3 a corner with 4 inputs is divided by 9.
 struct AvgPoolKernel {
   static constexpr KernelId kId = KernelId::kAvgPool;
   using Args = PoolArgs;
@@ -247,6 +262,7 @@ struct AvgPoolKernel {
   }
 };
 
+// Each input gets 1 / 9 of the gradient of each window that holds it (kernel 3).
 struct AvgPoolGradKernel {
   static constexpr KernelId kId = KernelId::kAvgPoolGrad;
   using Args = PoolArgs;

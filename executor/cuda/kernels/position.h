@@ -1,6 +1,12 @@
 #pragma once
 
 // Rotary embeddings and T5's relative position bias.
+//
+// Example of the rotation: a head of 4 features with theta = 10,000 has two pairs, (0, 2) and (1,
+// 3), with frequencies 1 and 0.01. At position 3 they turn by 3 and 0.03 radians: (1, 0, 0, 0)
+// becomes (cos 3, 0, sin 3, 0) = (-0.990, 0, 0.141, 0). The gradient turns back.
+//
+// Angles are fp64: at position 100,000 fp32 numbers are 0.008 radians apart.
 
 #include <cmath>
 #include <cstdint>
@@ -31,6 +37,9 @@ struct RopeTableKernel {
   static constexpr int kThreads = 256;
 
   // Radians per position of pair i. Source of rule 2: _compute_llama3_parameters in Transformers.
+  // Example of rule 2, Llama 3: original length 8,192, factor 8, low 1, high 4. A pair that turns
+  // 1,304 times in that length keeps its frequency, and one that turns 0.13 times is slowed down by
+  // 8. At 2 turns smooth is 1/3, and the frequency is (2/3) / 8 + 1/3 = 0.417 of the plain one.
   static SW_DEVICE double Frequency(const Args& args, std::int64_t i) {
     const double plain =
         exp(-2.0 * static_cast<double>(i) / static_cast<double>(args.dim) * args.log_theta);
@@ -70,6 +79,8 @@ struct RopeTableKernel {
 // positions. Interleaved pairs (2 i, 2 i + 1) end as (i, i + pairs); a gradient reads and writes
 // the other way round. `sums_heads`: the source is the sum over `heads` heads, written once (the
 // gradient of a part that all heads share).
+// Example: heads of 192 features whose last 64 turn (DeepSeek) have features 192, begin 128, dim
+// 64. A partial rotation of the first 32 of 128 features has begin 0, dim 32.
 struct RopeArgs {
   Array from = {}, to = {};
   std::int64_t rows = 0, positions = 0, heads = 0;
@@ -82,6 +93,7 @@ struct RopeArgs {
   const float* sines = nullptr;
 };
 
+// Forward and backward. Reads and writes each feature once.
 struct RopeKernel {
   static constexpr KernelId kId = KernelId::kRope;
   using Args = RopeArgs;
@@ -198,6 +210,9 @@ struct RopeKernel {
 
 // T5's bucket of a key `distance` tokens behind (negative: before) the query. Source:
 // T5Attention._relative_position_bucket in Transformers; its logarithm is fp32.
+// Example: 32 buckets, both directions, distances up to 128: 16 buckets for each direction, the
+// first 8 exact. Distance -3 is bucket 3, +3 is 16 + 3 = 19. Distance -20 is 8 + floor(8 log(20/8)
+// / log(128/8)) = 10, and all from -91 on are bucket 15.
 struct BucketRule {
   std::int64_t buckets = 0;
   bool causal = false;
@@ -252,6 +267,8 @@ struct PositionBiasKernel {
 };
 
 // A block per (bucket, head): the sum over all pairs in the bucket.
+// Each block goes through all pairs: O(buckets heads seq^2). T5's 32 buckets and 512 tokens make 8
+// M steps for each head.
 struct PositionBiasGradKernel {
   static constexpr KernelId kId = KernelId::kPositionBiasGrad;
   using Args = PositionBiasArgs;

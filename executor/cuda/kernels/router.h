@@ -1,6 +1,14 @@
 #pragma once
 
 // The router of a mixture of experts: who takes a row, with what weight.
+//
+// Example: logits (2, 1, 0, 1), two experts per token, softmax. Scores are (0.534, 0.197, 0.072,
+// 0.197). Experts 0 and 1 are chosen, the first of equals. With `normalizes` their scores are
+// divided by 0.731: weights (0.731, 0.269, 0, 0). Zeros mark experts that are not chosen, for
+// experts.h.
+//
+// DeepSeek V3 scores by sigmoid, and adds a correction per expert for the choice only: the weight
+// is still the plain score. So the correction balances the load and has no gradient.
 
 #include <cmath>
 #include <cstdint>
@@ -35,6 +43,8 @@ SW_DEVICE std::int64_t LargestOf(const float* values, std::int64_t begin, std::i
 }
 
 // Only experts of the groups with the largest sums of their two best scores remain (DeepSeek).
+// Example: 8 experts in 4 groups with sums 1.5, 0.9, 1.2 and 0.9, two groups per token. Group 3
+// goes first, then group 1; experts 0, 1, 4 and 5 remain. NaN marks a group that is gone.
 SW_DEVICE void KeepBestGroups(const RouteArgs& a, float* choice, float* group_scores) {
   const std::int64_t size = a.experts / a.groups;
   for (std::int64_t g = 0; g < a.groups; ++g) {
@@ -60,7 +70,7 @@ SW_DEVICE void KeepBestGroups(const RouteArgs& a, float* choice, float* group_sc
   }
 }
 
-// What the chosen scores are divided by, or 1. 1e-20: as Transformers.
+// Divisor of the chosen scores: their sum, or 1 without normalization. 1e-20: as Transformers.
 SW_DEVICE float ScoreSum(const RouteArgs& a, const float* scores, const std::int32_t* chosen) {
   if (!a.normalizes) {
     return 1.0F;
@@ -72,6 +82,7 @@ SW_DEVICE float ScoreSum(const RouteArgs& a, const float* scores, const std::int
   return sum;
 }
 
+// Logits become scores in place: sigmoids, or a softmax in fp32.
 SW_DEVICE void ScoreRow(const RouteArgs& a, float* scores) {
   if (a.by_sigmoid) {
     for (std::int64_t e = 0; e < a.experts; ++e) {
@@ -91,6 +102,8 @@ SW_DEVICE void ScoreRow(const RouteArgs& a, float* scores) {
 }
 
 // A thread per row.
+// Cost: O(experts per_token) for each row, all by one thread; 256 experts and 8 per token are 2,048
+// comparisons, small beside the experts' products.
 struct RouteKernel {
   static constexpr KernelId kId = KernelId::kRoute;
   using Args = RouteArgs;
@@ -128,6 +141,8 @@ struct RouteKernel {
 
 // weight = factor score / sum: d score = factor (dy - [normalized] dot(dy, score) / sum); then
 // through the scores' function.
+// Example of softmax scores (0.6, 0.4), one expert per token, not normalized, factor 1, dy = (1,
+// 0): d score = (1, 0), dot = 0.6, and d logits = (0.6 (1 - 0.6), 0.4 (0 - 0.6)) = (0.24, -0.24).
 struct RouteGradKernel {
   static constexpr KernelId kId = KernelId::kRouteGrad;
   using Args = RouteArgs;
@@ -166,6 +181,9 @@ struct RouteGradKernel {
 
 // The gradients of a router's input and weight from those of its logits, which stay in fp32. Both
 // products are long and as narrow as there are experts.
+// Example: 16,384 rows, 64 experts, 2,048 features. The input's gradient is (16,384 x 64) times (64
+// x 2,048); the weight's is (64 x 16,384) times (16,384 x 2,048). Both are bound by reading x or
+// writing dx, 64 MiB in bf16, so plain multiply-adds suffice.
 struct RouterGradArgs {
   const float* logit_grads = nullptr;  // (rows, experts)
   Array x = {};                        // (rows, in); the weight's gradient only
@@ -176,6 +194,7 @@ struct RouterGradArgs {
 };
 
 // grad = logit_grads w. A warp has 256 columns of four rows.
+// A block has 32 rows and 256 columns. A loaded weight is used for 4 rows.
 struct RouterInputGradKernel {
   static constexpr KernelId kId = KernelId::kRouterInputGrad;
   using Args = RouterGradArgs;
@@ -220,6 +239,7 @@ struct RouterInputGradKernel {
 
 // grad (+)= logit_grads^T x. A block has four experts and 64 columns, eight of its threads every
 // 32nd row; their sums are added in order.
+// Shared memory: 32 rows x 4 experts x 64 columns x 4 bytes = 32 KiB.
 struct RouterWeightGradKernel {
   static constexpr KernelId kId = KernelId::kRouterWeightGrad;
   using Args = RouterGradArgs;

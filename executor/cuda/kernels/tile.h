@@ -2,6 +2,16 @@
 
 // Matrix products of operands in shared memory, 16 x 16 results per warp: tensor cores for 16-bit
 // numbers (WMMA), multiply-adds for fp32, loops on the CPU. Sums are fp32.
+//
+// The products of a block go through three kinds of memory:
+//
+//   device memory   operands, read once for each block that needs them
+//   shared memory   parts of 64 x 32 and 32 x 64, read by all warps of the block
+//   registers       sums of 16 x 16, which stay there until the end
+//
+// Example: c of 1,000 x 768 with a depth of 512 has 16 x 12 = 192 blocks of 64 x 64 results. Each
+// goes through 512 / 32 = 16 steps. A step loads 2 x 2,048 numbers and makes 131,072 multiply-adds:
+// 32 for each number loaded.
 
 #include <cstdint>
 
@@ -20,8 +30,10 @@ inline constexpr int kTile = 16;
   return (n + kTile - 1) / kTile * kTile;
 }
 
-// What is added to a row of shared memory: rows then start at different banks, and pieces of 16 x
-// 16 stay 32-byte aligned.
+// Padding of a row in shared memory. Rows then start at different banks, and pieces of 16 x 16 stay
+// 32-byte aligned. Shared memory has 32 banks of 4 bytes; two rows that begin at the same bank wait
+// for each other. Example: 32 bf16 numbers are 16 banks, so every second row would begin at bank 0.
+// With 8 more a row is 20 banks, and 8 rows begin at 0, 20, 8, 28, 16, 4, 24, 12.
 inline constexpr int kPadElements = 8;
 inline constexpr int kPadSums = 4;
 
@@ -166,6 +178,9 @@ struct Panel {
 
 // c (rows, columns) (+)= a (rows, depth) b (depth, columns); sizes are multiples of 16. Warps share
 // the 16 x 16 pieces.
+// Example: 64 x 64 results by 4 warps are 16 pieces, four of each warp. Warp 1 makes pieces 1, 5, 9
+// and 13, which are the second column of pieces. Rows behind the end of an operand are zeros in its
+// panel, so no size but a multiple of 16 occurs here.
 struct PanelSizes {
   int rows, columns, depth;
 };
@@ -194,6 +209,7 @@ SW_DEVICE void MultiplyPanels(const Block& block, const PanelSizes& sizes, const
 
 // One block's part of a large product: `left(i, k)` and `right(k, j)` give operands (as floats,
 // zero outside), `store(i, j, sum)` takes what comes out; i and j count inside the part.
+// 128 threads are 4 warps; each keeps 4 of the 16 pieces, a row of pieces, in registers.
 inline constexpr int kProductRows = 64;
 inline constexpr int kProductColumns = 64;
 inline constexpr int kProductDepth = 32;
@@ -209,6 +225,7 @@ template <class T>
 
 // kCount elements of a tile: element e is number(e) and goes to place(e). Eight loads of a thread
 // come before their use, so that they are under way together.
+// Example: 2,048 numbers for 128 threads are two rounds of 8 loads each.
 template <int kCount, class Number, class Place>
 SW_DEVICE void LoadTile(int t, const Number& number, const Place& place) {
   constexpr int kAtOnce = 8;
@@ -226,6 +243,9 @@ SW_DEVICE void LoadTile(int t, const Number& number, const Place& place) {
   }
 }
 
+// Shared memory for bf16: 5,120 bytes for the left part, 4,608 for the right part, and 17,408 for
+// the sums. The sums pass through shared memory at the end, so that store() gets each with its
+// place.
 template <class T, class Left, class Right, class Finish>
 SW_DEVICE void TileProduct(Block& block, std::int64_t depth, const Left& left, const Right& right,
                            const Finish& store) {
@@ -290,6 +310,7 @@ SW_DEVICE void TileProduct(Block& block, std::int64_t depth, const Left& left, c
   });
 }
 
+// The number of parts that n falls into: 1,000 in parts of 64 are 16.
 SW_DEVICE std::int64_t Parts(std::int64_t n, std::int64_t part) {
   return (n + part - 1) / part;
 }

@@ -1,6 +1,17 @@
 #pragma once
 
 // The optimizer's update of many ranges of a shard in one launch.
+//
+// Example: two ranges of 5,000 and 3,000 elements. A block covers 256 x 8 = 2,048 elements, so
+// first_block is (0, 3), the launch has 5 blocks, and block 4 updates elements 2,048 to 2,999 of
+// the second range. Ranges differ in their scalars, such as the weight decay.
+//
+// AdamW in fp32 reads 16 and writes 12 bytes per element: parameter, gradient and two states. For
+// 10^9 elements of a shard 28 GB move, 5.8 ms at 4.8 TB/s.
+//
+// The arithmetic is UpdateStep's (executor/update_step.h), which the host device compiles, too, so
+// both make the same bits. `rounds_each` rounds behind each PyTorch operation, as the
+// implementations without fused kernels do on 16-bit parameters.
 
 #include <cstdint>
 
