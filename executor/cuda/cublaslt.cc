@@ -1,3 +1,17 @@
+// Products by cuBLASLt: translation of the product, proposals of algorithms, cache.
+//
+// The library is column-major. Our row-major c (m, n) is its c^T (n, m), and c^T = b^T a^T: its A
+// is our b, its B our a. Nothing is copied. Example: a linear layer of 8 rows, 512 in, 1,024 out, y
+// = x W^T.
+//
+//   our a = x     (8, 512), row_stride 512        its B: 512 x 8, leading 512, not transposed
+//   our b = W^T   (512, 1,024), column_stride 512   its A: 512 x 1,024, leading 512, transposed
+//   our c = y     (8, 1,024)                      its C: 1,024 x 8, leading 1,024
+//
+// The first call of a shape makes descriptors and asks for proposals, which takes the library some
+// time on the host; later calls find the entry in O(log entries). With SHARDWRIGHT_PRODUCTS eight
+// proposals are timed, four runs each, and the fastest is kept in a file (product_choices.cc).
+
 #include "executor/cuda/cublaslt.h"
 
 #include <algorithm>
@@ -43,12 +57,14 @@ ColumnMajor TransposeOf(const gpu::Matrix& matrix, std::int64_t rows, std::int64
   return {rows, columns, matrix.column_stride, true};
 }
 
-// What the library does beside the product, with a vector that is read (a bias) or written (sums
-// over k). Its a is our b.
+// Work of the library beside the product, with a vector that is read (a bias) or written (sums over
+// k). Its a is our b.
 struct Epilogue {
   int number = 0;  // 0: nothing
   gpu::Array vector = {};
 };
+// Work in the epilogue saves a pass over c. Example: the gradient of a bias, sums of dy over rows,
+// comes beside dW = dy^T x, which reads dy anyway: row_sums, the library's sums of B.
 Epilogue EpilogueOf(const gpu::GemmArgs& p) {
   if (p.gelu == gpu::GemmGelu::kDerivative) {
     return {LtNumbers::kEpilogueGeluGrad, {}};
@@ -66,6 +82,8 @@ Epilogue EpilogueOf(const gpu::GemmArgs& p) {
   return {p.column_sums.data == nullptr ? 0 : LtNumbers::kEpilogueSumsOfA, p.column_sums};
 }
 
+// Refusals that are known before the library is asked. Example: bf16 times fp32, or an operand
+// whose rows and columns both have strides.
 bool IsTaken(const gpu::GemmArgs& p) {
   const auto is_plain = [](const gpu::Matrix& m) {
     return m.column_stride == 1 || m.row_stride == 1;
@@ -91,6 +109,8 @@ bool IsTaken(const gpu::GemmArgs& p) {
 }
 
 // The largest power of two up to 256, the library's default, that divides the address.
+// Example: address 0x1040 is a multiple of 64 and not of 128, so 64. An address of 16 allows loads
+// of 16 bytes, which the fastest algorithms need.
 std::uint32_t AlignmentOf(const void* data) {
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   return static_cast<std::uint32_t>(std::min<std::uintptr_t>(256, address & (~address + 1)));
@@ -115,7 +135,7 @@ std::string DescribeRefusal(const gpu::GemmArgs& p, int status) {
          " (status " + std::to_string(status) + "): by our own kernel";
 }
 
-// What is wrong with a library, or an empty text; then the table is filled.
+// Fills the table. Returns why the library will not do, or an empty text.
 std::string Fill(void* library, CublasLtTable* table) {
   const bool is_whole =
       FindFunction(library, "cublasLtGetVersion", &table->version) &&
@@ -181,6 +201,8 @@ void CublasLt::Check(int status, const char* call) const {
   }
 }
 
+// Two products with one key may use one entry. `kind` packs the rest into 55 bits: epilogue and
+// `adds`, dtype and alignment of each of five arrays, 4 bits each, and the fp8 formats.
 CublasLt::Key CublasLt::KeyOf(const gpu::GemmArgs& p, std::int64_t workspace_bytes) {
   const auto stride_of = [](const gpu::Matrix& m) {
     return m.column_stride == 1 ? m.row_stride : -m.column_stride;
@@ -199,6 +221,8 @@ CublasLt::Key CublasLt::KeyOf(const gpu::GemmArgs& p, std::int64_t workspace_byt
   return {p.m, p.n, p.k, stride_of(p.a), stride_of(p.b), p.c.row_stride, kind, workspace_bytes};
 }
 
+// Example: 1,000,000 bytes at address 384. 384 is 128 past a multiple of 256, so the workspace
+// begins at 512. It has 999,744 bytes: 256 less, wherever it lies.
 CublasLt::Workspace CublasLt::Aligned(void* data, std::int64_t bytes) {
   constexpr std::int64_t kAlignment = 256;
   const auto past = reinterpret_cast<std::uintptr_t>(data) % kAlignment;
@@ -222,6 +246,7 @@ CublasLt::Entry CublasLt::MakeEntry(const gpu::GemmArgs& p, std::int64_t workspa
   return entry;
 }
 
+// Descriptors of the operation and of the three matrices. Sums are fp32 (kComputeFp32).
 void CublasLt::SetOperation(const gpu::GemmArgs& p, Entry& entry) const {
   const ColumnMajor left = TransposeOf(p.b, p.k, p.n);
   const ColumnMajor right = TransposeOf(p.a, p.m, p.k);
@@ -263,6 +288,8 @@ void CublasLt::SetOperation(const gpu::GemmArgs& p, Entry& entry) const {
   entry.c = layout(TypeOf(p.c.array.dtype), p.n, p.m, p.c.row_stride);
 }
 
+// The library orders proposals by its own estimate, and proposes only what runs with this workspace
+// and these alignments.
 void CublasLt::FindProposals(const gpu::GemmArgs& p, std::int64_t workspace_bytes,
                              Entry& entry) const {
   void* made = nullptr;
@@ -295,6 +322,8 @@ void CublasLt::FindProposals(const gpu::GemmArgs& p, std::int64_t workspace_byte
   entry.algorithm = results[0].algorithm;
 }
 
+// Invalid value, architecture mismatch, not supported: the library will never take this product.
+// Anything else, such as no memory, may pass, and ends the run instead.
 bool CublasLt::IsRefused(const gpu::GemmArgs& p, int status, const char* call) const {
   if (status != LtNumbers::kInvalidValue && status != LtNumbers::kArchMismatch &&
       status != LtNumbers::kNotSupported) {
@@ -305,6 +334,8 @@ bool CublasLt::IsRefused(const gpu::GemmArgs& p, int status, const char* call) c
   return true;
 }
 
+// Addresses change from call to call while the descriptors are kept, so they are set before each
+// call.
 void CublasLt::Point(const gpu::GemmArgs& p, const Entry& entry) const {
   const auto point = [&](int attribute, const void* data) {
     if (data != nullptr) {
@@ -318,6 +349,7 @@ void CublasLt::Point(const gpu::GemmArgs& p, const Entry& entry) const {
   point(LtNumbers::kDescScaleB, p.fp8.a_inverses);
 }
 
+// c^T = 1 b^T a^T + beta c^T; beta is 1 where the product is added to c.
 int CublasLt::Call(const gpu::GemmArgs& p, const Entry& entry, const LtAlgorithm& algorithm,
                    const Workspace& workspace, void* to, void* stream) const {
   const float alpha = 1.0F;
@@ -328,6 +360,8 @@ int CublasLt::Call(const gpu::GemmArgs& p, const Entry& entry, const LtAlgorithm
                        workspace.data, static_cast<std::size_t>(workspace.bytes), stream);
 }
 
+// Cost: 8 proposals x 4 runs for each shape, once. A product of 100 us takes 3 ms more in its first
+// step. A choice from the file counts only where the library still proposes it.
 void CublasLt::Choose(const gpu::GemmArgs& p, const Key& key, const Workspace& workspace,
                       void* stream, Entry& entry) {
   std::string name;
@@ -340,7 +374,7 @@ void CublasLt::Choose(const gpu::GemmArgs& p, const Key& key, const Workspace& w
     entry.algorithm.data = *before;
     return;
   }
-  // What adds to its result would do so at every run.
+  // A product that adds to its result would do so at every run.
   const std::int64_t bytes = p.m * p.c.row_stride * SizeOf(p.c.array.dtype);
   const std::shared_ptr<void> apart = p.adds ? tuning_.timer->Borrow(bytes) : nullptr;
   if (!tuning_.timer->CanTime(stream) || (p.adds && apart == nullptr)) {
@@ -363,6 +397,7 @@ void CublasLt::Choose(const gpu::GemmArgs& p, const Key& key, const Workspace& w
   tuning_.choices->Add(name, entry.algorithm.data);
 }
 
+// The lock covers the call, too: descriptors hold the addresses of one product at a time.
 bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t workspace_bytes,
                         void* stream) {
   if (!IsTaken(p)) {

@@ -1,6 +1,10 @@
 // The real GPU, by the CUDA runtime, and the entry point of libshardwright_cuda.so. The runtime is
 // linked statically and loads the driver itself, so that the shared object can be opened on a
 // machine without one.
+//
+// Each function sets the calling thread's device first, since CUDA's current device is per thread,
+// and ranks of loopback as well as NCCL's watch call from threads of their own. Every status is
+// checked where it comes up; errors of kernels that run later come with a later call.
 
 #include <cstdint>
 #include <cstdlib>
@@ -36,8 +40,12 @@ cudaEvent_t EventOf(GpuEvent event) {
   return static_cast<cudaEvent_t>(event.value);
 }
 
+// Owns streams, events, graphs and memory until the end of the run: nothing is freed in between, so
+// no call waits for the GPU as cudaFree does.
 class CudaGpu : public Gpu {
  public:
+  // A kernel may use 48 KiB of shared memory unless it asks for more. Attention with 128 features
+  // takes 111 KiB, so every kernel asks for all that a block can have.
   explicit CudaGpu(int device) : device_(device) {
     Use();
     cudaDeviceProp properties{};
@@ -90,6 +98,8 @@ class CudaGpu : public Gpu {
   }
 #endif
 
+  // Pinned memory is what cudaMemcpyAsync needs to be asynchronous; portable, so that all contexts
+  // see it.
   [[nodiscard]] std::byte* Allocate(Bytes size, bool on_host) override {
     Use();
     void* memory = nullptr;
@@ -111,6 +121,7 @@ class CudaGpu : public Gpu {
     return Bytes(static_cast<std::int64_t>(free));
   }
 
+  // Non-blocking: such a stream does not wait for CUDA's default stream, which libraries may use.
   [[nodiscard]] GpuStream NewStream(bool high_priority) override {
     Use();
     int lowest = 0;
@@ -142,6 +153,8 @@ class CudaGpu : public Gpu {
     Use();
     Check(cudaStreamWaitEvent(StreamOf(stream), EventOf(event), 0), "cudaStreamWaitEvent");
   }
+  // "Not ready" is an answer. It is taken back from the thread's last error, where a later check
+  // would find it.
   [[nodiscard]] bool IsOver(GpuEvent event) override {
     Use();
     const cudaError_t status = cudaEventQuery(EventOf(event));
@@ -156,6 +169,7 @@ class CudaGpu : public Gpu {
     Use();
     Check(cudaEventSynchronize(EventOf(event)), "cudaEventSynchronize");
   }
+  // CUDA gives milliseconds as fp32: 24 bits. See MoveAnchor in device.cc.
   [[nodiscard]] SimTime Between(GpuEvent first, GpuEvent second) override {
     Use();
     float milliseconds = 0.0F;
@@ -164,6 +178,7 @@ class CudaGpu : public Gpu {
     return ToSimTime(Seconds(static_cast<double>(milliseconds) * 1e-3));
   }
 
+  // CUDA finds the direction from the addresses.
   void Copy(void* to, const void* from, std::int64_t bytes, GpuStream stream) override {
     Use();
     Check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault,
@@ -175,6 +190,8 @@ class CudaGpu : public Gpu {
     Check(cudaMemsetAsync(to, byte, static_cast<std::size_t>(bytes), StreamOf(stream)),
           "cudaMemsetAsync");
   }
+  // Kernels have one argument, their Args by value. A grid has at most 2^31 - 1 blocks: a map over
+  // bf16 numbers reaches it at 8.8e12 elements.
   void Launch(const KernelLaunch& launch, GpuStream stream) override {
     Use();
     if (launch.blocks > std::numeric_limits<std::int32_t>::max()) {
@@ -193,6 +210,7 @@ class CudaGpu : public Gpu {
     return library_ != nullptr &&
            library_->Multiply(product, workspace, workspace_bytes, StreamOf(stream));
   }
+  // A capture is told, since some versions of cuDNN fail in graphs (cudnn_plans.cc).
   [[nodiscard]] bool Attend(const gpu::AttentionArgs& args, bool is_backward, void* workspace,
                             std::int64_t workspace_bytes, GpuStream stream) override {
     Use();
@@ -246,7 +264,7 @@ class CudaGpu : public Gpu {
   }
 
  private:
-  // What is missing is said; our own kernels do its work.
+  // A missing library is told; our own kernels do its work.
   void OpenLibraries() {
     CublasLtTable products{};
     std::string missing = LoadCublasLtForGpu(&products);
@@ -300,6 +318,7 @@ class CudaGpu : public Gpu {
   std::vector<cudaGraphExec_t> graphs_;
 };
 
+// The GPU, or null with the reason: no driver, no GPU, a number out of range, a GPU before Ampere.
 std::unique_ptr<Gpu> Open(int device, std::string* problem) {
   // The driver gives streams 8 queues of the hardware; those that share one wait for each other.
   // Our ranks have more streams, under loopback many more. Read when the driver starts.

@@ -1,3 +1,8 @@
+// Microseconds of one launch: the shortest of four runs between two events.
+//
+// Example: 310, 42, 41 and 43 us give 41. The first run loads the kernel. The shortest counts,
+// since other work on the GPU can only lengthen a run.
+
 #include "executor/cuda/cuda_product_timer.h"
 
 #include <algorithm>

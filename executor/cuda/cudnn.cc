@@ -1,3 +1,8 @@
+// Loads cuDNN and checks its version. Example of its numbers: 91002 is 9.10.2, 8907 is 8.9.7.
+//
+// PyTorch 2.8 to 2.10 brings 9.10.2, so this version is the oldest that is taken. A library that is
+// missing or older is no error: attention and convolutions go to our own kernels, with a warning.
+
 #include "executor/cuda/cudnn.h"
 
 #include "core/library.h"
@@ -10,7 +15,7 @@ namespace shardwright {
 
 namespace {
 
-// What is wrong with a library, or an empty text; then the table is filled.
+// Fills the table. Returns why the library will not do, or an empty text.
 std::string Fill(void* library, CudnnTable* table) {
   std::string problem;
   std::size_t (*get_cuda_version)() = nullptr;

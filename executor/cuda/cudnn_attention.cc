@@ -1,6 +1,16 @@
 // Attention: the softmax written out as the operations that cuDNN's matcher expects. Order and kind
 // of the nodes are those of its documented pattern (docs.nvidia.com/deeplearning/cudnn, "Fused
 // Flash Attention"), since other graphs of the same formula are refused.
+//
+// Shapes: pairs are (batch, heads, seq_q, seq_k). Example: 2 samples, 8 heads, 1,024 tokens: 2^24
+// pairs. Tensors of pairs are `inside`: the fused kernel never writes them to memory.
+//
+// Forward as nodes: product, factor, mask, maximum by row, subtract, exp, sum by row, log + maximum
+// (kept as log-sums), divide, product with v. Backward begins with exp(score - log-sum), so that
+// either our own kernel or cuDNN's may follow the forward of the other.
+//
+// Backward adds the gradients of queries over blocks of keys. To do so without atomics cuDNN keeps
+// the gradients of all scores: 2 bytes x 2^24 = 32 MiB in the example.
 
 #include <cstdint>
 #include <limits>
@@ -101,6 +111,7 @@ class AttentionGraph {
     return OfPairs(N::kMultiply, raw, factor);
   }
   // Minus infinity where the key is behind the query.
+  // Two index tensors, of rows and of columns, are compared: query 3 sees keys 0 to 3.
   Uid Masked(Uid scores) {
     if (!p_.causal) {
       return scores;
@@ -219,6 +230,8 @@ bool IsAligned(const gpu::Array& array, DType dtype) {
 
 }  // namespace
 
+// Our own kernels compute the rest: dropout, biases, windows, ALiBi, soft caps, fp32, one query
+// alone. Example: heads of 80 features are taken (80 is a multiple of 8), heads of 100 are not.
 bool IsForCudnn(const gpu::AttentionArgs& a, bool is_backward) {
   const DType dtype = a.q.array.dtype;
   const bool is_plain = a.bias.data == nullptr && !a.drops && a.soft_cap == 0.0F &&
@@ -262,6 +275,8 @@ CudnnPlan MakeCudnnPlan(const CudnnTable& table, const CudnnDescriptor& device,
   return AttentionGraph(table, problem).Plan(device, workspace_limit);
 }
 
+// Addresses of a call by the numbers that the graph gave to its tensors. Numbers such as the factor
+// are read from host memory when the plan is submitted.
 CudnnPointers CudnnPointersOf(const gpu::AttentionArgs& a, bool is_backward) {
   static float minus_infinity = -std::numeric_limits<float>::infinity();
   static float one = 1.0F;

@@ -1,4 +1,10 @@
 // Convolutions of images (channels, height, width) by weights (out, in / groups, kernel, kernel).
+//
+// Example of tokens_out, the patches of a vision transformer: 768 channels of 14 x 14 patches, to
+// be stored as (pixel, channel). The output's strides by (sample, channel, row, column) are
+// (150,528, 1, 10,752, 768), so no transpose follows.
+//
+// Weight gradients that are added to the present ones use the operation's beta, 1 instead of 0.
 
 #include <array>
 #include <cstdint>

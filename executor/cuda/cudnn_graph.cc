@@ -1,3 +1,18 @@
+// cuDNN's backend interface: everything is a descriptor, which is created, given attributes, and
+// finalized.
+//
+// Example, c = a b + d with four tensors: a, b, d and c have memory and numbers 1 to 4; t is inside
+// and gets number 1004, behind those of callers.
+//
+//   Add(a, 1), Add(b, 2), Add(d, 3), Add(c, 4), t = Add(inside)
+//   Multiply(1, 2, t)                      one node: a product
+//   Pointwise({kAdd, x = t, b = 3}, 4)     one node: an addition
+//   Plan(device, workspace_limit)          the graph, its engine, the plan
+//   RunCudnnPlan(..., {1: a, 2: b, 3: d, 4: c})   a variant pack of addresses, then execute
+//
+// Errors are kept, not thrown: the first refusal becomes the plan's `problem`, and the caller takes
+// our own kernel.
+
 #include "executor/cuda/cudnn_graph.h"
 
 #include <algorithm>
@@ -46,6 +61,7 @@ CudnnShape CudnnPacked(const CudnnShape& dims) {
   return {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
 }
 
+// Keeps the first problem only; those that follow are its consequences.
 bool CudnnGraph::Check(int status, const char* what) {
   if (status != N::kSuccess && problem_.empty()) {
     char text[512] = {};
@@ -65,6 +81,7 @@ void CudnnGraph::SetTensor(CudnnDescriptor& op, int attribute, Uid uid) {
   }
 }
 
+// A node refers to descriptors by address, so they live as long as the plan.
 void CudnnGraph::Keep(CudnnDescriptor op, const char* what, bool is_operation) {
   Check(op.Finalize(), what);
   if (is_operation) {
@@ -73,6 +90,7 @@ void CudnnGraph::Keep(CudnnDescriptor op, const char* what, bool is_operation) {
   kept_.push_back(std::move(op));
 }
 
+// Every tensor promises an alignment of 16 bytes, which callers check (IsForCudnn).
 CudnnGraph::Uid CudnnGraph::Add(const CudnnTensor& tensor, Uid uid) {
   constexpr Uid kFirst = 1000;  // below it are the callers'
   if (uid == 0) {
@@ -99,6 +117,8 @@ CudnnGraph::Uid CudnnGraph::Add(const CudnnTensor& tensor, Uid uid) {
   return uid;
 }
 
+// y = mode(x, b), one number for each place of y; `select` picks x or b. Dimensions of size 1 are
+// repeated.
 void CudnnGraph::Pointwise(const PointwiseOp& op, Uid y) {
   CudnnDescriptor desc(table_, N::kPointwise);
   Check(desc.Set(N::kPointwiseMode, N::kTypePointwise, op.mode), "a pointwise mode");
@@ -117,6 +137,7 @@ void CudnnGraph::Pointwise(const PointwiseOp& op, Uid y) {
   Keep(std::move(node), "a pointwise operation", true);
 }
 
+// Products over the last two dimensions, for each sample and head, summed in fp32.
 void CudnnGraph::Multiply(Uid a, Uid b, Uid c) {
   CudnnDescriptor desc(table_, N::kMatmul);
   Check(desc.Set(N::kMatmulMath, N::kTypeDType, N::kFp32), "a product's type");
@@ -130,6 +151,8 @@ void CudnnGraph::Multiply(Uid a, Uid b, Uid c) {
   Keep(std::move(node), "a product", true);
 }
 
+// Reduces x to the smaller dimensions of y: a row of scores to one number, or 8 heads to 2 of the
+// keys.
 void CudnnGraph::Reduce(int operation, Uid x, Uid y) {
   CudnnDescriptor desc(table_, N::kReduction);
   Check(desc.Set(N::kReductionMath, N::kTypeDType, N::kFp32), "a reduction's type");
@@ -150,6 +173,8 @@ void CudnnGraph::Reshape(Uid x, Uid y) {
   Keep(std::move(node), "a reshape", true);
 }
 
+// The same three tensors in all passes; the pass says which one is written. Cross-correlation is
+// what PyTorch calls a convolution.
 void CudnnGraph::Convolve(const ConvolutionOp& op) {
   const std::array<std::int64_t, 2> ones = {1, 1}, strides = {op.stride, op.stride},
                                     padding = {op.padding, op.padding};
@@ -177,6 +202,8 @@ void CudnnGraph::Convolve(const ConvolutionOp& op) {
   Keep(std::move(node), "a convolution", true);
 }
 
+// Engines with settings, best guess first. The count is an upper bound: descriptors are made for
+// all, and the library fills some.
 std::vector<CudnnDescriptor> CudnnGraph::Configs(const CudnnDescriptor& graph,
                                                  const CudnnDescriptor& device, int mode) {
   CudnnDescriptor heuristics(table_, N::kHeuristics);
@@ -206,6 +233,7 @@ std::vector<CudnnDescriptor> CudnnGraph::Configs(const CudnnDescriptor& graph,
   return configs;
 }
 
+// Notes of an engine tell how it computes. An engine with an unknown note is not taken.
 bool CudnnGraph::IsExact(const CudnnDescriptor& config) const {
   const CudnnDescriptor engine(table_, N::kEngine);
   void* raw = engine.get();
@@ -225,6 +253,7 @@ bool CudnnGraph::IsExact(const CudnnDescriptor& config) const {
   });
 }
 
+// Making a plan may compile a kernel: up to seconds.
 CudnnPlan CudnnGraph::TryConfig(const CudnnDescriptor& config, const CudnnDescriptor& device) {
   CudnnPlan plan;
   plan.plan = CudnnDescriptor(table_, N::kPlan);
@@ -243,6 +272,9 @@ CudnnPlan CudnnGraph::TryConfig(const CudnnDescriptor& config, const CudnnDescri
   return plan;
 }
 
+// Example: three configs. The first sums by atomics, the second wants 2 GiB where 1 GiB is allowed,
+// the third fits: it is taken. If none of the best guesses fits, the fallback list follows. The
+// problem that is told is the last one found.
 CudnnPlan CudnnGraph::Plan(const CudnnDescriptor& device, std::int64_t workspace_limit,
                            std::int64_t exact_workspace) {
   CudnnDescriptor graph(table_, N::kGraph);
@@ -287,6 +319,7 @@ CudnnPlan CudnnGraph::Plan(const CudnnDescriptor& device, std::int64_t workspace
   return none;
 }
 
+// A variant pack is made for each call, some microseconds on the host.
 int RunCudnnPlan(const CudnnTable& table, void* handle, const CudnnPlan& plan,
                  std::span<const std::pair<CudnnGraph::Uid, void*>> pointers, void* workspace) {
   std::vector<std::int64_t> uids;

@@ -1,3 +1,10 @@
+// Plans by problem and workspace. Example: 24 layers with one shape of attention have two plans,
+// forward and backward. The first call of each may take seconds, the others one look-up, O(log
+// plans).
+//
+// A shape without plan is remembered as well, so cuDNN is asked once. The lock is held while a plan
+// is submitted, as the handle has one stream at a time.
+
 #include "executor/cuda/cudnn_plans.h"
 
 #include <array>
@@ -43,7 +50,7 @@ bool CudnnPlans::Run(Cache<Problem>& cache, const Problem& problem, const std::s
   }
   Check(table_.set_stream(handle_.get(), stream), "cudnnSetStream");
   const int status = RunCudnnPlan(table_, handle_.get(), plan, memory.pointers, memory.workspace);
-  // What fails while it executes (in a capture that is invalid) says nothing of the plan.
+  // A failure during execution (in a capture that is invalid) says nothing of the plan.
   if (is_new && status != CudnnNumbers::kSuccess && status < CudnnNumbers::kExecutionFailed) {
     SayOnce(kind +
             " by our own kernel, where cuDNN's plan does not run: " + table_.error_string(status));

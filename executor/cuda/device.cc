@@ -1,3 +1,20 @@
+// One rank's view of the GPU: streams, tickets and waiting.
+//
+// Submit gives the work of one op to its stream and returns a ticket, the number of the work on
+// that stream. The host waits in Wait only, for a ticket that it names. Example: op 7 is an
+// all-gather, op 8 a linear layer that reads its result.
+//
+//   Submit(op 7)         gather stream: launch, record event g3           ticket {gather, 3}
+//   Submit(op 8)         compute stream: wait for g3, launch, record c5   ticket {compute, 5}
+//   Wait({compute, 5})   the host polls c5; then works 1 to 5 of compute are over
+//
+// A stream runs in order, so one number says how far it is. Events go back to a pool when their
+// work is over: a rank has as many events as it has works under way at most.
+//
+// Times of the GPU become times of the host's clock by an anchor, an event whose time is known.
+// CUDA gives the distance of two events in milliseconds as fp32. One second apart it is exact to 61
+// ns, 100 seconds apart to 8 us, so the anchor moves on with the work.
+
 #include "executor/cuda/device.h"
 
 #include <thread>
@@ -10,6 +27,11 @@
 
 namespace shardwright {
 
+// Makes the groups of all ranks of this process. Example: 4 ranks as a mesh of 2 x 2, groups
+// `shard` with stride 1 and `replicate` with stride 2. Loopback makes four groups: shard of ranks 0
+// and 1, of 2 and 3, replicate of 0 and 2, of 1 and 3. With processes, rank 3 makes the two that it
+// is in. A group has two implementations side by side: one for the GPU, one for updates in host
+// memory.
 CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_options,
                      Gpu& run_gpu)
     : context(run_context),
@@ -71,6 +93,7 @@ CudaWorld::~CudaWorld() {
   }
 }
 
+// Example as above: rank 3 is in the shard group that begins with rank 2, so the key is {shard, 2}.
 CudaWorld::Key CudaWorld::KeyOf(GroupId group, Rank rank) const {
   return {group, PlaceInGroup(context.input.program.groups[group.value], rank).base};
 }
@@ -117,6 +140,9 @@ std::byte* CudaWorld::NewArena(Bytes size) {
   return nccl_ ? nccl_->Allocate(size) : gpu.Allocate(size, /*on_host=*/false);
 }
 
+// All memory of a rank is taken by two calls before the first step, one for the device and one for
+// the host. A plan that does not fit ends here, with both numbers in the message, and not in the
+// middle of a step.
 std::byte* CudaDevice::Allocate(Bytes size, bool on_host) {
   if (on_host) {
     return ZeroFill(gpu_.Allocate(size, true), size);
@@ -140,6 +166,7 @@ void CudaDevice::CheckFree(Bytes size, Bytes limit) {
   }
 }
 
+// The host waits, so that any stream may use the memory from now on.
 std::byte* CudaDevice::ZeroFill(std::byte* data, Bytes size) {
   Queue& queue = QueueOf(Stream::kCompute);
   const GpuEvent event = TakeEvent(false);
@@ -170,6 +197,7 @@ GpuEvent CudaDevice::TakeEvent(bool timed) {
   return event;
 }
 
+// Pinned memory comes in pages, so 64 readbacks are made at once.
 CudaDevice::Readback* CudaDevice::TakeReadback() {
   if (free_readbacks_.empty()) {
     constexpr std::int64_t kCount = 64;
@@ -189,6 +217,9 @@ const CudaDevice::Pending& CudaDevice::PendingOf(const Queue& queue, std::uint64
   return queue.pending[static_cast<std::size_t>(sequence - first)];
 }
 
+// Example: the compute stream follows {gather, 3}. If `completed` of the gather stream is 3 or more
+// there is nothing to wait for, else the stream waits for the event of work 3. Work of the own
+// stream is in order anyway.
 void CudaDevice::Follow(Queue& queue, const Ticket& ticket) {
   const Queue& other = queues_[static_cast<std::size_t>(ticket.stream)];
   if (&other != &queue && ticket.sequence > other.completed) {
@@ -200,6 +231,8 @@ SimTime CudaDevice::TimeOf(GpuEvent event) {
   return anchor_time_ + gpu_.Between(anchor_, event);
 }
 
+// Example: anchor at 0 s, an op ends at 1.2 s: its event is the next anchor, and the old one goes
+// back to the pool. The first anchor stays, since other ranks of the process still count from it.
 void CudaDevice::MoveAnchor(GpuEvent event, SimTime time) {
   constexpr SimTime kReach(1'000'000'000'000);  // a second: rounded to 61 ns
   if (time - anchor_time_ > kReach) {
@@ -211,6 +244,8 @@ void CudaDevice::MoveAnchor(GpuEvent event, SimTime time) {
   }
 }
 
+// Reads what the finished work has left: loss, faults of the data, counts of labels, times. Its
+// events and its readback go back to the pools.
 void CudaDevice::Complete(const Pending& pending) {
   if (pending.readback != nullptr) {
     *pending.loss_to = pending.readback->number;
@@ -241,6 +276,8 @@ void CudaDevice::Complete(const Pending& pending) {
   }
 }
 
+// Finished works leave the queue at its front; the first that is not over ends the search. O(works
+// that are over), and one query of an event beyond them.
 void CudaDevice::Collect(Queue& queue) {
   GpuEvent over;  // ops of a graph have one event
   while (!queue.pending.empty() && (queue.pending.front().event.value == over.value ||
@@ -266,6 +303,9 @@ void CudaDevice::CheckFault() {
   }
 }
 
+// Polls, first without sleeping, then every 50 us, and looks each time whether another rank has
+// failed. A wait inside CUDA would not end when a rank is missing, and the run would hang without a
+// message.
 void CudaDevice::Await(GpuEvent event, const std::string& what) {
   constexpr int kSpins = 1 << 14;  // before the thread sleeps between two looks
   // The watch over NCCL's collectives knows better who is missing, so it speaks first.
@@ -304,6 +344,8 @@ void CudaDevice::Wait(Ticket ticket) {
   CheckFault();
 }
 
+// End of a run. Faults come back with losses, so a last look is needed for ranks and works without
+// one.
 void CudaDevice::Finish() {
   for (Queue& queue : queues_) {
     AwaitQueue(queue, queue.submitted);
@@ -329,12 +371,19 @@ void CudaDevice::Copy(void* to, const void* from, std::int64_t bytes) {
   free_events_.push_back(event);
 }
 
+// Bytes of 0xff are NaN in every dtype. An op that reads memory before anything was written there
+// gives NaN instead of the numbers of a previous step, which would look right. For tests of
+// placements.
 void CudaDevice::FillPoison(const Work& work, GpuStream stream) {
   for (const ByteRange& range : work.poison) {
     gpu_.Fill(range.data, 0xff, range.bytes, stream);
   }
 }
 
+// Order on the op's stream: waits for the tickets of its inputs and for the last collective that
+// takes turns with it, then the start time and poison. Kernels or the collective follow, the end
+// time, and the event of the ticket. Spans have the host's times of the same call: issued and
+// issue_end.
 Ticket CudaDevice::Submit(const Work& work) {
   world_.faults.ThrowIfFailed();
   if (work.span == nullptr && !stretches_.empty()) {

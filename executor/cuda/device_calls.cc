@@ -1,4 +1,17 @@
-// What a CudaDevice gives to the GPU for each kind of call, and what the host does in its place.
+// The work that a CudaDevice gives to the GPU for each kind of call, and the calls that run on the
+// host.
+//
+//   CopyCall         a memcpy where dtypes agree and nothing is added, else one MapKernel per run
+//   CollectiveCall   the group's Submit: NCCL or loopback
+//   DivideCall       one MapKernel per range, x / divisor; none where the divisor is 1
+//   ModelCall        the kernels of ops/, and behind a loss the copy of loss and faults to the host
+//   InitializeCall   values made on the host, then one copy
+//   NormCall         partial sums of squares, then their sum, in device memory
+//   ClipCall         adds the norms of other parts, decides about the step, scales the gradients
+//   UpdateCall       one UpdateKernel per 16 ranges (ops/update.cc)
+//
+// Nothing here waits for the GPU, but first values and, with a loss scale, the decision about a
+// step.
 
 #include <algorithm>
 #include <cmath>
@@ -35,6 +48,8 @@ void CudaDevice::SubmitCall(const Work& work, Queue& queue, Pending& pending) {
   }
 }
 
+// Example: fp32 gradients of 1,000 elements become bf16: one MapKernel, 1 block. bf16 to bf16: a
+// memcpy of 2,000 bytes. With `accumulate` the target is read, too: z = z + a.
 void CudaDevice::SubmitCopy(const CopyCall& call, GpuStream stream) {
   for (const ByteRange& zeros : call.zeros) {
     gpu_.Fill(zeros.data, 0, zeros.bytes, stream);
@@ -54,6 +69,7 @@ void CudaDevice::SubmitCopy(const CopyCall& call, GpuStream stream) {
   }
 }
 
+// Events of a group are made once and recorded again for each of its collectives, which take turns.
 void CudaDevice::SubmitCollective(const CollectiveCall& call, const Work& work, GpuStream stream,
                                   const Pending& pending) {
   GroupState& state = group_states_[call.group];
@@ -81,6 +97,8 @@ void CudaDevice::DivideAll(std::span<const ElementRange> ranges, double divisor,
   }
 }
 
+// Step number and loss scale are those of now; all else of the call was bound before the first
+// step. So a call costs the host no memory and no search.
 void CudaDevice::SubmitModel(ModelCall& call, const Work& work, GpuStream stream,
                              Pending& pending) {
   call.call.dropout.step = work.step->step;
@@ -97,6 +115,7 @@ void CudaDevice::SubmitModel(ModelCall& call, const Work& work, GpuStream stream
   }
 }
 
+// Evaluation: verdicts per row, then two counts, which come back with the loss.
 void CudaDevice::CountLabels(const ModelOpCall& call, Pending& pending, GpuStream stream) {
   const std::int64_t rows = LossRowsOf(call);
   if (rows > label_rows_) {
@@ -138,6 +157,9 @@ void CudaDevice::SubmitInitialize(const InitializeCall& call, GpuStream stream) 
   free_events_.push_back(event);
 }
 
+// *norm = sum of (g / divisor)^2 over this rank's gradients. The divisor holds the loss scale: with
+// scale 1,024 and divisor 4, gradients are 4,096 times too large. Either they are divided first
+// (`in_place`), or their squares' sum is, by 4,096^2.
 void CudaDevice::SubmitNorm(const NormCall& call, const StepContext& step, GpuStream stream) {
   const double divisor = call.divisor * step.LossScale();
   if (call.in_place) {
@@ -154,6 +176,8 @@ void CudaDevice::SubmitNorm(const NormCall& call, const StepContext& step, GpuSt
 }
 
 // Whether the step is skipped decides what the host issues next, so it waits for the norm.
+// A norm that is infinite or NaN says that the scaled gradients overflowed in fp16: the step is
+// skipped, and the scaler told. The rule is that of torch.amp.GradScaler.
 void CudaDevice::DecideStep(const ClipCall& call, const StepContext& step, GpuStream stream) {
   ScalingState& scaling = *step.scaling;
   Readback* const norm = TakeReadback();
@@ -169,6 +193,8 @@ void CudaDevice::DecideStep(const ClipCall& call, const StepContext& step, GpuSt
   free_events_.push_back(event);
 }
 
+// The norms of the parts of a model are added on the GPU, and ClipKernel reads the sum there:
+// clipping makes no rank wait for its host.
 void CudaDevice::SubmitClip(const ClipCall& call, StepContext& step, GpuStream stream) {
   for (const std::byte* const other : call.other_norms) {
     const gpu::Array sum{call.norm, DType::kFp32};
@@ -204,6 +230,7 @@ void CudaDevice::SubmitClip(const ClipCall& call, StepContext& step, GpuStream s
   }
 }
 
+// Skipped steps do not count: update 10 of a run that skipped two is step 8 of AdamW's corrections.
 void CudaDevice::SubmitUpdate(UpdateCall& call, const StepContext& step, GpuStream stream) {
   const ScalingState* const scaling = step.scaling;
   if (scaling != nullptr && scaling->skips) {
@@ -236,6 +263,8 @@ void CudaDevice::ClipOnHost(UpdateCall& update, const Work& work) {
   Execute(clip, *work.step, world_.context);
 }
 
+// An op of the host, such as an update of offloaded parameters. It waits for its inputs itself, so
+// its span is ready, begins and arrives at one time.
 void CudaDevice::RunOnHost(const Work& work) {
   ring_.Issue(*work.name);
   Span unused;

@@ -1,3 +1,10 @@
+// Cuts a step into stretches that may be launched as graphs.
+//
+// Example, in the order of the program: compute ops A, B, C, D, E; C waits for the gather stream,
+// and the reduce stream waits for D. C begins a stretch, D ends one: {A, B} and {C, D}. E is alone,
+// so it is launched by itself. With a dropout in A, whose mask changes by step, A is outside, and B
+// alone.
+
 #include "executor/cuda/graphs.h"
 
 #include <variant>
@@ -5,7 +12,7 @@
 namespace shardwright {
 namespace {
 
-// What is launched for this call is the same in every step.
+// Is the work that is launched for this call the same in every step?
 struct IsConstant {
   bool scales_loss;
 
@@ -31,6 +38,8 @@ struct IsConstant {
 struct Borders {
   std::vector<bool> begins, ends;
 };
+// Edges inside of one stream need no border, as the stream keeps its order. An edge to the step
+// before makes its op a beginning, and the op that the next step waits for an end.
 Borders FindBorders(const Body& body, std::span<const Work> works) {
   Borders borders{std::vector<bool>(body.size()), std::vector<bool>(body.size())};
   for (std::uint32_t op = 0; op < body.size(); ++op) {

@@ -1,3 +1,19 @@
+// Collectives among threads that share one GPU.
+//
+// A collective has stages. Host threads meet between them, since an event has to be recorded before
+// another stream can wait for it. Example, an all-reduce of 10 elements by 4 ranks:
+//
+//   1  each records `ready` behind what made its numbers; all meet; each stream waits for all ready
+//   2  rank 0 sums elements 0 to 2 of all four arrays into its own, rank 1 3 to 5, rank 2 6 and 7,
+//      rank 3 8 and 9; each records `summed`; all meet; each stream waits for all summed
+//   3  each copies the other parts from their owners
+//   4  each records `done`; all meet; each stream waits for all done, so that nobody overwrites
+//      numbers which another still reads
+//   5  all meet once more, as the posts are used again by the next collective
+//
+// Sums are made in rank order by FoldKernel, rounded once, so a run repeats bit for bit. NCCL's
+// rings add in another order: results differ from NCCL's in the last bits.
+
 #include "executor/cuda/loopback.h"
 
 #include <algorithm>
@@ -29,10 +45,12 @@ LoopbackGroup::LoopbackGroup(std::int64_t size, std::int64_t first_rank, std::in
   faults_.Register(mutex_, met_);
 }
 
+// Waits until all members are here. Throws when one does not come within the time-out, and names
+// it, or when the run fails elsewhere. O(size) at the last arrival.
 void LoopbackGroup::Meet(std::int64_t member, const std::string& name) {
   std::unique_lock lock(mutex_);
   if (has_left_) {
-    // Who left reports why; its memory and its events may be gone.
+    // The member that left reports why; its memory and its events may be gone.
     met_.wait(lock, [&] { return faults_.failed(); });
     lock.unlock();
     faults_.ThrowIfFailed();
@@ -68,6 +86,8 @@ void LoopbackGroup::Meet(std::int64_t member, const std::string& name) {
   faults_.ThrowIfFailed();
 }
 
+// Ranks that issue different collectives would read memory of other sizes. With NCCL they would
+// hang.
 void LoopbackGroup::CheckAlike(const Post& mine) const {
   const Post& first = posts_.front();
   if (first.call->code != mine.call->code || first.call->elements != mine.call->elements ||
@@ -130,6 +150,8 @@ void LoopbackGroup::Submit(std::int64_t member, const CollectiveCall& call, cons
   Meet(member, name);
 }
 
+// Example: rank 1 of 4 copies parts 1, 2, 3, 0 in this order, so that ranks read different sources
+// at a time. A part that already lies in its place is not copied.
 void LoopbackGroup::Gather(std::int64_t member, const CollectiveCall& call,
                            const CollectivePlace& place) const {
   const std::int64_t part = call.elements / size() * SizeOf(call.dtype);
@@ -144,6 +166,8 @@ void LoopbackGroup::Gather(std::int64_t member, const CollectiveCall& call,
   }
 }
 
+// Example: 2 ranks, 8 elements. Rank 1 adds elements 4 to 7 of both arrays and divides by the
+// divisor. Its part may go to several places: `parts` of 1 and 3 elements are two launches.
 void LoopbackGroup::ReduceScatter(std::int64_t member, const CollectiveCall& call,
                                   const CollectivePlace& place) const {
   gpu::FoldArgs args;

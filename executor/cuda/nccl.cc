@@ -1,3 +1,10 @@
+// Loads NCCL and knows its versions: 22809 is 2.28.9, and 2804 is 2.8.4.
+//
+//   2.18   ncclCommSplit: the oldest version that is taken
+//   2.26   order of launches across communicators
+//   2.27   symmetric windows, 2.28.3 to 2.28.6 excepted, which may corrupt them
+//   2.28   all-gathers by copy engines, which leave the multiprocessors to kernels
+
 #include "executor/cuda/nccl.h"
 
 #include <cstdlib>
@@ -28,7 +35,7 @@ bool IsOn(const char* variable) {
   return text != nullptr && std::strtoll(text, nullptr, 0) != 0;
 }
 
-// What is wrong with a library, or an empty text; then the table is filled.
+// Fills the table. Returns why the library will not do, or an empty text.
 std::string Fill(void* library, NcclTable* table) {
   const bool is_whole = FindFunction(library, "ncclGetVersion", &table->get_version) &&
                         FindFunction(library, "ncclGetUniqueId", &table->get_unique_id) &&

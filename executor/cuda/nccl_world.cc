@@ -1,3 +1,18 @@
+// Groups of ranks as NCCL communicators, one process and one GPU each.
+//
+// Start, example of 4 ranks as 2 x 2: rank 0 makes an id and shares it; all ranks make one
+// communicator of 4. Split makes the groups of it: for `shard`, ranks 0 and 1 have colour 0, ranks
+// 2 and 3 colour 2, the first rank of each group. Every rank calls each split, in the same order.
+//
+// Communicators are non-blocking: a call may return "in progress", and Settle asks until it is
+// done. So a call that waits for a missing rank ends with the time-out or when the run fails; a
+// blocking one would never return. The lock is released between two looks, for the watch has to
+// abort meanwhile.
+//
+// A reduce-scatter of 8 bf16 elements by 4 ranks with divisor 4: NCCL sums, rank 1 gets elements 2
+// and 3, and one MapKernel divides them by 4 on the same stream. In fp16 NCCL averages itself if
+// the divisor is the number of ranks, as sums may overflow above 65,504.
+
 #include "executor/cuda/nccl_world.h"
 
 #include <algorithm>
@@ -16,9 +31,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What a call that NCCL's threads go on with behind it has returned. ncclCommSplit says success
-// when it has only begun, and leaves the new handle null meanwhile: only the communicator's own
-// state tells.
+// The result of a call that NCCL's threads continue after it has returned. ncclCommSplit says
+// success when it has only begun, and leaves the new handle null meanwhile. Only the communicator's
+// own state tells.
 int Begun(int result) {
   return result == NcclNumbers::kSuccess ? NcclNumbers::kInProgress : result;
 }
@@ -43,6 +58,7 @@ void Divide(const CollectivePlace& place, const gpu::Array& from, const gpu::Arr
 
 }  // namespace
 
+// One group's collectives. Each is: zeros, event, NCCL's call, event, then divisions behind it.
 class NcclWorld::NcclGroup : public GpuGroup {
  public:
   NcclGroup(NcclWorld& world, std::size_t index) : world_(world), index_(index) {}
@@ -83,6 +99,7 @@ class NcclWorld::NcclGroup : public GpuGroup {
                : const_cast<std::byte*>(call.send) + member * part * SizeOf(call.dtype);
   }
 
+  // All-gathers move bytes, whatever their dtype. Sums need a dtype that NCCL knows.
   void Enqueue(std::int64_t member, const CollectiveCall& call, const CollectivePlace& place,
                std::unique_lock<std::mutex>& lock) {
     const NcclTable& nccl = world_.table_;
@@ -109,6 +126,8 @@ class NcclWorld::NcclGroup : public GpuGroup {
         handle, "ncclAllReduce", lock);
   }
 
+  // Example: 4 parts of 100 bytes that begin 128 bytes apart are four broadcasts in one NCCL group,
+  // which is one launch.
   void Gather(const CollectiveCall& call, std::int64_t part, void* handle, void* stream,
               std::unique_lock<std::mutex>& lock) {
     const NcclTable& nccl = world_.table_;
@@ -130,7 +149,7 @@ class NcclWorld::NcclGroup : public GpuGroup {
     world_.Settle(result != NcclNumbers::kSuccess ? result : end, handle, "ncclBroadcast", lock);
   }
 
-  // What NCCL leaves to do behind a sum.
+  // Work that NCCL leaves behind a sum: the division, and copies to several targets.
   void Finish(std::int64_t member, const CollectiveCall& call, const CollectivePlace& place) const {
     if (call.code == OpCode::kAllGather) {
       return;
@@ -153,6 +172,8 @@ class NcclWorld::NcclGroup : public GpuGroup {
   const std::size_t index_;
 };
 
+// Hooks give the watch events, NCCL's errors and the posts of other ranks; then the communicator of
+// all ranks is made, of which the groups are split.
 NcclWorld::NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu,
                      std::chrono::milliseconds timeout, FaultBoard& faults)
     : table_(table),
@@ -165,7 +186,7 @@ NcclWorld::NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu
   hooks.is_over = [this](GpuEvent event) { return gpu_.IsOver(event); };
   hooks.problem_of = [this](std::size_t index) {
     if (faults_.failed()) {
-      // For another reason. What is under way may never end, and whoever waits for it shall.
+      // For another reason. Collectives under way may never end, and their waiters have to.
       return std::string("the run has failed");
     }
     const std::lock_guard lock(mutex_);
@@ -212,6 +233,8 @@ NcclWorld::NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu
   Settle(result, all_, "ncclCommInitRankConfig", lock);
 }
 
+// Finalize waits for all ranks. After a failure some never come, so communicators are aborted
+// instead.
 NcclWorld::~NcclWorld() {
   watch_.reset();
   if (faults_.failed()) {
@@ -238,6 +261,8 @@ NcclWorld::~NcclWorld() {
   }
 }
 
+// Ends NCCL's kernels that wait for other ranks. Called by the watch while the host thread may be
+// waiting.
 void NcclWorld::AbortAll() {
   const std::lock_guard lock(mutex_);
   try {
@@ -268,6 +293,8 @@ std::string NcclWorld::ProblemOf(int result, void* communicator, const char* cal
   return text;
 }
 
+// Waits while `result` is "in progress": without sleep for 1 ms, then with pauses of 100 us.
+// Enqueuing takes microseconds; meeting other ranks for the first time takes seconds.
 void NcclWorld::Settle(int result, void* communicator, const char* call,
                        std::unique_lock<std::mutex>& lock) {
   const Clock::time_point begin = Clock::now();
@@ -305,6 +332,7 @@ std::chrono::microseconds NcclWorld::PauseAfter(std::chrono::nanoseconds waited)
   return std::chrono::microseconds(waited < kSpin ? 0 : 100);
 }
 
+// The group of `ranks` out of the communicator of all.
 std::size_t NcclWorld::Split(const GroupRanks& ranks, const std::string& name) {
   std::unique_lock lock(mutex_);
   gpu_.MakeCurrent();
@@ -324,6 +352,8 @@ std::size_t NcclWorld::Split(const GroupRanks& ranks, const std::string& name) {
   return index;
 }
 
+// Memory of all collectives, in symmetric windows if every rank can. `paths_` says in words which
+// it is, so a person can see why all-gathers take multiprocessors.
 std::byte* NcclWorld::Allocate(Bytes size) {
   const bool has_peers = std::any_of(communicators_.begin(), communicators_.end(),
                                      [](const Communicator& c) { return c.ranks.size > 1; });
@@ -375,6 +405,8 @@ std::byte* NcclWorld::AllocateForWindows(Bytes size) {
   return nullptr;
 }
 
+// The whole arena becomes one window of each group with two or more ranks. Registration is
+// collective.
 void NcclWorld::Register(std::byte* memory, Bytes size) {
   memory_.push_back(memory);
   std::unique_lock lock(mutex_);
@@ -405,6 +437,8 @@ void NcclWorld::CloseWindows(std::unique_lock<std::mutex>& lock) {
   }
 }
 
+// Example of a name in messages: "group shard of ranks 0, 1"; of more than nine ranks the first
+// eight and the last are named.
 std::unique_ptr<GpuGroup> NcclWorld::MakeGroup(const GroupRanks& ranks, const std::string& name) {
   std::string members;
   constexpr std::int64_t kMostNamed = 8;

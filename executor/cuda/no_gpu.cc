@@ -1,3 +1,7 @@
+// Words for CUDA's numbers. Example: status 35 with driver 12040 and runtime 13000 is "the NVIDIA
+// driver is for CUDA 12.4, expected at least 13.0". Apart from the CUDA module, so that tests need
+// no CUDA.
+
 #include <string>
 
 #include "executor/cuda/plugin.h"
@@ -35,6 +39,8 @@ std::string DescribeNoGpu(int status, int driver, int runtime, int device_count)
   return status == 0 ? std::string() : "CUDA error " + std::to_string(status);
 }
 
+// Example: a launcher gives each of 8 processes one GPU. Local rank 3 asks for GPU 3, and sees only
+// 0.
 int VisibleDevice(int device, int device_count) {
   return device_count == 1 ? 0 : device;
 }

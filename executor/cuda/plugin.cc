@@ -1,3 +1,6 @@
+// Finds and opens libshardwright_cuda.so. Each failure is an EnvironmentError with its own text: no
+// module, a module of another program or build, no driver, no GPU.
+
 #include "executor/cuda/plugin.h"
 
 #include <array>
@@ -11,6 +14,7 @@ namespace {
 
 constexpr const char* kModule = "libshardwright_cuda.so";
 
+// A path of the user's counts alone; else beside the program, then where the loader looks.
 std::vector<std::string> Candidates(const std::string& path) {
   if (!path.empty()) {
     return {path};

@@ -1,3 +1,12 @@
+// A run on GPUs: checks of the plan, the devices, the runtime that steps them.
+//
+// Everything that can be refused is refused before the GPU has given any memory: plans with tensor
+// parallelism or experts shared out, other kernel sets, optimizers without a kernel, ops without a
+// kernel. Each message names the field of the plan.
+//
+// Example: 4 ranks with loopback are one CudaWorld and 4 CudaDevices on 4 threads; with processes
+// each has one of each.
+
 #include "executor/cuda/session.h"
 
 #include <string>
@@ -68,6 +77,8 @@ std::string CudaSession::graphs() const {
              : std::string();
 }
 
+// With CUPTI the spans get their times here, before the trace is read; without it they have them
+// from events already.
 Trace CudaSession::TakeTrace() {
   if (activities_ == nullptr) {
     return runtime_->TakeTrace();

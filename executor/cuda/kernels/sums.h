@@ -18,10 +18,10 @@ namespace shardwright::gpu {
 // partial[chunk][j] = sum over the chunk's rows of x[first + row * stride + j] in fp32, each times
 // y[row * y_stride + j] where there is a y; a norm's y is normalized first. Blocks: chunks *
 // CeilDiv(columns, 256). A warp reads 256 columns of a row; each sums every eighth row, and the
-// warps' sums are added in order.
-// Uses: the gradient of a bias is a sum of dy over rows; the gradient of a norm's weight is a sum
-// of dy times the normalized x. Example: 8,192 rows of 4,096 columns in 16 chunks are 16 x 16 = 256
-// blocks of 512 rows; each warp adds 64 rows, and PartialSumKernel adds the 16 chunks.
+// warps' sums are added in order. Uses: the gradient of a bias is a sum of dy over rows; the
+// gradient of a norm's weight is a sum of dy times the normalized x. Example: 8,192 rows of 4,096
+// columns in 64 chunks are 64 x 16 = 1,024 blocks of 128 rows; each warp adds 16 rows, and
+// PartialSumKernel adds the 64 chunks.
 struct ColumnSumArgs {
   Array x = {}, y = {};
   std::int64_t rows = 0, columns = 0;
@@ -135,7 +135,7 @@ struct ColumnSumKernel {
 };
 
 // to[j] (+)= sum over chunks of partial[chunk][j], in order.
-// Cost: 16 chunks of 4,096 columns are 256 KiB to read, small beside the 64 MiB of bf16 rows.
+// Cost: 64 chunks of 4,096 columns are 1 MiB to read, small beside the 64 MiB of bf16 rows.
 struct PartialSumArgs {
   const float* partial = nullptr;
   std::int64_t chunks = 0, columns = 0;

@@ -1,4 +1,8 @@
 // Attention, rotary embeddings, T5's position bias.
+//
+// Each function fills the arguments of kernels from an op: shapes from the spec, addresses and
+// strides from the call, scratch memory from its workspace. Libraries are asked first, our own
+// kernels do the rest.
 
 #include <cmath>
 #include <cstdint>
@@ -27,6 +31,12 @@ std::int64_t SharedOf(const AttentionArgs& args) {
 
 // The largest tiles whose panels fit into a block's shared memory. Depends on the GPU and the shape
 // only.
+// Example: 200 tokens take tiles of 64, 20 tokens tiles of 32, 10 tokens tiles of 16. Gradients of
+// keys with 256 features and tiles of 64 x 64 need 321,536 bytes, more than the 232,448 of an H200,
+// so keys go in tiles of 32: 196,608 bytes.
+//
+// Blocks, for 2 samples, 8 heads, 2 key heads and 200 tokens: 4 x 8 x 2 = 64 over queries, 4 x 2 x
+// 2 = 16 over keys.
 template <class Kernel>
 void LaunchTiles(const OpContext& context, AttentionArgs args, bool over_keys) {
   const auto length = [](std::int64_t n) {
@@ -53,6 +63,7 @@ void LaunchTiles(const OpContext& context, AttentionArgs args, bool over_keys) {
                        args);
 }
 
+// A factor of 0 in the spec is PyTorch's default, 1 / sqrt(head_dim): 0.125 for 64 features.
 AttentionArgs ArgsOf(const ModelOpCall& call) {
   const OpSpec& spec = *call.spec;
   AttentionArgs args;
@@ -82,6 +93,8 @@ AttentionArgs ArgsOf(const ModelOpCall& call) {
   return args;
 }
 
+// One call of the library, or up to four kernels: D by query, then the gradients of k and v, of q,
+// and of the bias. The log-sums were saved by forward, 4 bytes per query and head.
 void AttentionBackward(const ModelOpCall& call, const OpContext& context) {
   const OpSpec& spec = *call.spec;
   AttentionArgs args = ArgsOf(call);
@@ -125,6 +138,8 @@ void SubmitAttention(const ModelOpCall& call, bool is_backward, const OpContext&
 
 namespace {
 
+// Angles are made anew in each call: 4,096 positions x 64 pairs x 2 numbers are 2 MiB of workspace,
+// and no memory is kept between calls.
 gpu::RopeTableArgs TableOf(const ModelOpCall& call, bool is_gradient) {
   const RopeAngles& rope = call.spec->rope;
   gpu::RopeTableArgs args;
@@ -145,6 +160,7 @@ gpu::RopeTableArgs TableOf(const ModelOpCall& call, bool is_gradient) {
   return args;
 }
 
+// Arguments that are the same for q, k and the shared part.
 gpu::RopeArgs RopeOf(const ModelOpCall& call, const gpu::RopeTableArgs& table, bool is_gradient) {
   gpu::RopeArgs args;
   args.rows = RowsOf(call);
@@ -158,6 +174,8 @@ gpu::RopeArgs RopeOf(const ModelOpCall& call, const gpu::RopeTableArgs& table, b
   return args;
 }
 
+// Example: heads of 128 features that all turn have 64 pairs. 8 rows with 4 heads are 2,048 items,
+// or 256 vectors of 8.
 void Turn(const OpContext& context, const gpu::RopeArgs& args) {
   const std::int64_t items = args.dim / 2 + args.features - args.dim;
   const std::int64_t all = args.rows * (args.sums_heads ? 1 : args.heads) * items;
@@ -166,6 +184,8 @@ void Turn(const OpContext& context, const gpu::RopeArgs& args) {
 }
 
 // q and k, each (heads, head_dim), or both in one packed row on the side of the model's inputs.
+// Example of a packed row with 4 heads, 2 key heads and 64 features: q begins at 0, k at 256, the
+// row has 512 features with v. Forward reads from there, backward writes there.
 void TurnPlain(const ModelOpCall& call, bool is_gradient, const gpu::RopeTableArgs& table,
                const OpContext& context) {
   const OpSpec& spec = *call.spec;
@@ -219,6 +239,9 @@ void CopyPlainKeys(const ModelOpCall& call, bool is_gradient, const gpu::Array& 
 
 // DeepSeek's three tensors: queries whose last features turn; (heads, plain key and value); and a
 // row whose last features are the positional part of the keys of all heads.
+// Example, DeepSeek V3: 128 heads of 192 features, of which the last 64 turn. The positional part
+// of the keys is one row of 64 for all heads. Forward copies it to every head; backward sums over
+// the heads.
 void TurnLatent(const ModelOpCall& call, bool is_gradient, const gpu::RopeTableArgs& table,
                 const OpContext& context) {
   const OpSpec& spec = *call.spec;
@@ -258,6 +281,7 @@ void TurnLatent(const ModelOpCall& call, bool is_gradient, const gpu::RopeTableA
 
 }  // namespace
 
+// Inputs: (q, k), one packed row, or DeepSeek's three tensors. The number of tensors tells.
 void SubmitRope(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const gpu::RopeTableArgs table = TableOf(call, is_backward);
   LaunchItems<gpu::RopeTableKernel>(context, table.positions * table.dim / 2, table);
@@ -275,6 +299,8 @@ void SubmitRope(const ModelOpCall& call, bool is_backward, const OpContext& cont
   }
 }
 
+// Example of T5: 32 buckets, distances to 128. The first 8 of 16 in each direction are exact, so
+// log_range is log(128 / 8) = 2.77.
 void SubmitPositionBias(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const OpSpec& spec = *call.spec;
   gpu::PositionBiasArgs args;

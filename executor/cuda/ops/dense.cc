@@ -1,4 +1,15 @@
 // Linear layers, embeddings, norms, losses.
+//
+// The three products of a linear layer with `rows` tokens, W being (out, in):
+//
+//                         m      n      k      example: 8 rows, 512 in, 1,024 out
+//   y = x W^T             rows   out    in     8 x 1,024 x 512
+//   dx = dy W             rows   in     out    8 x 512 x 1,024
+//   dW = dy^T x           out    in     rows   1,024 x 512 x 8
+//
+// Each costs 2 m n k operations, so backward costs twice as much as forward. With `transposed` the
+// weight is (in, out), as GPT-2's Conv1D has it, and operands change places. No matrix is ever
+// transposed in memory but copies in fp8: strides say how it lies.
 
 #include <cstdint>
 #include <span>
@@ -20,6 +31,9 @@ gpu::Matrix Transposed(const gpu::Array& array, std::int64_t columns) {
 
 // The product, and GELU with it: in the library's epilogue, else behind the product in a pass of
 // its own.
+// Forward keeps the input of GELU for backward: gelu_input is written beside y. Backward multiplies
+// dx by GELU's derivative there. Without the library's epilogue that is one more pass: read two,
+// write one.
 void MultiplyWithGelu(const OpContext& context, const gpu::GemmArgs& product, gpu::GemmGelu gelu,
                       const View& gelu_input, std::span<std::byte> workspace) {
   gpu::GemmArgs fused = product;
@@ -44,6 +58,7 @@ void MultiplyWithGelu(const OpContext& context, const gpu::GemmArgs& product, gp
   Map(context, pass);
 }
 
+// dx. A second input says that a GELU lies before this layer and its derivative belongs to dx.
 void LinearDataGrad(const ModelOpCall& call, const OpContext& context) {
   const OpSpec& spec = *call.spec;
   const gpu::Array weight = ArrayOf(call.params[0]);
@@ -65,6 +80,7 @@ void LinearDataGrad(const ModelOpCall& call, const OpContext& context) {
   MultiplyWithGelu(context, product, gpu::GemmGelu::kDerivative, gelu_input, workspace);
 }
 
+// dx, dW, then the bias's gradient: beside dW where the library can do so, else by SumRows.
 void LinearBackward(const ModelOpCall& call, const OpContext& context) {
   const OpSpec& spec = *call.spec;
   const std::int64_t rows = RowsOf(call);
@@ -109,6 +125,8 @@ void LinearBackward(const ModelOpCall& call, const OpContext& context) {
 
 }  // namespace
 
+// Operands in fp8 are replaced by copies first (ops/fp8.cc); with chunks of the loss the layer and
+// its loss run together (linear_loss.cc).
 void SubmitLinear(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   if (call.loss_spec != nullptr) {
     return SubmitLinearLoss(call, context);
@@ -133,6 +151,8 @@ void SubmitLinear(const ModelOpCall& call, bool is_backward, const OpContext& co
   MultiplyWithGelu(context, product, gpu::GemmGelu::kApply, call.outputs.front(), workspace);
 }
 
+// Backward writes the rows of the table that occur in the batch, and zeros elsewhere unless it adds
+// to a gradient. `copies`: a gradient of several arrays, which are summed on the way.
 void SubmitEmbedding(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const OpSpec& spec = *call.spec;
   const std::int64_t rows = RowsOf(call);
@@ -180,6 +200,8 @@ void SubmitEmbedding(const ModelOpCall& call, bool is_backward, const OpContext&
                                           .adds = grad.accumulate});
 }
 
+// Saved for backward: the inverse deviation of each row, and for layer norm its mean, 4 bytes each.
+// Two inputs are a fused residual: the sum of both is an output as well.
 void SubmitNorm(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const OpSpec& spec = *call.spec;
   const std::int64_t rows = RowsOf(call);
@@ -244,6 +266,7 @@ void SubmitNorm(const ModelOpCall& call, bool is_backward, const OpContext& cont
 
 namespace {
 
+// No log-sums are kept: backward has the result y itself.
 void SubmitLogSoftmax(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const std::int64_t n = call.spec->in;
   if (!is_backward) {
@@ -261,6 +284,8 @@ void SubmitLogSoftmax(const ModelOpCall& call, bool is_backward, const OpContext
 
 }  // namespace
 
+// Backward counts the labels again instead of keeping their number: 8 bytes a row, small beside
+// logits.
 void SubmitLoss(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   if (call.spec->kind == OpKind::kLogSoftmax) {
     return SubmitLogSoftmax(call, is_backward, context);

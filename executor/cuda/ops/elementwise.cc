@@ -1,4 +1,8 @@
 // Ops without matrix products: activations, sums, products, dropout, concatenation, selection.
+//
+// Nearly all of them are one MapKernel: z = op(a, b, c). Example: z = x + bias of 8 rows with 512
+// features is n = 4,096 and period 512. Tensors that are read by nobody get no gradient: their view
+// has no data.
 
 #include "executor/cuda/kernels/elementwise.h"
 
@@ -15,6 +19,7 @@ namespace {
 using gpu::MapArgs;
 using gpu::MapOp;
 
+// ReLU, tanh and sigmoid have kept their result, the others their input.
 void SubmitActivation(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const Activation function = call.spec->activation;
   if (!is_backward) {
@@ -46,6 +51,12 @@ gpu::Array SecondHalf(const gpu::Array& packed, std::int64_t features) {
   return {static_cast<std::byte*>(packed.data) + bytes, packed.dtype};
 }
 
+// y = f(gate) up. Inputs are two tensors, or one whose rows hold gate and up side by side
+// (packed_gate). Example: packed rows of 2 x 100 features; up begins 100 features behind gate, and
+// maps read with `wide`.
+//
+// Backward makes both gradients in one pass: it reads gate, up and dy, and writes two arrays. Two
+// maps would read five and write two.
 void SubmitGated(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const bool is_packed = call.spec->packed_gate;
   const std::size_t up_index = is_packed ? 0 : 1;
@@ -87,10 +98,13 @@ void SubmitGated(const ModelOpCall& call, bool is_backward, const OpContext& con
 }
 
 // b repeated where it has fewer elements than the result.
+// Example: a bias of 512 features on 4,096 elements has period 512; equal sizes have 0, no period.
 std::int64_t PeriodOf(std::int64_t elements, std::int64_t all) {
   return elements < all ? elements : 0;
 }
 
+// Forward of x + y, or x + bias. The gradient of a repeated operand is a sum over its repetitions:
+// dy of 8 rows with 512 features is summed to 512 numbers.
 void SubmitAdd(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   if (!is_backward) {
     const ConstView& other = call.spec->has_bias ? call.params[0] : call.inputs[1];
@@ -132,6 +146,8 @@ void SubmitAdd(const ModelOpCall& call, bool is_backward, const OpContext& conte
   }
 }
 
+// x times a factor for each element, for each feature, or for each channel of images. The last one
+// has its own kernel for the factor's gradient.
 void SubmitMul(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const std::int64_t plane = ScalesChannels(call) ? call.spec->rows : 0;
   if (!is_backward) {
@@ -173,6 +189,7 @@ void SubmitMul(const ModelOpCall& call, bool is_backward, const OpContext& conte
                 .z = ArrayOf(dfactor)});
 }
 
+// Forward and backward are the same: times a constant.
 void SubmitScale(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const View& to = is_backward ? call.input_grads[0] : call.outputs[0];
   const ConstView& from = is_backward ? call.output_grads[0] : call.inputs[0];
@@ -183,6 +200,7 @@ void SubmitScale(const ModelOpCall& call, bool is_backward, const OpContext& con
                 .z = ArrayOf(to)});
 }
 
+// Backward uses the mask of forward, made anew from the same counters. In evaluation it is a copy.
 void SubmitDropout(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const View& to = is_backward ? call.input_grads[0] : call.outputs[0];
   const ConstView& from = is_backward ? call.output_grads[0] : call.inputs[0];
@@ -204,6 +222,7 @@ struct SamplePart {
   gpu::Array array;
   std::int64_t first = 0, stride = 0;
 };
+// Example: class tokens before patches. `from.stride` 0 repeats one row for all samples.
 void CopySamples(const OpContext& context, std::int64_t samples, std::int64_t count,
                  const SamplePart& from, const SamplePart& to) {
   const gpu::CopyRowsArgs args{.from = from.array,
@@ -217,6 +236,8 @@ void CopySamples(const OpContext& context, std::int64_t samples, std::int64_t co
   LaunchItems<gpu::CopyRowsKernel>(context, gpu::CopyRowsKernel::Items(args), args);
 }
 
+// Parameters come first, then inputs. Example, a vision transformer: 1 class token of 768 and 196
+// patches make samples of 197 x 768; the token's gradient is a sum over the batch.
 void SubmitConcat(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const std::int64_t all = call.spec->rows * call.spec->in;  // elements of a sample
   const gpu::Array whole = is_backward ? ArrayOf(call.output_grads[0]) : ArrayOf(call.outputs[0]);
@@ -248,6 +269,7 @@ void SubmitConcat(const ModelOpCall& call, bool is_backward, const OpContext& co
   }
 }
 
+// Takes the first rows of each sample, such as the class token; other rows get gradient 0.
 void SubmitSelect(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const std::int64_t n = call.spec->rows * call.spec->in;
   if (!is_backward) {

@@ -1,5 +1,10 @@
 // Operands of products in fp8: copies that lie as tensor cores want them, what is summed over
 // innermost, whichever way the matrices lie.
+//
+// Example: y = x W^T with x (8, 512), W (1,024, 512). Both lie with the summed 512 innermost, so
+// they are cast as they are. dx = dy W sums over 1,024, along which W's rows lie, so W is
+// transposed on the way. A copy takes 1 byte per element beside the bf16 original, in the call's
+// workspace.
 
 #include "executor/cuda/kernels/fp8.h"
 
@@ -17,6 +22,8 @@ struct Copy {
 };
 
 // Of x, (rows, columns) as it lies in memory; `turns`: sums go over its rows.
+// Whole scale: up to 512 blocks look for maxima, then one cast. Scale per row: the cast finds it
+// itself; per column (`turns`): maxima of chunks of rows first.
 Copy CastMatrix(const OpContext& context, gpu::Fp8CastArgs args, bool turns, Scratch& scratch) {
   const std::int64_t n = args.rows * args.columns;
   args.y = scratch.Take<std::uint8_t>(n);
@@ -58,6 +65,9 @@ Copy CastMatrix(const OpContext& context, gpu::Fp8CastArgs args, bool turns, Scr
 
 }  // namespace
 
+// Example as above: product.a becomes {fp8 copy, row_stride 512, column_stride 1}, product.b {fp8
+// copy, row_stride 1, column_stride 512}. Each gets its inverses. Nothing happens for layers
+// outside of fp8.
 std::span<std::byte> RoundOperands(const ModelOpCall& call, const OpContext& context,
                                    const Fp8Formats& formats, gpu::GemmArgs& product) {
   if (!MultipliesFp8(*call.spec, call.compute, *call.options)) {

@@ -1,4 +1,7 @@
 // Convolutions, pools, batch norm.
+//
+// Images are (batch, channels, height, width). Convolutions go to cuDNN if it takes them; pools and
+// batch norms are always our own.
 
 #include <cstdint>
 
@@ -10,6 +13,7 @@
 namespace shardwright::ops {
 namespace {
 
+// The shape of the op, the same in all passes.
 gpu::ConvArgs ConvOf(const ModelOpCall& call) {
   const OpSpec& spec = *call.spec;
   gpu::ConvArgs args;
@@ -29,6 +33,8 @@ gpu::ConvArgs ConvOf(const ModelOpCall& call) {
   return args;
 }
 
+// Example: 32 samples, 1 group, 12,544 output pixels, 64 channels: 32 x 196 x 1 blocks of 64 x 64
+// results. Shared memory is that of fp32 operands, which suffices for 16-bit ones, too.
 template <class Kernel>
 void LaunchProduct(const OpContext& context, std::int64_t count, std::int64_t rows,
                    std::int64_t columns, const gpu::ConvArgs& args) {
@@ -38,6 +44,8 @@ void LaunchProduct(const OpContext& context, std::int64_t count, std::int64_t ro
       gpu::ProductShared<float>(), args);
 }
 
+// Up to three gradients: of the image, the weight and the bias. In the data gradient args.x is
+// written, in the weight gradient it is read.
 void ConvBackward(const ModelOpCall& call, const OpContext& context) {
   const OpSpec& spec = *call.spec;
   gpu::ConvArgs args = ConvOf(call);
@@ -83,6 +91,8 @@ void SubmitConv(const ModelOpCall& call, bool is_backward, const OpContext& cont
   }
 }
 
+// A global pool has the whole image as its window: kernel 7 on 7 x 7. Its average divides by 49.
+// Max pools save the places of the maxima, 4 bytes per output.
 void SubmitPool(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const OpSpec& spec = *call.spec;
   gpu::PoolArgs args;
@@ -116,6 +126,13 @@ void SubmitPool(const ModelOpCall& call, bool is_backward, const OpContext& cont
   }
 }
 
+// Saved: mean and inverse of each channel, then the count of elements. Statistics of several ranks
+// come in two parts with an exchange between them:
+//
+//   forward    part 1: own mean, squares, count -> exchange; part 2: join all, normalize
+//   backward   part 1: own sums, weight and bias gradients -> exchange; part 2: dx
+//
+// Number of ranks: the exchange of 4 ranks with 64 channels has 4 x 129 numbers.
 void SubmitBatchNorm(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   const OpSpec& spec = *call.spec;
   gpu::BatchNormArgs args;

@@ -1,3 +1,9 @@
+// Launches that several files share.
+//
+// Example of SumRows: 8,192 rows of 4,096 columns. With a workspace there are 64 chunks of 128
+// rows, 64 x 16 = 1,024 blocks, and a second kernel adds 64 partial sums for each column. Without
+// one there is one chunk: 16 blocks, each of which goes through all rows.
+
 #include "executor/cuda/ops/launch.h"
 
 #include <algorithm>
@@ -49,10 +55,12 @@ void SumRows(const OpContext& context, const RowSum& sum, const gpu::Array& to, 
   }
 }
 
+// Tensor cores multiply two operands of one 16-bit dtype; anything else is multiplied in fp32.
 DType MultiplyAs(DType a, DType b) {
   return a == b && (a == DType::kBf16 || a == DType::kFp16) ? a : DType::kFp32;
 }
 
+// The library first. Our own kernel takes a block for each 64 x 64 results.
 void Multiply(const OpContext& context, gpu::GemmArgs args, std::span<std::byte> workspace) {
   args.multiply_as = MultiplyAs(args.a.array.dtype, args.b.array.dtype);
   if (MultiplyByLibrary(context, args, workspace)) {
@@ -69,6 +77,8 @@ void Multiply(const OpContext& context, gpu::GemmArgs args, std::span<std::byte>
                                 args);
 }
 
+// Example: p = 0.1 gives threshold round(0.1 x 2^32) = 429,496,730 and keep = 1.111. At p = 1 the
+// threshold is 2^32 - 1, the largest that fits.
 gpu::DropoutMask MaskOf(const ModelOpCall& call) {
   const double p = call.spec->dropout_p;
   gpu::DropoutMask mask;

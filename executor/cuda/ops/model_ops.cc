@@ -1,3 +1,11 @@
+// From an op of the model to its kernels, by kind.
+//
+// A kind with a case here and no refusal in CudaKernelProblem can run. The session asks
+// CudaKernelProblem for every op before it takes memory.
+//
+// Dispatch, exchange and combine of expert parallelism have no kernel here. CheckCudaPlan
+// (session.cc) refuses such plans.
+
 #include "executor/cuda/ops/model_ops.h"
 
 #include "core/error.h"
@@ -81,6 +89,8 @@ std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSet
   return {};
 }
 
+// Example: {kTableRow, 50300, 50257} is "the data: got an id whose row in the table is 50300,
+// expected 0 to 50256".
 std::string DescribeFault(const gpu::Fault& fault) {
   const std::string value = std::to_string(fault.value);
   switch (static_cast<gpu::FaultKind>(fault.kind)) {

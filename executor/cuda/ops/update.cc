@@ -1,3 +1,11 @@
+// Updates and norms of gradients.
+//
+// Example of an update: a shard with 20 ranges, such as parameters with and without weight decay. A
+// launch takes 16 ranges, so two launches are made, of 16 and 4 ranges.
+//
+// Example of a norm: ranges of 300,000 and 100,000 gradients. A partial sum covers 2^17 = 131,072
+// elements, so there are 3 + 1 partial sums, and NormKernel adds 4 numbers.
+
 #include "executor/cuda/kernels/update.h"
 
 #include <cstdint>
