@@ -109,8 +109,9 @@ class Lockstep {
   const Program& program_;
   const JitterOptions& options_;
   std::vector<SlowRank> ranks_;
-  // The followed rank that has the speed of the slowest of all that are not, itself included: being
-  // slow all through a step, that one decides when noise of ranks is larger than noise of ops.
+  // With noise of ranks: the followed rank that gets the speed of the slowest rank outside of the
+  // followed ones, or keeps its own if that is slower. Such a rank is slow all through a step, so
+  // it decides when noise of ranks is larger than noise of ops.
   std::size_t deputy_ = kNone;
   std::vector<Cost> costs_;                  // by shape
   std::vector<std::int64_t> durations_;      // by op

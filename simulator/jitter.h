@@ -3,12 +3,12 @@
 // How step times vary when ranks do not run at equal speed: noise, stragglers, unequal nodes.
 //
 // Up to kMostSimulatedRanks ranks are followed op by op, each with durations of its own. A
-// collective starts when the last of its ranks arrives. Of larger jobs so many ranks are followed
-// too, the slow ones among them. Of the others the last arrival is drawn, as the largest of normal
-// deviates with mean and deviation of the followed ranks' arrivals at the same collective; or, with
-// noise of ranks, one followed rank is as slow as the slowest of the others. Durations do not
-// depend on what runs beside an op: they are those of the undisturbed steady step, contention
-// included.
+// collective starts when the last of its ranks arrives. Of a larger job as many ranks are followed,
+// the slow ones among them. The others only matter at collectives, by the last of them to arrive.
+// Its arrival is drawn: the largest of as many normal deviates, with mean and deviation of the
+// followed ranks' arrivals. With noise of ranks, one followed rank is as slow as the slowest of the
+// others instead. Durations do not depend on the ops beside an op. They are those of the
+// undisturbed steady step, contention included.
 
 #include <cstddef>
 #include <cstdint>

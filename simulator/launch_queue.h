@@ -19,11 +19,11 @@ namespace shardwright {
 // each, later ones as long as the kernels (forums.developer.nvidia.com/t/68937, 2018).
 inline constexpr std::int64_t kLaunchQueue = 1024;
 
-// Delays the host times of `spans` (as from RunEngineWithSpans) by two rules: a stream holds
-// kLaunchQueue launches, and where the training loop reads the loss (PriceTable::loop_work above 0)
-// the host begins a step when the updates of the one before are over. A rule by which the device
-// would wait for the host, so that ops start later, is left out: the times of the device never
-// change. `stalls` is what the spans contain already; `period` tells the steps before the last one.
+// Delays the host times of `spans` (as from RunEngineWithSpans) by two rules. A stream holds
+// kLaunchQueue launches. Where the training loop reads the loss (PriceTable::loop_work above 0),
+// the host begins a step when the updates of the one before are over. Times of the device never
+// change: ops that would start later for these rules are not moved. `stalls` is what the spans
+// contain already; `period` tells the steps before the last one.
 void HoldHostBack(const Program& program, const PriceTable& prices, const HostStalls& stalls,
                   SimTime period, std::vector<Span>& spans);
 

@@ -44,9 +44,9 @@ struct Peak {
 };
 
 // Walks bodies in host order and keeps the highest moments: those of what exists, and those of what
-// would exist without the body's own alloc_once points. The latter are the ones of the body's next
-// run, in which these points do nothing, less what that run finds at its begin; so one walk of the
-// step tells of the first and of the steady one.
+// would exist without the body's own alloc_once points. In the body's next run these points do
+// nothing, so the second kind of moments is that run's, less the memory that it finds at its begin.
+// One walk of the step therefore tells of the first step and of the steady one.
 class Walk {
  public:
   Walk(const Program& program, MemoryWorkspace& workspace)

@@ -3,19 +3,25 @@
 // One step of a plan with many micro-batches, told from programs with fewer of them.
 //
 // After the first few, micro-batches are alike, and each makes the step longer by the same period.
-// So programs with n - 2, n - 1 and n micro-batches are simulated, where n - 2 is past those that
-// the lowering itself makes unlike (CountUnlike), and the step with `a` of them is
+// So programs with n - 2, n - 1 and n micro-batches are simulated, where n - 2 is past the ones
+// that the lowering itself makes unlike (CountUnlike). The step with `a` micro-batches then takes
 //
 //   T(a) = T(n) + (a - n) (T(n) - T(n-1))
 //
-// provided that both differences are equal to the picosecond, that no stream and not the host has
-// more to do per micro-batch than the period (it would fall behind further and further, and decide
-// the period once it is behind everything else), that compute waits for nothing less with one more,
-// and that all peaks of memory are equal; what the caching allocator reserves is told only where
-// the host gets no further ahead, or that changes nothing, and may come out a segment smaller under
-// fsdp1, where it can take a dozen micro-batches that are alike until the allocator needs one more
-// (1 of 300 random plans). Otherwise more micro-batches are simulated, in the end all of them. So
-// the cost of most plans does not depend on `a`.
+// Example: T(4) = 40 ms, T(5) = 47 ms, T(6) = 54 ms: both differences are 7 ms, so 100
+// micro-batches take 54 + 94 x 7 = 712 ms. So the cost of most plans does not depend on `a`.
+//
+// The rule counts only if
+//   - both differences are equal to the picosecond;
+//   - neither the host nor a stream has more work per micro-batch than the period. It would fall
+//     behind further and further, and decide the period once it is behind everything else;
+//   - compute waits for nothing less with one micro-batch more;
+//   - all peaks of memory are equal.
+// Otherwise more micro-batches are simulated, in the end all of them.
+//
+// The reserved memory of the caching allocator is told only where the host gets no further ahead,
+// or where that changes nothing. Under fsdp1 it may come out a segment too small: it can take a
+// dozen micro-batches that are alike until the allocator needs one more (1 of 300 random plans).
 
 #include <cstdint>
 #include <functional>
@@ -75,23 +81,24 @@ enum class Telling : std::uint8_t {
   // that retries with each of three is not simulated with more: then the time goes on by the last
   // difference, whether or not it is steady, and the rest is the largest program's.
   kUntilRetries,
-  // For who wants the time of a plan, good or not: one whose caching allocator retries goes on by
-  // what a micro-batch takes on average between the 8th and the 16th, and holds what the program
-  // with 16 does. Retries come and go in no order, so that only all micro-batches would prove it;
-  // where they come to an end later, the plan is told too slow.
-  // One that fails has no time of the whole step, as with kUntilRetries.
+  // For callers that want the time of any plan, also of one whose caching allocator retries. Such a
+  // plan goes on by the average time of a micro-batch between the 8th and the 16th, with the memory
+  // of the program with 16. Retries come and go in no order, so only all micro-batches would prove
+  // the time. Where retries end later, the plan is told too slow. A plan that fails has no time of
+  // the whole step, as with kUntilRetries.
   kOnAverage,
-  // For who compares many plans and looks at the best ones again: programs with two and three
-  // micro-batches (more where CountUnlike is), and the larger one's memory. Each more takes as long
-  // as the third did, but all of them no less than the host or a stream has to do. Where two
-  // differences are equal, that is what they prove.
+  // For callers that compare many plans and look at the best ones again. Programs with two and
+  // three micro-batches are simulated (more where CountUnlike is), and the memory is the larger
+  // one's. Each further micro-batch takes as long as the third did, but no less than the work that
+  // the host or a stream has for it. If two differences are equal, they prove the time as with
+  // kProven.
   kRoughly,
 };
 
-// Without a trace. Of a step that was not simulated whole, step_time and exposed_comm are those of
-// the plan, and so are the amounts of memory; `timing` and the ops that peaks stand before are
-// those of the largest program. kRoughly: requires options without reserved memory. Throws
-// InputError as Simulator::Run and Lower do.
+// Without a trace. If the step was not simulated whole, step_time, exposed_comm and the amounts of
+// memory are still those of the plan. `timing` and the ops before which peaks stand are those of
+// the largest program. kRoughly: requires options without reserved memory. Throws InputError as
+// Simulator::Run and Lower do.
 [[nodiscard]] SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
                                             const SimulateOptions& options,
                                             Telling telling = Telling::kProven);

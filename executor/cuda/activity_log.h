@@ -2,9 +2,9 @@
 
 // When each op's work ran on the GPU, by CUPTI's activity records: they are exact, and take no
 // events between ops. CUPTI's functions come from a table, which is filled with dlsym, so that
-// nothing links the library and tests put their own functions there. What is declared here is what
-// is used, the same since CUDA 11.8; tests/executor/cuda/cupti_abi_check.cc compares it with the
-// headers where those are installed.
+// nothing links the library and tests put their own functions there. Only the used part is declared
+// here, the same since CUDA 11.8. tests/executor/cuda/cupti_abi_check.cc compares it with the
+// headers where they are installed.
 
 #include <cstddef>
 #include <cstdint>
@@ -85,8 +85,8 @@ class ActivityLog {
   ActivityLog(const ActivityLog&) = delete;
   ActivityLog& operator=(const ActivityLog&) = delete;
 
-  // What the calling thread gives to the GPU from now on, until End, is the span's work. CUPTI does
-  // not know whose work it is that another thread gives for it.
+  // All work that the calling thread gives to the GPU from now on, until End, is the span's. CUPTI
+  // does not know whose work it is that another thread gives for it.
   void Begin(Span& span);
   void End();
   // Writes start and end of all spans since the last call, as times of the clock; spans without

@@ -35,7 +35,7 @@ class CollectiveWatch {
   struct Hooks {
     std::function<GpuEvent()> new_event;
     std::function<bool(GpuEvent event)> is_over;
-    // What is wrong with a communicator, in words; empty: nothing.
+    // Problem of a communicator, in words; empty: none.
     std::function<std::string(std::size_t communicator)> problem_of;
     // Tells the others how far this rank is on every communicator, and what a rank told last;
     // empty: nothing yet.

@@ -81,7 +81,7 @@ struct CublasLtTable {
 // version 13, version 12 is taken.
 [[nodiscard]] std::string LoadCublasLtForGpu(CublasLtTable* table);
 
-// What a GPU lends to choose algorithms by time.
+// Services of a GPU for choosing algorithms by time.
 class ProductTimer {
  public:
   ProductTimer() = default;

@@ -2,8 +2,8 @@
 
 // cuDNN's backend interface, as far as it is used. Its functions come from a table, which is filled
 // with dlsym, so that nothing links the library and tests put their own functions there.
-// tests/executor/cuda/cudnn_abi_check.cc compares what is declared here with cuDNN's header where
-// that is installed.
+// tests/executor/cuda/cudnn_abi_check.cc compares these declarations with cuDNN's header where it
+// is installed.
 
 #include <cstddef>
 #include <cstdint>
@@ -83,7 +83,7 @@ struct CudnnTable {
 // it was when this program was built. Returns what is missing, or an empty text.
 [[nodiscard]] std::string LoadCudnn(CudnnTable* table);
 
-// What is wrong with a version as cuDNN numbers it, or an empty text.
+// Why a version, as cuDNN numbers it, will not do, or an empty text.
 [[nodiscard]] std::string DescribeCudnnVersion(std::size_t version);
 
 // cuDNN's number for numbers that it multiplies for us; -1: our own kernels do.

@@ -59,8 +59,8 @@ struct CudnnTensor {
 [[nodiscard]] CudnnShape CudnnPacked(const CudnnShape& dims);
 
 struct CudnnPlan {
-  // What the plan was made of, before it so that it goes last: whether the library copies it is not
-  // documented.
+  // Descriptors that the plan was made of. They stand before it, so they are destroyed after it:
+  // whether the library copies them is not documented.
   std::vector<CudnnDescriptor> parts;
   CudnnDescriptor plan;  // empty: there is none
   std::int64_t workspace_bytes = 0;
@@ -68,7 +68,7 @@ struct CudnnPlan {
   std::string problem;       // why there is none, mostly in the library's words
 };
 
-// What the library refuses is kept as `problem` of the plan; what is added behind it has no effect.
+// A refusal of the library is kept as `problem` of the plan; later additions have no effect.
 class CudnnGraph {
  public:
   using Uid = std::int64_t;  // at least 1

@@ -1,8 +1,8 @@
 // One rank's view of the GPU: streams, tickets and waiting.
 //
 // Submit gives the work of one op to its stream and returns a ticket, the number of the work on
-// that stream. The host waits in Wait only, for a ticket that it names. Example: op 7 is an
-// all-gather, op 8 a linear layer that reads its result.
+// that stream. The host does not wait here, but in Wait, for a ticket that it names. Example: op 7
+// is an all-gather, op 8 a linear layer that reads its result.
 //
 //   Submit(op 7)         gather stream: launch, record event g3           ticket {gather, 3}
 //   Submit(op 8)         compute stream: wait for g3, launch, record c5   ticket {compute, 5}

@@ -41,7 +41,7 @@ struct CudaOptions {
   // null: the ranks are threads of this process on one GPU (loopback).
   MessagePassing* processes = nullptr;
   const NcclTable* nccl = nullptr;
-  // What times the work of a traced run; null: events do.
+  // Times the work of a traced run; null: events do.
   ActivityLog* activities = nullptr;
   // Counts behind every loss (evaluation); null: nobody asks.
   EvaluationCounter* counter = nullptr;
@@ -51,7 +51,7 @@ struct CudaOptions {
   bool graphs = false;
 };
 
-// What the ranks of one process share.
+// State that the ranks of one process share.
 class CudaWorld {
  public:
   // Keeps references. Throws EnvironmentError for groups larger than loopback can sum, RunError
@@ -74,7 +74,7 @@ class CudaWorld {
   [[nodiscard]] GroupId TurnsOf(GroupId group) const {
     return nccl_ && nccl_->NeedsOneOrder() ? GroupId(0) : group;
   }
-  // What every rank of this process is in, a line each. Any thread.
+  // The ops that every rank of this process has under way, a line each. Any thread.
   [[nodiscard]] std::string DescribeRanks() const;
   [[nodiscard]] OpRing& RingOf(Rank rank) { return rings_.at(rank); }
   // How NCCL gathers; empty: loopback.
@@ -183,7 +183,7 @@ class CudaDevice : public Device {
   void CheckFault();
   // Work that is not known to be over.
   [[nodiscard]] static const Pending& PendingOf(const Queue& queue, std::uint64_t sequence);
-  // What is submitted to the queue from now on starts behind the ticket's work.
+  // Work submitted to the queue from now on starts behind the ticket's work.
   void Follow(Queue& queue, const Ticket& ticket);
   [[nodiscard]] SimTime TimeOf(GpuEvent event);
   // Takes an event that was over at `time`; from now on times may count from it.

@@ -74,7 +74,7 @@ class Gpu {
   [[nodiscard]] virtual GpuStream NewStream(bool high_priority) = 0;
   [[nodiscard]] virtual GpuEvent NewEvent(bool timed) = 0;
   virtual void Record(GpuEvent event, GpuStream stream) = 0;
-  // What is submitted to the stream from now on starts behind the event's last record.
+  // Work submitted to the stream from now on starts behind the event's last record.
   virtual void WaitFor(GpuStream stream, GpuEvent event) = 0;
   [[nodiscard]] virtual bool IsOver(GpuEvent event) = 0;
   virtual void Synchronize(GpuEvent event) = 0;

@@ -2,7 +2,7 @@
 
 // NCCL, as far as it is used. Its functions come from a table, which is filled with dlsym, so that
 // nothing links the library and tests put their own functions there.
-// tests/executor/cuda/nccl_abi_check.cc compares what is declared here with nccl.h where that is
+// tests/executor/cuda/nccl_abi_check.cc compares these declarations with nccl.h where it is
 // installed.
 
 #include <climits>
@@ -28,8 +28,8 @@ struct NcclUniqueId {
   char internal[128];
 };
 
-// The beginning of ncclConfig_t as version 2.28 has it; later versions accept a shorter one. What
-// says INT_MIN or null is NCCL's own choice.
+// The beginning of ncclConfig_t as version 2.28 has it; later versions accept a shorter one. A
+// field with INT_MIN or null is left to NCCL.
 struct NcclConfig {
   std::size_t size = 0;
   unsigned int magic = 0xcafebeef;
@@ -78,7 +78,7 @@ struct NcclTable {
 // was when this program was built. Returns what is missing, or an empty text.
 [[nodiscard]] std::string LoadNccl(NcclTable* table);
 
-// What is wrong with a version as NCCL numbers it (22809 for 2.28.9), or an empty text.
+// Why a version, as NCCL numbers it (22809 for 2.28.9), will not do, or an empty text.
 [[nodiscard]] std::string DescribeNcclVersion(int version);
 
 // NCCL may start collectives of several communicators in another order than the host launched them.

@@ -4,7 +4,7 @@
 // finished. They are told when a run fails, by the thread that finds out, while the rank may hang.
 //
 // Example: a run stops, and rank 3 tells "under way: gather: mb0.layers.4.gather and 1 behind it;
-// issued 417 ops, last ...". The gather stream stands in layer 4, so a peer has not come there.
+// issued 417 ops, last ...". The gather stream stands in layer 4, so a peer may be missing there.
 
 #include <array>
 #include <cstddef>

@@ -10,9 +10,10 @@
 
 namespace shardwright {
 
-// What the shared object exports, as `ShardwrightMakeGpu`. Returns null and writes why, as a text
-// that ends with a zero, when there is no GPU. Program and shared object know of each other only
-// what C has until both have the same number. (Up to number 7 it was another function.)
+// The function that the shared object exports as `ShardwrightMakeGpu`. Returns null and writes why,
+// as a text that ends with a zero, when there is no GPU. Until both are known to have the same
+// number, program and shared object exchange C types only. (Up to number 7 it was another
+// function.)
 using OpenGpuFunction = Gpu* (*)(int version, int device, char* problem, std::size_t size);
 // Raised whenever Gpu, KernelLaunch or a kernel's arguments change. Its last digit is the standard
 // library, whose texts and exceptions pass between the two: 0 libstdc++ with texts of before

@@ -1,7 +1,7 @@
 // The file of choices: a title, then a line for each product.
 //
 //   shardwright products 1: NVIDIA H200, cuBLASLt 130000
-//   1024,768,512,512,-512,1024,... 3f 0 80000001 0 0 0 0 0
+//   1024,768,512,512,-512,768,... 3f 0 80000001 0 0 0 0 0
 //
 // A product is the key of CublasLt's cache, numbers with commas. Behind it stand the eight 64-bit
 // words of cuBLASLt's algorithm, in hexadecimal. They are of use to the same GPU and version only,

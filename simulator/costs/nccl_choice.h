@@ -50,8 +50,8 @@ struct NcclPlace {
                                                            NcclAlgorithm algorithm,
                                                            std::string_view protocol, double bytes);
 
-// Bytes that a thread block of an NVLS or NVLSTree all-reduce hands on at a time, less for arrays
-// that are few rounds of chunks for all blocks and GPUs of a node, and the bytes of such a round.
+// `chunk`: bytes that a thread block of an NVLS or NVLSTree all-reduce hands on at a time. It is
+// smaller for arrays of few rounds. `round`: bytes of one chunk for all blocks and GPUs of a node.
 // In one node 128 KiB at most; over four and more nodes 64 KiB. Source: NVIDIA/nccl src/enqueue.cc
 // (calcCollChunking) and src/transport/nvls.cc (NVLS_NCHANNELS_SM90 = 16, NVLS_NCHANNELS_SM100_NVL
 // = 24, NVLS_NCHANNELS_SM100 = 32 over several nodes), read 2026-11-23 and 2026-11-28.

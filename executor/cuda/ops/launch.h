@@ -44,7 +44,7 @@ class Scratch {
     used_ += size;
     return piece;
   }
-  // What nobody has taken.
+  // The rest, which nobody has taken.
   [[nodiscard]] std::span<std::byte> Rest() const { return memory_.subspan(used_); }
 
  private:

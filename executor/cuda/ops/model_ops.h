@@ -46,7 +46,7 @@ void SubmitGradientNorm(std::span<const ElementRange> gradients, double divisor,
 [[nodiscard]] std::string CudaKernelProblem(const OpSpec& spec, DType compute,
                                             const KernelSetOptions& options);
 
-// What a fault of the kernels means, in the words of the host's kernels; empty: nothing is wrong.
+// A fault of the kernels in the words of the host's kernels; empty: nothing is wrong.
 [[nodiscard]] std::string DescribeFault(const gpu::Fault& fault);
 
 }  // namespace shardwright
