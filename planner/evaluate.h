@@ -2,6 +2,8 @@
 
 // One plan predicted: lowered, verified, simulated, and held against the limits of its job. Every
 // plan takes this way, whoever made it.
+//
+// evaluate.cc has an example with numbers.
 
 #include <cstdint>
 #include <string>

@@ -1,4 +1,12 @@
 // Read-outs of the caching allocator's state: the segment list and the fingerprint.
+//
+// The fingerprint finds the steady state. Example: if the state behind step 5 has the fingerprint
+// of the one behind step 4, step 6 and all later ones repeat step 5, and the replay ends
+// (reserved.cc).
+//
+// All that decides future answers enters: sizes and states of the blocks of each pool in order, and
+// the time that each pending event still needs. Addresses and the clock do not: a step later the
+// same pattern may lie elsewhere. Two different states agree by chance once in 2^64.
 
 #include <algorithm>
 #include <cstddef>

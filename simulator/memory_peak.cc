@@ -1,4 +1,11 @@
 // Which buffers make up a peak of allocated memory; see memory.h.
+//
+// Example: a (10 MiB) and b (20 MiB) are allocated, a is freed, c (5 MiB) is allocated. The peak is
+// 30 MiB behind the point of b. The finder repeats the points up to there and lists b, then a, the
+// largest first, each with the op before which it was allocated.
+//
+// A peak of a steady step may hold buffers of the step before, such as gradients that wait, so one
+// more step runs before the one with the peak. O(points log buffers).
 
 #include <algorithm>
 #include <string>

@@ -1,6 +1,11 @@
 #pragma once
 
 // Front door of the simulator: what one training step costs in time and memory.
+//
+// Times are SimTime (picoseconds), memory is Bytes. A run prices the op shapes, measures the
+// allocated bytes without a clock, and runs steps until two are alike. With `reserved` it replays
+// PyTorch's caching allocator as well. simulate.cc has an example of the rounds between allocator
+// and clock.
 
 #include <optional>
 

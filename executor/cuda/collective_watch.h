@@ -2,6 +2,8 @@
 
 // Finds collectives that never end: another rank is gone, stuck, or in another collective. Knows
 // neither NCCL nor CUDA: what it asks of them are functions, so that tests put their own there.
+//
+// collective_watch.cc has an example with 4 ranks of which one hangs.
 
 #include <chrono>
 #include <cstdint>

@@ -1,6 +1,8 @@
 #pragma once
 
 // Graphs of operations for cuDNN, and the plans that it makes of them.
+//
+// cudnn_graph.cc has an example: a product and an addition.
 
 #include <array>
 #include <cstdint>

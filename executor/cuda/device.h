@@ -2,6 +2,10 @@
 
 // The CUDA device of one rank: streams, events, launches. It names no CUDA type; what lies below is
 // a Gpu.
+//
+// A CudaWorld is made once per process, a CudaDevice once per rank. With --loopback 4 these are one
+// world and 4 devices on 4 threads. device.cc has an example of streams and tickets,
+// device_calls.cc the launches of each call, device_graphs.cc the graphs.
 
 #include <algorithm>
 #include <array>

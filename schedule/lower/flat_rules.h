@@ -3,6 +3,10 @@
 // The common part of FSDP1 and FairScale, its ancestor. A unit has one flat parameter, which is
 // cast, gathered and freed as a whole. Memory is handed between streams by recordStream. Gradients
 // are concatenated, summed, and divided before and after the reduction.
+//
+// Example: a layer of 2,622,464 parameters on 4 ranks. Each rank keeps one flat shard of 655,616
+// elements. A gather makes 5.0 MiB in bf16, of which the layer's parameters are views.
+// flat_rules.cc has the order in which gradients become final.
 
 #include <cstdint>
 #include <memory>

@@ -3,6 +3,10 @@
 // PyTorch FSDP2 (fully_shard): per-parameter sharding, one all-gather and one reduce-scatter per
 // unit, implicit forward prefetch with a parked gather buffer, backward prefetch in reverse
 // post-forward order. Rules: docs/lowering.md, section fsdp2.
+//
+// Example: a weight (512, 512) on 4 ranks is cut by rows: each rank keeps (128, 512). A unit's
+// parameters are gathered together into one buffer and copied out into whole tensors. fsdp2.cc has
+// one step.
 
 #include <cstddef>
 #include <cstdint>

@@ -3,6 +3,9 @@
 // Walks the model forward and backward once per micro-batch, writes the compute ops with their
 // activations and gradients, and calls the dialect at unit boundaries. It is the part of lowering
 // that all dialects share.
+//
+// walker.cc has an example of one block. A dialect writes no op of the model. The walker writes no
+// collective but the model's own, such as SyncBatchNorm's (walker_exchange.cc).
 
 #include <cstdint>
 #include <optional>

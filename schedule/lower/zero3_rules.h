@@ -3,6 +3,9 @@
 // DeepSpeed ZeRO stage 3: parameters are partitioned one by one, fetched module by module and
 // ahead of use along the order that the first pass recorded, and released when they are not used
 // again soon. Rules: docs/lowering.md, section zero3.
+//
+// Example: a weight of 512 x 512 on 4 ranks is cut as a flat array: each rank keeps 65,536
+// elements. zero3.cc has the memory of a rank, zero3_fetches.cc the fetches.
 
 #include <algorithm>
 #include <cstddef>

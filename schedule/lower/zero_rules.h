@@ -3,6 +3,9 @@
 // The common part of DeepSpeed's three ZeRO stages. Masters and states are partitions of the master
 // dtype, beside low-precision weights that the model computes with. Gradients are reduced bucket by
 // bucket as their parameters' hooks fire. The update works on flat partitions.
+//
+// Example: 6,269,440 parameters on 4 ranks: each updates 1,567,360 of them. zero12.cc has one step
+// of stage 2, zero3.cc the memory of stage 3.
 
 #include <memory>
 #include <span>

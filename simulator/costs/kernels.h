@@ -1,6 +1,8 @@
 #pragma once
 
 // Time of kernels on one GPU, running alone. docs/cost_model.md, section "Kernels".
+//
+// kernels.cc has examples of tiles and of ranks with unequal speed.
 
 #include <array>
 #include <cstdint>

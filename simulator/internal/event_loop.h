@@ -2,6 +2,14 @@
 
 // The event loop: one rank, by the rules of docs/execution_model.md. Between two events the set of
 // running ops, and so every speed, is constant.
+//
+// Example: a product of 100 us and an all-gather of 60 us start at 0. Beside the gather the product
+// runs at 0.9 of its speed. At 60 us the gather ends; the product has done 54 us of its work and
+// goes on at full speed for the other 46 us, so it ends at 106 us.
+//
+// Times are picoseconds as integers, so sums are exact and runs repeat. Speeds are looked up by the
+// set of running classes of ops, which is solved once (contention.cc). Cost: O(ops + edges), with
+// O(streams) for each event.
 
 #include <array>
 #include <bit>

@@ -2,6 +2,10 @@
 
 // Shared by the files that launch kernels: views of tensors, pieces of a workspace, common
 // launches.
+//
+// Example of Scratch: a workspace of 10,000 bytes. Take<float>(100) gives 400 bytes at offset 0,
+// the next Take begins at 512, as pieces are rounded up to 256. A piece that does not fit is a bug
+// of the lowering, which has declared too small a workspace.
 
 #include <cstddef>
 #include <cstdint>
