@@ -28,6 +28,8 @@ std::string_view NameOf(CandidateStatus status) {
   return NameIn(kNames, status);
 }
 
+// Example: a limit of 70 GiB and an outcome of 72 GiB are kOverDevice with 2 GiB missing. A host
+// limit of 0 is none.
 std::pair<CandidateStatus, Bytes> HoldAgainst(const Limits& limits, const Outcome& outcome) {
   if (outcome.memory > limits.device) {
     return {CandidateStatus::kOverDevice, outcome.memory - limits.device};
@@ -47,6 +49,7 @@ void SetOutcome(const Outcome& outcome, const Limits& limits, Candidate& candida
 
 Evaluator::Evaluator(const Problem& input) : in_(input), simulator_(input.cluster, input.profile) {}
 
+// Host memory is that of a node: 10 GiB of one rank on a node of 8 GPUs are 80 GiB.
 Outcome Evaluator::OutcomeOf(const SimulatedMemory& memory) const {
   Outcome outcome;
   outcome.peak = memory.allocated.DevicePeak();
@@ -70,6 +73,8 @@ Outcome Evaluator::RunIfFits(const Plan& plan, const Limits& limits) {
   return RunWithin(plan, &limits);
 }
 
+// With limits, memory is measured first, which needs no clock; a plan that does not fit gets no
+// time.
 Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   ++count_;
   std::optional<PlanPrograms> programs;
@@ -96,6 +101,8 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   return OutcomeOf(SimulatePlan(simulator_, *programs, options, Telling::kRoughly));
 }
 
+// `needed` is the memory of the GPU in use at the worst moment: reserved, or placed by native, and
+// the bytes outside the allocator. Native's arena never retries.
 Evaluator::Final Evaluator::FinalOf(const SimulationResult& result, Bytes placed,
                                     Bytes limit) const {
   const ReservedMemory& reserved = *result.memory.reserved;

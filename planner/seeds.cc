@@ -19,6 +19,8 @@ namespace shardwright {
 namespace {
 
 // The baseline's choices in the searched dialect, with the options of that dialect as given.
+// Example: torchtitan's plan for a native search keeps its mesh, units and checkpointing, and gets
+// native's prefetch of `base`.
 Plan Translate(const Plan& baseline, const Plan& base) {
   Plan plan = base;
   plan.shard_size = baseline.shard_size;
@@ -43,6 +45,7 @@ std::string NameOfSeed(Baseline baseline, const UserChoice& choice) {
   return std::string(NameOf(baseline)) + ", recompute " + std::string(RecomputeName(choice));
 }
 
+// The plan of an earlier search, so that a small change of a profile does not change the plan.
 void AddPrevious(const SearchOptions& options, const Branches& branches,
                  std::vector<Candidate>& candidates) {
   const Plan* const plan = options.previous;
@@ -56,6 +59,9 @@ void AddPrevious(const SearchOptions& options, const Branches& branches,
   }
 }
 
+// Example: the fastest plan so far offloads optimizer and activations. Two candidates are added,
+// each with one of them on the device. Offloading costs time, so a plan that fits without it is
+// often faster.
 void AddSimpler(const SearchOptions& options, const Branches& branches,
                 std::vector<Candidate>& candidates) {
   const Branch* fastest = nullptr;

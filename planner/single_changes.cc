@@ -80,6 +80,8 @@ bool IsRoot(const UnitPlan& unit) {
 }
 
 // Lists of the units that come next (in backward: came before), `depth` of them.
+// Example: units A, B, C, D, forward 1 and backward 2. C gathers D early in forward, and B and A
+// early in backward.
 void PrefetchNext(std::size_t forward, std::size_t backward, Plan& plan) {
   std::vector<UnitPlan*> order;
   for (UnitPlan& unit : plan.units) {
@@ -123,6 +125,7 @@ std::string PrefetchText(const Plan& plan) {
                                        std::to_string(backward) + " in backward";
 }
 
+// Simulates every plan that differs from the given one in one choice: some dozens.
 class Finder {
  public:
   Finder(const Problem& input, const SearchOptions& options)
@@ -158,6 +161,8 @@ class Finder {
   }
 
  private:
+  // Example: the plan takes 10 ms. 9.9995 ms is a gain of 0.005 %, which is no more than rounding;
+  // 9.9 ms is kept, and from then on a plan of the same choice has to take less than 9.899 ms.
   void Try(PlanChoice choice, std::string from, std::string to, Plan plan) {
     if (plan == now_) {
       return;
@@ -175,6 +180,8 @@ class Finder {
   }
 
   // Mesh, batch, sync and offload, of which exactly one differs.
+  // Example as above: (shard 4, micro-batch 1) differs in one and is tried; (shard 4, micro-batch
+  // 2) is not.
   void Outer(const Space& space) {
     for (const OuterChoice& outer : space.outer) {
       const bool mesh = outer.shard_size != now_.shard_size;
@@ -235,6 +242,7 @@ class Finder {
     }
   }
 
+  // Three, two or four plans, by how the dialect gathers early.
   void Prefetch() {
     if (options_.fixed.prefetch || options_.fixed.in_flight || options_.fixed.units) {
       return;
@@ -268,6 +276,7 @@ class Finder {
     }
   }
 
+  // Each pattern on all blocks and on every second one.
   void Recompute(const Space& space) {
     if (in_.job.mode == JobMode::kForward || now_.recompute.empty() || options_.fixed.recompute) {
       return;  // more of it gains memory, never time
