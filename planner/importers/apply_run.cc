@@ -294,6 +294,24 @@ void ApplyPairs(const RunSettings& run, PlanFile& file) {
   }
 }
 
+// Of trainers that count samples of all ranks: as many micro-batches as these make.
+void ApplyGlobalBatch(const RunSettings& run, PlanFile& file) {
+  if (run.script.global_batch == 0) {
+    return;
+  }
+  const std::int64_t pass = file.cluster.RankCount() * file.plan.micro_batch;
+  if (run.script.global_batch % pass != 0) {
+    throw InputError(run.trainer_file + (run.script.automodel ? ": step_scheduler." : ": ") +
+                         "global_batch_size",
+                     std::to_string(run.script.global_batch),
+                     "a multiple of " + std::to_string(pass) + ", which one pass of all ranks has");
+  }
+  file.plan.accumulation = run.script.global_batch / pass;
+  const bool is_last = file.plan.accumulation > 1 && !run.trainer->sync_each_batch.value_or(false);
+  file.plan.sync = is_last ? SyncMode::kLast : SyncMode::kEvery;
+  file.job.global_batch = run.script.global_batch;
+}
+
 void ApplyHf(const RunSettings& run, PlanFile& file) {
   const std::string& where = run.files.front();
   if (run.script.has_bf16_weights && run.script.adapters.rank == 0) {
@@ -346,21 +364,7 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
   if (run.trainer->gradient_checkpointing.value_or(false)) {
     RecomputeBlocks(file);
   }
-  if (run.script.global_batch > 0) {
-    const std::int64_t pass = file.cluster.RankCount() * file.plan.micro_batch;
-    if (run.script.global_batch % pass != 0) {
-      throw InputError(
-          run.trainer_file + (run.script.automodel ? ": step_scheduler" : "") +
-              ": global_batch_size",
-          std::to_string(run.script.global_batch),
-          "a multiple of " + std::to_string(pass) + ", which one pass of all ranks has");
-    }
-    file.plan.accumulation = run.script.global_batch / pass;
-    const bool is_last =
-        file.plan.accumulation > 1 && !run.trainer->sync_each_batch.value_or(false);
-    file.plan.sync = is_last ? SyncMode::kLast : SyncMode::kEvery;
-    file.job.global_batch = run.script.global_batch;
-  }
+  ApplyGlobalBatch(run, file);
   if (run.script.automodel) {
     file.job.optimizer = run.script.automodel->optimizer;
   }
