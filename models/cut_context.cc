@@ -75,6 +75,8 @@ class ContextCutter {
   }
 
  private:
+  static constexpr const char* kInputs =
+      "attention of other inputs than q, k and v of one sequence";
   [[noreturn]] void Refuse(const ModelOp& op, const std::string& what) const {
     const std::string& module = model_.modules[op.module.value].fqn;
     throw InputError(where_, std::to_string(ranks_),
@@ -96,7 +98,7 @@ class ContextCutter {
     spec.rows /= ranks_;
     if (rule == ContextRule::kAttention) {
       if (op.inputs.size() != 3 || spec.has_bias || spec.seq_q != spec.seq_k) {
-        Refuse(op, "attention of other inputs than q, k and v of one sequence");
+        Refuse(op, kInputs);
       }
       spec.seq_q /= ranks_;
       spec.context_ranks = ranks_;
@@ -108,6 +110,9 @@ class ContextCutter {
 
   // All tokens of `part`, in front of `op`.
   TensorId Gather(const ModelOp& op, const char* name, TensorId part, std::int64_t features) {
+    if (model_.tensors[part.value].elements * ranks_ != model_.sequence_length * features) {
+      Refuse(op, kInputs);  // packed with others
+    }
     OpSpec spec;
     spec.kind = OpKind::kGatherTokens;
     spec.rows = model_.sequence_length;
