@@ -613,15 +613,14 @@ void SetOuter(const OuterChoice& outer, Plan& plan) {
 
 std::int64_t DataRanks(const Cluster& cluster, const Mesh& cut) {
   const std::int64_t ranks = cluster.RankCount();
-  const auto divide = [&](std::int64_t by, const char* name) {
-    if (ranks % by != 0) {
-      throw InputError("--shard: " + std::string(name), std::to_string(by),
-                       "a divisor of the " + std::to_string(ranks) + " ranks");
-    }
-  };
-  divide(cut.tensor, "tp");
-  divide(cut.context, "cp");
-  return ranks / (cut.tensor * cut.context);
+  const Mesh mesh = MeshOver(ranks, {.size = {1, 0}, .tensor = cut.tensor, .context = cut.context});
+  const bool is_whole = mesh.RankCount() == ranks;
+  if (!is_whole || !mesh.SplitsInto(cut.context)) {
+    throw InputError(is_whole ? "--shard: cp" : "--shard: tp",
+                     std::to_string(is_whole ? cut.context : cut.tensor),
+                     "a divisor of the " + std::to_string(ranks) + " ranks");
+  }
+  return mesh.DataCount();
 }
 
 Plan OuterPlan(const OuterChoice& outer, const SearchOptions& options) {

@@ -67,6 +67,8 @@ struct Mesh {
   }
   // Ranks that read samples of their own.
   [[nodiscard]] constexpr std::int64_t DataCount() const { return CopyCount() / context; }
+  // Those of one copy of the parameters.
+  [[nodiscard]] constexpr std::int64_t DataShards() const { return Along(Axis::kShard) / context; }
   // Ranks that reduce the gradients of one parameter.
   [[nodiscard]] constexpr std::int64_t CopyCount() const {
     return Along(Axis::kReplicate) * Along(Axis::kShard);

@@ -327,7 +327,7 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   s.mixed_precision_reduce = "float32";
   s.enable_cpu_offload = plan.offload.parameters;
   s.data_parallel_replicate_degree = plan.replicate_size;
-  s.data_parallel_shard_degree = plan.shard_size / plan.context_size;
+  s.data_parallel_shard_degree = MeshOf(plan).DataShards();
   if (plan.expert_size > 1) {
     s.expert_parallel_degree = plan.expert_size;
   }
