@@ -54,7 +54,7 @@ Searched SearchBatch(const Problem& problem, std::int64_t global_batch, std::int
 
 // The fastest of the powers of two, and whether the last one that was tried still gained.
 std::pair<Searched, bool> SearchMicroBatches(const Problem& problem, const SearchOptions& given) {
-  const std::int64_t ranks = DataRanks(problem.cluster, given.base.tensor_size);
+  const std::int64_t ranks = DataRanks(problem.cluster, MeshOf(given.base));
   if (given.fixed.micro_batch) {
     return {SearchBatch(problem, ranks * given.base.micro_batch, 0, given), false};
   }

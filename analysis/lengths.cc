@@ -349,6 +349,10 @@ StepsByLength SampleStepsByLength(const PlanFile& file, const Lengths& lengths,
     throw InputError("--lengths", "layers cut among " + std::to_string(file.plan.tensor_size),
                      "ranks with whole layers, which take samples of any length");
   }
+  if (file.plan.context_size > 1) {
+    throw InputError("--lengths", "tokens cut among " + std::to_string(file.plan.context_size),
+                     "ranks with whole samples");
+  }
   const Model& model = file.model;
   const bool reads_two =
       std::any_of(model.tensors.begin(), model.tensors.end(),

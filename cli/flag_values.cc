@@ -371,16 +371,20 @@ ReshardChoice ReadReshard(const Flag& flag) {
 ShardChoice ReadShard(const Flag& flag) {
   ShardChoice choice;
   const std::vector<std::string> words = Split(flag.text, ',');
-  const std::pair<std::string_view, std::int64_t*> kinds[] = {
-      {"", &choice.size}, {"ep=", &choice.experts}, {"tp=", &choice.tensor}};
+  const std::pair<std::string_view, std::int64_t*> kinds[] = {{"", &choice.size},
+                                                              {"ep=", &choice.experts},
+                                                              {"tp=", &choice.tensor},
+                                                              {"cp=", &choice.context}};
   std::size_t next = 0;  // each kind at most once, in this order
   for (const std::string& word : words) {
-    const std::size_t kind = word.starts_with("tp=") ? 2 : word.starts_with("ep=") ? 1 : 0;
+    std::size_t kind = std::size(kinds) - 1;
+    while (!word.starts_with(kinds[kind].first)) {
+      --kind;
+    }
     if (kind < next) {
-      throw FlagError(
-          flag,
-          "ranks, those that share out experts, those that cut layers: 64 or 64,ep=8 or "
-          "64,tp=8");
+      throw FlagError(flag,
+                      "ranks, those that share out experts, those that cut layers, those that cut "
+                      "tokens: 64 or 64,ep=8 or 64,tp=8 or 64,cp=4");
     }
     *kinds[kind].second =
         ReadCount({flag.name, word.substr(kinds[kind].first.size())}, 1, kMaxRanks);

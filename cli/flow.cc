@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <string_view>
+#include <utility>
+
+#include <nlohmann/json.hpp>
 
 #include "analysis/estimate.h"
+#include "cli/table.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
@@ -219,11 +223,11 @@ PlanFile MakeJobFile(const PlanOptions& options) {
   }
   file.job.global_batch = options.global_batch > 0
                               ? options.global_batch
-                              : DataRanks(file.cluster, options.plan.tensor_size) *
+                              : DataRanks(file.cluster, MeshOf(options.plan)) *
                                     options.plan.micro_batch *
                                     std::max<std::int64_t>(options.accumulation, 1);
   file.model = LoadModelForJob(options.model, file.job, Path("plan"));
-  CutForPlan(file.model, file.job, options.plan, "--shard: ep", "--shard: tp");
+  CutForPlan(file.model, file.job, options.plan, {"--shard: ep", "--shard: tp", "--shard: cp"});
   if (options.job.sequence_length > 0 && file.model.sequence_length == 0) {
     throw InputError("--seq", std::to_string(options.job.sequence_length),
                      "no such flag with " + file.model.name + ", which has no sequences");
@@ -270,7 +274,26 @@ std::string MeshText(const Plan& plan) {
          (plan.tensor_size == 1 ? "" : " x tensor " + WithCommas(plan.tensor_size)) +
          (plan.expert_size == 1
               ? ""
-              : ", of which " + WithCommas(plan.expert_size) + " share out the experts");
+              : ", of which " + WithCommas(plan.expert_size) + " share out the experts") +
+         (plan.context_size == 1
+              ? ""
+              : ", of which " + WithCommas(plan.context_size) + " have a part of the same tokens");
+}
+
+void AddMesh(const Plan& plan, nlohmann::ordered_json& json) {
+  json["dialect"] = NameOf(plan.dialect);
+  json["shard_size"] = plan.shard_size;
+  json["replicate_size"] = plan.replicate_size;
+  const std::pair<const char*, std::int64_t> others[] = {{"expert_size", plan.expert_size},
+                                                         {"tensor_size", plan.tensor_size},
+                                                         {"context_size", plan.context_size}};
+  for (const auto& [name, size] : others) {
+    if (size > 1) {
+      json[name] = size;
+    }
+  }
+  json["micro_batch"] = plan.micro_batch;
+  json["accumulation"] = plan.accumulation;
 }
 
 std::string TitleOf(const PlanFile& file) {

@@ -8,6 +8,7 @@
 
 #include "cli/command.h"
 #include "cli/plan_options.h"
+#include "core/ordered_json.h"
 #include "schedule/plan_file.h"
 
 namespace shardwright {
@@ -58,5 +59,7 @@ void SetUnits(const PlanOptions& options, const Model& model, const Job& job, Pl
 
 // "shard 2 x replicate 1 x tensor 4", and how many share out the experts.
 [[nodiscard]] std::string MeshText(const Plan& plan);
+// Dialect, sizes of the mesh and batch, as reports in JSON have them.
+void AddMesh(const Plan& plan, nlohmann::ordered_json& json);
 
 }  // namespace shardwright

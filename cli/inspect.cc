@@ -275,17 +275,7 @@ Report InspectPlan(const PlanFile& file, const InspectOptions& options) {
   json["ranks"] = file.cluster.RankCount();
   json["profile"] = file.profile.name;
   json["kernel_set"] = file.kernels.name;
-  json["dialect"] = NameOf(file.plan.dialect);
-  json["shard_size"] = file.plan.shard_size;
-  json["replicate_size"] = file.plan.replicate_size;
-  if (file.plan.expert_size > 1) {
-    json["expert_size"] = file.plan.expert_size;
-  }
-  if (file.plan.tensor_size > 1) {
-    json["tensor_size"] = file.plan.tensor_size;
-  }
-  json["micro_batch"] = file.plan.micro_batch;
-  json["accumulation"] = file.plan.accumulation;
+  AddMesh(file.plan, json);
   json["units"] = UnitsJson(file, program);
   json["program"] = {{"init_ops", program.init.size()},
                      {"warmup_ops", program.warmup.size()},

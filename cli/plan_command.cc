@@ -51,7 +51,9 @@ std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::str
                           WithCommas(largest) + " parameters"});
   table.Row({"ranks", WithCommas(MeshOf(plan).RankCount()) + " = " + MeshText(plan)});
   table.Row({"batch", WithCommas(file.job.global_batch) +
-                          (plan.tensor_size > 1 ? " = shard x replicate" : " = ranks") +
+                          (plan.context_size > 1  ? " = shard x replicate / context"
+                           : plan.tensor_size > 1 ? " = shard x replicate"
+                                                  : " = ranks") +
                           " x micro-batch " + WithCommas(plan.micro_batch) + " x accumulation " +
                           WithCommas(plan.accumulation)});
   table.Row({"sequence", WithCommas(file.job.sequence_length)});
@@ -73,17 +75,7 @@ std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std:
   json["trainable_parameters"] = CountParameters(file.model, true);
   json["cluster"] = file.cluster.name;
   json["ranks"] = file.cluster.RankCount();
-  json["dialect"] = NameOf(file.plan.dialect);
-  json["shard_size"] = file.plan.shard_size;
-  json["replicate_size"] = file.plan.replicate_size;
-  if (file.plan.expert_size > 1) {
-    json["expert_size"] = file.plan.expert_size;
-  }
-  if (file.plan.tensor_size > 1) {
-    json["tensor_size"] = file.plan.tensor_size;
-  }
-  json["micro_batch"] = file.plan.micro_batch;
-  json["accumulation"] = file.plan.accumulation;
+  AddMesh(file.plan, json);
   json["global_batch"] = file.job.global_batch;
   json["sequence_length"] = file.job.sequence_length;
   json["units"] = file.plan.units.size();
@@ -165,10 +157,11 @@ struct DialectSearch {
 
   [[nodiscard]] std::string Name() const {
     const std::int64_t experts = options.plan.expert_size;
-    const std::int64_t tensor = options.plan.tensor_size;
+    const std::int64_t tensor = options.plan.tensor_size, context = options.plan.context_size;
     return std::string(NameOf(options.plan.dialect)) +
            (experts > 1 ? " with ep " + std::to_string(experts) : "") +
-           (tensor > 1 ? " with tp " + std::to_string(tensor) : "");
+           (tensor > 1 ? " with tp " + std::to_string(tensor) : "") +
+           (context > 1 ? " with cp " + std::to_string(context) : "");
   }
   // What the objective minimises; infinite: nothing fits.
   [[nodiscard]] double Cost() const {
@@ -207,40 +200,49 @@ Json DialectsJson(const std::vector<DialectSearch>& searches) {
     json.push_back({{"dialect", NameOf(search.options.plan.dialect)},
                     {"expert_size", search.options.plan.expert_size},
                     {"tensor_size", search.options.plan.tensor_size},
+                    {"context_size", search.options.plan.context_size},
                     {"feasible", r.is_feasible},
                     {"step_time_s", r.is_feasible ? Json(r.best.step_time.value) : Json()}});
   }
   return json;
 }
 
-constexpr std::string_view kAnyExperts = "ep=any", kAnyTensor = "tp=any";
+constexpr std::string_view kAnyExperts = "ep=any";
 
-// The words that `tp=any` stands for: ranks of one node, as many as leave a batch for the others.
-std::vector<std::string> TensorWords(const Arguments& arguments) {
+// The words that `tp=any` and `cp=any` stand for, `kind` being "tp=" or "cp=": ranks of one node,
+// or of all, as many as leave a batch for the others.
+std::vector<std::string> PartWords(const Arguments& arguments, const std::string& kind) {
   const std::string text = arguments.Get("--shard").text;
   Arguments one = arguments;
-  one.text["--shard"] = "tp=1";
+  one.text["--shard"] = kind + "1";
   one.text["--dialect"] = std::string(NameOf(Dialect::kFsdp2));
-  if (text != kAnyTensor) {
-    throw UsageError("--shard: got " + Quoted(text) + ", expected tp=any alone; shards follow");
+  if (text != kind + "any") {
+    throw UsageError("--shard: got " + Quoted(text) + ", expected " + kind +
+                     "any alone; shards follow");
   }
   const PlanOptions options = ReadPlanOptions(one);
   const Cluster cluster = MakeJobFile(options).cluster;
+  const bool cuts_layers = kind == "tp=";
+  const std::int64_t most = cuts_layers ? cluster.gpus_per_node : cluster.RankCount();
   std::vector<std::string> words;
-  for (std::int64_t tensor = 1; cluster.gpus_per_node % tensor == 0; tensor *= 2) {
-    if (options.global_batch % DataRanks(cluster, tensor) == 0) {
-      words.push_back("tp=" + std::to_string(tensor));
+  for (std::int64_t ranks = 1; most % ranks == 0; ranks *= 2) {
+    Mesh cut;
+    (cuts_layers ? cut.tensor : cut.context) = ranks;
+    if (options.global_batch % DataRanks(cluster, cut) == 0) {
+      words.push_back(kind + std::to_string(ranks));
     }
   }
-  return words.empty() ? std::vector<std::string>{"tp=1"} : words;
+  return words.empty() ? std::vector<std::string>{kind + "1"} : words;
 }
 
 // The words of `--shard` that `ep=any` stands for: 1, 2, 4, ... ranks that share out the experts,
 // as far as they divide the ranks and the experts of each layer.
 std::vector<std::string> ShardWords(const Arguments& arguments) {
   const std::string text = arguments.Get("--shard").text;
-  if (text.ends_with(kAnyTensor)) {
-    return TensorWords(arguments);
+  for (const char* kind : {"tp=", "cp="}) {
+    if (text.ends_with(std::string(kind) + "any")) {
+      return PartWords(arguments, kind);
+    }
   }
   if (!text.ends_with(kAnyExperts)) {
     return {text};
@@ -274,7 +276,8 @@ std::vector<Arguments> Variants(const Arguments& arguments) {
        words.empty() ? std::vector<std::string>{""} : ReadList(arguments.Get("--dialect"))) {
     for (const std::string& shard : shards) {
       const bool is_cut =
-          &shard != &shards.front() || (shard.starts_with("tp=") && shard != "tp=1");
+          &shard != &shards.front() ||
+          ((shard.starts_with("tp=") || shard.starts_with("cp=")) && !shard.ends_with("p=1"));
       if (!dialect.empty() && dialect != NameOf(Dialect::kFsdp2) && is_cut) {
         continue;  // they share out nothing
       }
@@ -299,19 +302,20 @@ int RunVariants(const Arguments& arguments) {
     ReadSearchOptions(one, search.options);
     if (!search.options.search || search.options.objective == Objective::kCost) {
       const bool is_dialects = arguments.Get("--dialect").text.find(',') != std::string::npos;
-      throw UsageError(std::string(is_dialects ? "--dialect" : "--shard: ep=any, tp=any") +
+      throw UsageError(std::string(is_dialects ? "--dialect" : "--shard: ep=any, tp=any, cp=any") +
                        (search.options.search
                             ? ": several are for a search of one number of nodes"
                             : ": a search compares several; add --search and --global-batch"));
     }
     searches.push_back(std::move(search));
   }
-  // Of ranks that cut layers, more than those that cannot cannot, either.
+  // Of ranks that cut layers or tokens, more than those that cannot cannot, either.
   for (auto search = searches.begin(); search != searches.end(); ++search) {
     try {
       search->searched = SearchPlan(search->options, arguments.streams.stop);
     } catch (const InputError& error) {
-      if (search == searches.begin() || search->options.plan.tensor_size == 1) {
+      const Plan& plan = search->options.plan;
+      if (search == searches.begin() || plan.tensor_size * plan.context_size == 1) {
         throw;
       }
       Say("note: not " + search->Name() + " or more: " + error.what());
@@ -410,11 +414,12 @@ PlanOptions OptionsBesideRun(const Arguments& given, const PlanFile& run) {
   PlanOptions options = ReadPlanOptions(arguments);
   ReadSearchOptions(arguments, options);
   const Plan typed = options.plan;
-  const bool is_cut = run.plan.expert_size > 1 || run.plan.tensor_size > 1;
+  const bool is_cut =
+      run.plan.expert_size > 1 || run.plan.tensor_size > 1 || run.plan.context_size > 1;
   if (is_cut && typed.dialect != run.plan.dialect) {
     throw UsageError(
         "--dialect " + std::string(NameOf(typed.dialect)) +
-        ": the run of --from shares out experts or cuts layers, which fsdp2 alone does");
+        ": the run of --from shares out experts or cuts layers or tokens, which fsdp2 alone does");
   }
   // The options of one dialect are no plan of another one.
   options.plan =

@@ -71,8 +71,8 @@ std::string BaselinesText(const SearchedPlan& searched) {
     if (!baseline.outcome) {
       const Plan& plan = searched.file.plan;
       table.Row({name, "-", "-",
-                 plan.tensor_size > 1 || plan.expert_size > 1
-                     ? "not compared: it neither cuts layers nor shares out experts"
+                 plan.tensor_size > 1 || plan.expert_size > 1 || plan.context_size > 1
+                     ? "not compared: it neither cuts layers or tokens nor shares out experts"
                      : "cannot be applied"});
       continue;
     }

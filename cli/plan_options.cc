@@ -197,6 +197,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.shard_size = shard.size;
   options.plan.expert_size = shard.experts;
   options.plan.tensor_size = shard.tensor;
+  options.plan.context_size = shard.context;
   arguments.SetCount("--replicate", kMaxRanks, options.replicate_size);
   arguments.SetCount("--accumulation", kMaxAccumulation, options.accumulation);
   arguments.Set("--reshard", options.reshard, ReadReshard);

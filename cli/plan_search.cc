@@ -106,11 +106,11 @@ std::optional<Seconds> NativeTime(const PlanFile& chosen) {
 }
 
 SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
-  const std::int64_t data_ranks = DataRanks(file.cluster, options.plan.tensor_size);
+  const std::int64_t data_ranks = DataRanks(file.cluster, MeshOf(options.plan));
   if (options.node_counts.empty() && file.job.global_batch % data_ranks != 0) {
     throw InputError("--global-batch: got " + std::to_string(file.job.global_batch) +
                      ", expected a multiple of " + std::to_string(data_ranks) +
-                     (options.plan.tensor_size > 1 ? " data-parallel ranks" : " ranks") +
+                     (data_ranks < file.cluster.RankCount() ? " data-parallel ranks" : " ranks") +
                      std::string(" x micro-batch 1"));
   }
   SearchOptions search;

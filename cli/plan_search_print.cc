@@ -194,17 +194,7 @@ Json MemoryJson(const MemoryPeak& peak, Bytes outside) {
 void AddChosen(const SearchedPlan& searched, Json& json) {
   const SearchResult& r = searched.result;
   const Plan& plan = searched.file.plan;
-  json["dialect"] = NameOf(plan.dialect);
-  json["shard_size"] = plan.shard_size;
-  json["replicate_size"] = plan.replicate_size;
-  if (plan.expert_size > 1) {
-    json["expert_size"] = plan.expert_size;
-  }
-  if (plan.tensor_size > 1) {
-    json["tensor_size"] = plan.tensor_size;
-  }
-  json["micro_batch"] = plan.micro_batch;
-  json["accumulation"] = plan.accumulation;
+  AddMesh(plan, json);
   json["units"] = plan.units.size();
   json["family"] = r.candidates[r.best.index].family;
   json["label"] = r.candidates[r.best.index].label;

@@ -280,7 +280,8 @@ std::string TakenText(const PlanFile& file) {
     text += ", sequence " + WithCommas(file.job.sequence_length);
   }
   return text + ", batch " + WithCommas(file.job.global_batch) + " = " +
-         WithCommas(MeshOf(plan).DataCount()) + (plan.tensor_size > 1 ? " groups" : " ranks") +
+         WithCommas(MeshOf(plan).DataCount()) +
+         (MeshOf(plan).DataCount() < MeshOf(plan).RankCount() ? " groups" : " ranks") +
          " x micro-batch " + WithCommas(plan.micro_batch) + " x accumulation " +
          WithCommas(plan.accumulation) +
          (file.cluster.SharedCores() > 0

@@ -27,7 +27,8 @@ double TrainingFlopsPerParameter(const Parameter& param) {
 // Rows in which the parameters of one op are used per sample, as published formulas count them: a
 // norm counts once per token even where it runs once per head.
 double ParameterUses(const Model& model, const OpSpec& spec) {
-  const double tokens = static_cast<double>(std::max<std::int64_t>(model.sequence_length, 1));
+  const double tokens =
+      static_cast<double>(std::max<std::int64_t>(model.sequence_length / model.context_ranks, 1));
   switch (spec.kind) {
     case OpKind::kLinear:
     case OpKind::kRouter:
@@ -374,7 +375,7 @@ Flops ConventionFlopsPerSample(const Model& model) {
                static_cast<double>(param.Elements() * param.tensor_parts) * uses;
     }
   }
-  return Flops(flops);
+  return Flops(flops * static_cast<double>(model.context_ranks));
 }
 
 std::string OpLabel(const Model& model, const ModelOp& op) {

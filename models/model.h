@@ -76,7 +76,8 @@ enum class OpKind : std::uint8_t {
   kExchange,  // (rows, in) -> (rows, in): all-to-all among the ranks that share the experts;
               // routed: input 1 are the numbers, which are exchanged first
   kCombine,   // inputs those rows and the router's output: weighted sum per token (rows, in)
-  // What CutTensor puts between ops, among the ranks that cut every layer.
+  // What CutTensor puts between ops, among the ranks that cut every layer; the first also
+  // CutContext, among the ranks that have a part of the tokens each.
   kGatherTokens,   // all-gather: (rows / ranks, in) -> (rows, in)
   kScatterTokens,  // reduce-scatter of partial sums: (rows, in) -> (rows / ranks, in)
 };
@@ -201,6 +202,9 @@ struct OpSpec {
   // kGatherTokens, kScatterTokens, kCrossEntropy of a part of the vocabulary: ranks that cut the
   // layer
   std::int64_t tensor_ranks = 0;
+  // kAttention, and kGatherTokens in front of it: ranks that have a part of the tokens each. seq_q
+  // is of one rank, seq_k of all.
+  std::int64_t context_ranks = 0;
 
   // What the numbers depend on and the cost does not.
   double epsilon = 0.0;        // norms: added to the variance or mean square
@@ -291,6 +295,7 @@ struct Model {
   std::int64_t sequence_length = 0;    // tokens per sample; 0 for image models
   std::int64_t tokens_per_sample = 0;  // what throughput counts: tokens, or 1 per image
   std::int64_t tensor_ranks = 1;       // it is one of so many equal parts (CutTensor)
+  std::int64_t context_ranks = 1;  // it has one of so many equal parts of the tokens (CutContext)
   // What the config says of first values: initializer_range or init_std, the standard deviation of
   // matrices; of T5 initializer_factor, which multiplies all of them.
   double initializer = 0.02;

@@ -22,6 +22,11 @@
 namespace shardwright {
 namespace {
 
+// How many ranks read the same samples.
+Mesh CutOf(const Model& model) {
+  return {.tensor = model.tensor_ranks, .context = model.context_ranks};
+}
+
 constexpr std::int64_t kKeptLinears = 2;  // torchtitan's selective_ac_option "2"
 
 // How each applies its framework. By value of Baseline.
@@ -94,7 +99,7 @@ std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const Problem&
     }
     try {
       Plan plan = BaselinePlan(baseline, problem.model,
-                               DataRanks(problem.cluster, problem.model.tensor_ranks), choice);
+                               DataRanks(problem.cluster, CutOf(problem.model)), choice);
       if (FactsOf(plan).flat_units) {  // FSDP1's wrap policies do so unasked
         KeepFullPrecision(problem.model, problem.job.precision, plan);
       }
@@ -178,16 +183,17 @@ Plan BaselinePlan(Baseline baseline, const Model& model, std::int64_t ranks,
   plan.dialect = row.dialect;
   const DialectFacts& facts = FactsOf(plan);
   const bool shards = facts.mesh != MeshChoice::kReplicas;
-  plan.shard_size = shards ? ranks : 1;
-  plan.replicate_size = shards ? 1 : ranks;
+  plan.shard_size = shards ? ranks * model.context_ranks : 1;
+  plan.replicate_size = shards ? 1 : ranks * model.context_ranks;
   plan.micro_batch = choice.micro_batch;
   plan.accumulation = choice.accumulation;
   plan.units = Wrap(model, ParseWrap(std::string(row.wrap), where), {}, plan.dialect, where);
-  if (baseline == Baseline::kTorchtitan) {  // who shares out experts and cuts layers
+  if (baseline == Baseline::kTorchtitan) {  // who shares out experts, cuts layers and tokens
     for (const Parameter& param : model.params) {
       plan.expert_size = std::max(plan.expert_size, param.parts);
     }
     plan.tensor_size = model.tensor_ranks;
+    plan.context_size = model.context_ranks;
     AddExpertUnits(model, plan.units);
   }
   if (choice.recompute) {
@@ -225,7 +231,7 @@ std::vector<UserChoice> UserChoices(Baseline baseline, JobMode mode, std::int64_
 std::vector<BaselineResult> EvaluateBaselines(Problem problem, std::optional<UserChoice> choice,
                                               Bytes memory_limit, int threads,
                                               const std::atomic<bool>* stop) {
-  const std::int64_t ranks = DataRanks(problem.cluster, problem.model.tensor_ranks);
+  const std::int64_t ranks = DataRanks(problem.cluster, CutOf(problem.model));
   std::int64_t& global = problem.job.global_batch;
   global = choice ? ranks * choice->micro_batch * choice->accumulation : global;
   if (!choice && (global <= 0 || global % ranks != 0)) {

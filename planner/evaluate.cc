@@ -128,7 +128,7 @@ Rates RatesOf(const Problem& problem, const Plan& plan, Seconds step_time) {
       peak.value_or(PeakFlops(problem.cluster.gpu, MathType::kFp32).value_or(FlopsPerSecond(0.0)));
   const double samples = static_cast<double>(plan.micro_batch) *
                          static_cast<double>(plan.accumulation) /
-                         static_cast<double>(plan.tensor_size);  // of one GPU
+                         static_cast<double>(plan.tensor_size * plan.context_size);  // of one GPU
   if (step_time.value > 0.0) {
     rates.tokens_per_second_per_gpu =
         samples * static_cast<double>(problem.model.tokens_per_sample) / step_time.value;

@@ -90,7 +90,7 @@ void AddNodes(const Problem& input, const SearchOptions& options, std::vector<Fi
     Problem larger = input;
     larger.cluster.node_count *= times;
     std::int64_t& batch = larger.job.global_batch;
-    const std::int64_t ranks = DataRanks(larger.cluster, options.base.tensor_size);
+    const std::int64_t ranks = DataRanks(larger.cluster, MeshOf(options.base));
     std::string change = "--nodes " + std::to_string(larger.cluster.node_count);
     if (batch % ranks != 0) {
       batch = CeilDiv(batch, ranks) * ranks;

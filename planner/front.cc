@@ -44,26 +44,28 @@ NodeCountResult SearchCount(const Problem& input, const SearchOptions& options, 
   NodeCountResult row;
   row.nodes = nodes;
   row.ranks = counted.cluster.RankCount();
-  const std::int64_t tensor = options.base.tensor_size;
-  if (!Mesh{{1, row.ranks}}.SplitsInto(tensor)) {
-    row.refusal = "ranks that cut layers (tp) do not divide its ranks";
+  const Mesh cut = MeshOf(options.base);
+  if (!Mesh{{1, row.ranks}}.SplitsInto(cut.tensor * cut.context)) {
+    row.refusal = "ranks that cut layers (tp) or tokens (cp) do not divide its ranks";
     return row;
   }
-  const std::int64_t data_ranks = DataRanks(counted.cluster, tensor);
+  const std::int64_t data_ranks = DataRanks(counted.cluster, cut);
   const std::int64_t per_step = input.job.global_batch * input.model.tokens_per_sample;
   row.steps = CeilDiv(tokens, std::max<std::int64_t>(per_step, 1));
   if (input.job.global_batch % data_ranks != 0) {
-    row.refusal = tensor > 1 ? "the global batch is no multiple of its data-parallel ranks"
-                             : "the global batch is no multiple of its ranks";
+    row.refusal = data_ranks < row.ranks
+                      ? "the global batch is no multiple of its data-parallel ranks"
+                      : "the global batch is no multiple of its ranks";
     return row;
   }
-  if (!Mesh{{1, data_ranks}}.SplitsInto(options.base.expert_size)) {
+  if (!Mesh{{1, data_ranks * cut.context}}.SplitsInto(options.base.expert_size)) {
     row.refusal = "ranks that share out experts (ep) do not divide its ranks";
     return row;
   }
   SearchOptions here = options;
   if (options.fixed.mesh) {
-    const Mesh mesh = MeshOver(row.ranks, {.size = {0, here.base.shard_size}, .tensor = tensor});
+    const Mesh mesh =
+        MeshOver(row.ranks, {.size = {0, here.base.shard_size}, .tensor = cut.tensor});
     if (mesh.RankCount() != row.ranks) {
       row.refusal = "the shard size does not divide its ranks";
       return row;

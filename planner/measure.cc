@@ -100,10 +100,11 @@ class Prober {
     return code == OpCode::kCompute || code == OpCode::kAccumulateGrad;
   }
 
-  // Of ranks that cut a layer; of the block whose op is right before it.
+  // Of ranks that cut a layer or tokens; of the block whose op is right before it.
   [[nodiscard]] static bool MovesTokens(const Program& program, const Op& op) {
     const OpShape& shape = program.ShapeOf(op);
-    return program.tensor_size > 1 && shape.stream == Stream::kCompute &&
+    return (program.tensor_size > 1 || program.context_size > 1) &&
+           shape.stream == Stream::kCompute &&
            (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter);
   }
 

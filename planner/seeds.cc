@@ -98,7 +98,7 @@ std::vector<SeedPlan> SeedPlans(const Problem& input, const SearchOptions& optio
   if (fixed.units || fixed.recompute || fixed.offload || options.reshard.is_set) {
     return {};
   }
-  const std::int64_t ranks = DataRanks(input.cluster, options.base.tensor_size);
+  const std::int64_t ranks = DataRanks(input.cluster, MeshOf(options.base));
   const bool takes_any = FactsOf(options.base).takes_any_plan;
   std::vector<SeedPlan> seeds;
   for (const Baseline baseline : kBaselines) {

@@ -59,7 +59,8 @@ std::vector<std::int64_t> DivisorsOf(std::int64_t n) {
 // The divisors of the ranks, unless the plan fixes the mesh or the dialect has one mesh only. With
 // experts shared out over e ranks, multiples of e.
 std::vector<std::int64_t> ShardSizes(const Problem& input, const SearchOptions& options) {
-  const std::int64_t ranks = DataRanks(input.cluster, options.base.tensor_size);
+  const std::int64_t context = options.base.context_size;
+  const std::int64_t ranks = DataRanks(input.cluster, MeshOf(options.base)) * context;
   if (options.fixed.mesh) {
     return {options.base.shard_size};
   }
@@ -72,7 +73,9 @@ std::vector<std::int64_t> ShardSizes(const Problem& input, const SearchOptions& 
       break;
   }
   std::vector<std::int64_t> sizes = DivisorsOf(ranks);
-  std::erase_if(sizes, [&](std::int64_t size) { return size % options.base.expert_size != 0; });
+  std::erase_if(sizes, [&](std::int64_t size) {
+    return size % options.base.expert_size != 0 || size % context != 0;
+  });
   if (sizes.empty()) {
     throw InputError("--shard: ep", std::to_string(options.base.expert_size),
                      "a divisor of the " + std::to_string(ranks) + " ranks");
@@ -139,7 +142,7 @@ bool AddsUp(const OuterChoice& outer, const Problem& input, const SearchOptions&
 }
 
 std::vector<OuterChoice> OuterChoices(const Problem& input, const SearchOptions& options) {
-  const std::int64_t ranks = DataRanks(input.cluster, options.base.tensor_size);
+  const std::int64_t ranks = DataRanks(input.cluster, MeshOf(options.base));
   const std::int64_t batch = input.job.global_batch;
   const std::int64_t samples = SamplesPerExample(input.job.trains_by);
   if (batch <= 0 || batch % (ranks * samples) != 0) {
@@ -169,7 +172,9 @@ std::vector<OuterChoice> OuterChoices(const Problem& input, const SearchOptions&
       OuterChoice outer;
       outer.shard_size = shard;
       outer.tensor_size = options.base.tensor_size;
-      outer.replicate_size = MeshOver(ranks, {{0, shard}}).Along(Axis::kReplicate);
+      outer.context_size = options.base.context_size;
+      outer.replicate_size =
+          MeshOver(ranks * outer.context_size, {{0, shard}}).Along(Axis::kReplicate);
       outer.micro_batch = micro_batch;
       outer.accumulation = per_rank / micro_batch;
       for (const SyncMode sync : SyncModes(outer, input, options)) {
@@ -593,6 +598,7 @@ std::string LabelOf(const OuterChoice& outer) {
   return "shard " + std::to_string(outer.shard_size) + " x replicate " +
          std::to_string(outer.replicate_size) +
          (outer.tensor_size > 1 ? " x tensor " + std::to_string(outer.tensor_size) : "") +
+         (outer.context_size > 1 ? ", context " + std::to_string(outer.context_size) : "") +
          ", micro-batch " + std::to_string(outer.micro_batch) + " x " +
          std::to_string(outer.accumulation);
 }
@@ -637,11 +643,13 @@ void SetOuter(const OuterChoice& outer, Plan& plan) {
   plan.offload = outer.offload;
 }
 
-std::int64_t DataRanks(const Cluster& cluster, std::int64_t tensor_size) {
+std::int64_t DataRanks(const Cluster& cluster, const Mesh& cut) {
   const std::int64_t ranks = cluster.RankCount();
-  const Mesh mesh = MeshOver(ranks, {.size = {1, 0}, .tensor = tensor_size});
-  if (mesh.RankCount() != ranks) {
-    throw InputError("--shard: tp", std::to_string(tensor_size),
+  const Mesh mesh = MeshOver(ranks, {.size = {1, 0}, .tensor = cut.tensor, .context = cut.context});
+  const bool is_whole = mesh.RankCount() == ranks;
+  if (!is_whole || !mesh.SplitsInto(cut.context)) {
+    throw InputError(is_whole ? "--shard: cp" : "--shard: tp",
+                     std::to_string(is_whole ? cut.context : cut.tensor),
                      "a divisor of the " + std::to_string(ranks) + " ranks");
   }
   return mesh.DataCount();

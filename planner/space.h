@@ -12,12 +12,13 @@
 #include <vector>
 
 #include "planner/search.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 
-// Ranks of the cluster that read samples of their own, where `tensor_size` ranks cut every layer.
-// Throws InputError where these do not divide the ranks.
-[[nodiscard]] std::int64_t DataRanks(const Cluster& cluster, std::int64_t tensor_size);
+// Ranks of the cluster that read samples of their own, where as many others cut layers or tokens as
+// `cut` says. Throws InputError where these do not divide the ranks.
+[[nodiscard]] std::int64_t DataRanks(const Cluster& cluster, const Mesh& cut);
 
 // The choices that decide most of memory and communication. Each combination has its own lower
 // bounds.
@@ -25,6 +26,7 @@ struct OuterChoice {
   std::int64_t shard_size = 1;
   std::int64_t replicate_size = 1;
   std::int64_t tensor_size = 1;
+  std::int64_t context_size = 1;
   std::int64_t micro_batch = 1;
   std::int64_t accumulation = 1;
   SyncMode sync = SyncMode::kEvery;

@@ -257,6 +257,9 @@ struct Plan {
   // Neighbours that cut every layer among them and read the same samples; the model is cut for them
   // (CutTensor).
   std::int64_t tensor_size = 1;
+  // Neighbours in a shard group that have a part of the tokens of the same samples; the model is
+  // cut for them (CutContext).
+  std::int64_t context_size = 1;
   std::int64_t micro_batch = 1;   // samples
   std::int64_t accumulation = 1;  // micro-batches per optimizer step
   SyncMode sync = SyncMode::kEvery;

@@ -9,6 +9,7 @@
 #include "core/json.h"
 #include "core/ordered_json.h"
 #include "core/text.h"
+#include "models/cut_context.h"
 #include "models/cut_experts.h"
 #include "models/cut_tensor.h"
 #include "models/loader.h"
@@ -139,19 +140,26 @@ LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where
   return loaded;
 }
 
-void CutForPlan(Model& model, const Job& job, const Plan& plan, const std::string& experts,
-                const std::string& tensor) {
-  CutExperts(model, plan.expert_size, experts);
+void CutForPlan(Model& model, const Job& job, const Plan& plan, const CutNames& names) {
+  CutExperts(model, plan.expert_size, names.experts);
   const char* const refused = job.lora_rank > 0                 ? "with adapters"
                               : job.trains_by != TrainsBy::kOwn ? "that compares answers"
                                                                 : nullptr;
-  if (plan.tensor_size > 1 && (refused != nullptr || plan.expert_size > 1)) {
-    throw InputError(tensor, std::to_string(plan.tensor_size),
-                     refused != nullptr
-                         ? "1: a job " + std::string(refused) + " is not cut by layers so far"
-                         : "1 beside experts that ranks share out");
-  }
-  CutTensor(model, plan.tensor_size, tensor);
+  const auto check = [&](std::int64_t ranks, const std::string& where, const char* what,
+                         const char* beside) {
+    if (ranks > 1 && (refused != nullptr || beside != nullptr)) {
+      throw InputError(where, std::to_string(ranks),
+                       refused != nullptr ? "1: a job " + std::string(refused) + " is not cut by " +
+                                                what + " so far"
+                                          : "1 beside " + std::string(beside));
+    }
+  };
+  check(plan.tensor_size, names.tensor, "layers",
+        plan.expert_size > 1 ? "experts that ranks share out" : nullptr);
+  check(plan.context_size, names.context, "tokens",
+        plan.tensor_size > 1 ? "layers that ranks cut" : nullptr);
+  CutTensor(model, plan.tensor_size, names.tensor);
+  CutContext(model, plan.context_size, names.context);
 }
 
 PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
@@ -167,8 +175,9 @@ PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
   file.kernels = internal::ReadKernelSet(json.At("kernel_set"));
   ReadModel(json.At("model"), document, json.At("job").path(), file);
   const Path plan_path = json.At("plan").path();
-  CutForPlan(file.model, file.job, file.plan, plan_path.Field("expert_size").str(),
-             plan_path.Field("tensor_size").str());
+  CutForPlan(file.model, file.job, file.plan,
+             {plan_path.Field("expert_size").str(), plan_path.Field("tensor_size").str(),
+              plan_path.Field("context_size").str()});
   ReadCluster(json.At("cluster"), document, file);
   ReadProfile(json.At("profile"), document, file);
   CheckPlan(file, file.plan, json.At("plan").path().str());

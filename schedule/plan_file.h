@@ -24,10 +24,12 @@ struct PlanFile : Problem {
 // the job in errors. Throws InputError.
 [[nodiscard]] LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where);
 
-// The part of the model that the first rank of `plan` has (CutExperts, CutTensor), of the size and
-// the ranks that the names say: "--shard: ep". Throws InputError.
-void CutForPlan(Model& model, const Job& job, const Plan& plan, const std::string& experts,
-                const std::string& tensor);
+// The part of the model that the first rank of `plan` has (CutExperts, CutTensor,
+// CutContext). The names say where the ranks are from: "--shard: ep". Throws InputError.
+struct CutNames {
+  std::string experts, tensor, context;
+};
+void CutForPlan(Model& model, const Job& job, const Plan& plan, const CutNames& names);
 
 // The document as text: keys in a fixed order, so that equal plans give equal bytes. Ends with a
 // newline.

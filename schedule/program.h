@@ -294,6 +294,7 @@ struct Program {
   std::int64_t replicate_size = 1;     // R
   std::int64_t expert_size = 1;        // ranks that share the experts of each mixture
   std::int64_t tensor_size = 1;        // ranks that cut every layer
+  std::int64_t context_size = 1;       // ranks that have tokens of the same samples
   std::int64_t micro_batch = 1;        // samples
   std::int64_t micro_batch_count = 1;  // accumulation steps
 

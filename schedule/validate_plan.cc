@@ -103,7 +103,8 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
                        static_cast<double>(plan.micro_batch);
   if (job.global_batch > 0 && batch != static_cast<double>(job.global_batch)) {
     throw InputError(where,
-                     std::to_string(ranks) + (plan.tensor_size > 1 ? " data-parallel" : "") +
+                     std::to_string(ranks) +
+                         (ranks < MeshOf(plan).RankCount() ? " data-parallel" : "") +
                          " ranks x micro_batch " + std::to_string(plan.micro_batch) +
                          " x accumulation " + std::to_string(plan.accumulation),
                      "the job's global_batch " + std::to_string(job.global_batch));
@@ -177,6 +178,27 @@ void CheckTensor(const Model& model, const Job& job, const Plan& plan, const std
   }
 }
 
+// Context parallel as torchtitan has it: FSDP2 takes its ranks for data-parallel ones.
+void CheckContext(const Model& model, const Plan& plan, const std::string& where) {
+  CheckRange(plan.context_size, 1, kMaxRanks, where, "context_size");
+  const auto refuse = [&](const std::string& expected, const std::string& hint = "") {
+    throw InputError(FieldOf(where, "context_size"), std::to_string(plan.context_size), expected,
+                     hint);
+  };
+  if (model.context_ranks != plan.context_size) {
+    refuse(std::to_string(model.context_ranks), "the model has one of so many parts of its tokens");
+  }
+  if (plan.context_size == 1) {
+    return;
+  }
+  if (plan.dialect != Dialect::kFsdp2 || plan.torch != TorchRelease::k2_13) {
+    refuse("1", "tokens are cut under dialect fsdp2 and torch 2.13 alone");
+  }
+  if (!MeshOf(plan).SplitsInto(plan.context_size)) {
+    refuse("a divisor of shard_size " + std::to_string(plan.shard_size));
+  }
+}
+
 }  // namespace
 
 void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
@@ -186,6 +208,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckSizes(model, job, plan, where);
   CheckExperts(model, plan, where);
   CheckTensor(model, job, plan, where);
+  CheckContext(model, plan, where);
   internal::CheckDialect(plan, where);
   internal::CheckUnits(plan, where);
   internal::CheckRecompute(model, plan, where);

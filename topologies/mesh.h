@@ -27,6 +27,9 @@
 // Tensor parallel: in {.size = {2, 4}, .tensor = 2} there are 16 ranks, and 2k and 2k + 1 cut every
 // layer in two. They read the same samples: DataCount() is 8. Of({Axis::kTensor}) is {2, 1} and
 // Of({Axis::kShard}) is {4, 2}.
+//
+// Context parallel: in {.size = {2, 4}, .context = 2} neighbours of a shard group read the same
+// samples, each its part of the tokens: DataCount() is 4. Context() is {2, 1}.
 
 #include <algorithm>
 #include <array>
@@ -54,6 +57,7 @@ struct Mesh {
   std::array<std::int64_t, 2> size = {1, 1};  // data-parallel, by Axis
   std::int64_t expert = 1;                    // divides the shard axis
   std::int64_t tensor = 1;
+  std::int64_t context = 1;  // divides the shard axis
 
   [[nodiscard]] constexpr std::int64_t Along(Axis axis) const {
     return axis == Axis::kTensor ? tensor : size[static_cast<std::size_t>(axis)];
@@ -62,7 +66,11 @@ struct Mesh {
     return StrideOf(Axis::kReplicate) * Along(Axis::kReplicate);
   }
   // Ranks that read samples of their own.
-  [[nodiscard]] constexpr std::int64_t DataCount() const {
+  [[nodiscard]] constexpr std::int64_t DataCount() const { return CopyCount() / context; }
+  // Those of one copy of the parameters.
+  [[nodiscard]] constexpr std::int64_t DataShards() const { return Along(Axis::kShard) / context; }
+  // Ranks that reduce the gradients of one parameter.
+  [[nodiscard]] constexpr std::int64_t CopyCount() const {
     return Along(Axis::kReplicate) * Along(Axis::kShard);
   }
   // Ranks between neighbours on an axis: the product of the sizes of the axes inside it.
@@ -89,6 +97,8 @@ struct Mesh {
   [[nodiscard]] constexpr GroupShape SameExperts() const {
     return {Along(Axis::kShard) / expert, expert};
   }
+  // The groups that have the tokens of the same samples.
+  [[nodiscard]] constexpr GroupShape Context() const { return {context, StrideOf(Axis::kShard)}; }
   // Does a shard group split into groups of `part` neighbours? 4 shards do into groups of 2.
   [[nodiscard]] constexpr bool SplitsInto(std::int64_t part) const {
     return part >= 1 && Along(Axis::kShard) % part == 0;
@@ -96,7 +106,7 @@ struct Mesh {
 
   [[nodiscard]] constexpr Coordinates At(Rank rank) const {
     const auto on = [&](Axis axis) { return rank.value / StrideOf(axis) % Along(axis); };
-    return {on(Axis::kReplicate), on(Axis::kShard), rank.value / tensor};
+    return {on(Axis::kReplicate), on(Axis::kShard), rank.value / (context * tensor)};
   }
   // The first sample, within the batch of a step, that a rank reads for a micro-batch.
   [[nodiscard]] constexpr std::int64_t FirstSample(Rank rank, std::int64_t micro_batch,
@@ -113,6 +123,9 @@ struct Mesh {
   }
   if constexpr (requires { sizes.tensor_size; }) {
     mesh.tensor = sizes.tensor_size;
+  }
+  if constexpr (requires { sizes.context_size; }) {
+    mesh.context = sizes.context_size;
   }
   return mesh;
 }

@@ -86,7 +86,8 @@ void TrainAll(PlanFile& file) {
       loaded.json.empty()
           ? LoadModel(loaded.name, options)
           : ModelFromJson(JsonValue::Parse(loaded.json, loaded.name), loaded.name, options);
-  CutForPlan(loaded, file.job, file.plan, "plan: expert_size", "plan: tensor_size");
+  CutForPlan(loaded, file.job, file.plan,
+             {"plan: expert_size", "plan: tensor_size", "plan: context_size"});
 }
 
 // Why a target runs fields differently: by a beginning of the field's name, longer ones first.
@@ -354,6 +355,10 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
   if (file.plan.tensor_size > 1 && target != "torchtitan") {
     throw InputError(where + ": plan.tensor_size", std::to_string(file.plan.tensor_size),
                      "1, or --to torchtitan, which cuts layers");
+  }
+  if (file.plan.context_size > 1 && target != "torchtitan") {
+    throw InputError(where + ": plan.context_size", std::to_string(file.plan.context_size),
+                     "1, or --to torchtitan, which cuts tokens");
   }
   const MatrixRule rule = file.job.optimizer.matrices;
   if (rule != MatrixRule::kNone) {

@@ -28,7 +28,7 @@ constexpr Bytes kDdpBucket = 100 * kMiB;
 constexpr double kSomeLearningRate = 3e-4;
 constexpr double kSomeWeightDecay = 0.1;
 
-constexpr std::array<SettingRow<S>, 28> kRows = {{
+constexpr std::array<SettingRow<S>, 29> kRows = {{
     {"model.name", &S::model_name},
     {"model.flavor", &S::model_flavor},
     {"optimizer.name", &S::optimizer},
@@ -47,6 +47,7 @@ constexpr std::array<SettingRow<S>, 28> kRows = {{
     {"parallelism.data_parallel_shard_degree", &S::data_parallel_shard_degree},
     {"parallelism.expert_parallel_degree", &S::expert_parallel_degree},
     {"parallelism.tensor_parallel_degree", &S::tensor_parallel_degree},
+    {"parallelism.context_parallel_degree", &S::context_parallel_degree},
     {"parallelism.disable_loss_parallel", &S::disable_loss_parallel},
     {"parallelism.fsdp_reshard_after_forward", &S::fsdp_reshard_after_forward},
     {"activation_checkpoint.mode", &S::activation_checkpoint_mode},
@@ -184,6 +185,7 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
   const std::int64_t replicate = s.data_parallel_replicate_degree.value_or(1);
   const std::int64_t given = s.data_parallel_shard_degree.value_or(-1);
   const std::int64_t tensor = s.tensor_parallel_degree.value_or(1);
+  const std::int64_t context = s.context_parallel_degree.value_or(1);
   const std::string key = where + ": parallelism.";
   const bool is_loss_whole = s.disable_loss_parallel.value_or(false);
   if (tensor < 1 || (tensor > 1 && is_loss_whole)) {
@@ -191,11 +193,15 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
                      tensor < 1 ? std::to_string(tensor) : "true",
                      tensor < 1 ? "at least 1" : "false beside tensor_parallel_degree");
   }
+  if (context < 1 || context > ranks) {
+    throw InputError(key + "context_parallel_degree", std::to_string(context),
+                     "1 to " + std::to_string(ranks));
+  }
   const Mesh mesh =
-      MeshOver(ranks, {.size = {replicate, given == -1 ? 0 : given}, .tensor = tensor});
+      MeshOver(ranks, {.size = {replicate, given == -1 ? 0 : given * context}, .tensor = tensor});
   const std::int64_t shard = mesh.Along(Axis::kShard);
   const bool is_possible = replicate >= 1 && replicate <= ranks && given != 0 && shard >= 1 &&
-                           shard <= ranks && tensor <= ranks;
+                           shard <= ranks && shard % context == 0 && tensor <= ranks;
   if (tensor > 1 && replicate > 1 && shard == 1) {
     throw InputError(key + "tensor_parallel_degree", std::to_string(tensor),
                      "1 without shards: torchtitan's DDP has one dimension");
@@ -204,15 +210,18 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
     throw InputError(where + ": parallelism",
                      "replicate degree " + std::to_string(replicate) + ", shard degree " +
                          std::to_string(given) +
-                         (tensor > 1 ? ", tensor degree " + std::to_string(tensor) : ""),
+                         (tensor > 1 ? ", tensor degree " + std::to_string(tensor) : "") +
+                         (context > 1 ? ", context degree " + std::to_string(context) : ""),
                      "a product of " + std::to_string(ranks) + " ranks");
   }
   file.plan.replicate_size = replicate;
   file.plan.shard_size = shard;
   file.plan.expert_size = s.expert_parallel_degree.value_or(1);
   file.plan.tensor_size = tensor;
-  CutForPlan(file.model, file.job, file.plan, key + "expert_parallel_degree",
-             key + "tensor_parallel_degree");
+  file.plan.context_size = context;
+  CutForPlan(file.model, file.job, file.plan,
+             {key + "expert_parallel_degree", key + "tensor_parallel_degree",
+              key + "context_parallel_degree"});
 }
 
 void ApplyBatch(const S& s, const std::string& where, PlanFile& file) {
@@ -318,12 +327,15 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   s.mixed_precision_reduce = "float32";
   s.enable_cpu_offload = plan.offload.parameters;
   s.data_parallel_replicate_degree = plan.replicate_size;
-  s.data_parallel_shard_degree = plan.shard_size;
+  s.data_parallel_shard_degree = MeshOf(plan).DataShards();
   if (plan.expert_size > 1) {
     s.expert_parallel_degree = plan.expert_size;
   }
   if (plan.tensor_size > 1) {
     s.tensor_parallel_degree = plan.tensor_size;
+  }
+  if (plan.context_size > 1) {
+    s.context_parallel_degree = plan.context_size;
   }
   s.fsdp_reshard_after_forward = ReshardName(file);
   SetRecompute(file, s);
@@ -405,6 +417,9 @@ def apply_plan(config):
   }
   if (s.tensor_parallel_degree) {
     line("parallelism.tensor_parallel_degree", std::to_string(*s.tensor_parallel_degree));
+  }
+  if (s.context_parallel_degree) {
+    line("parallelism.context_parallel_degree", std::to_string(*s.context_parallel_degree));
   }
   line("parallelism.fsdp_reshard_after_forward", "\"" + *s.fsdp_reshard_after_forward + "\"");
   line("activation_checkpoint", recompute);

@@ -33,6 +33,7 @@ struct TorchtitanSettings {
   std::optional<std::int64_t> data_parallel_shard_degree;      // -1: the rest
   std::optional<std::int64_t> expert_parallel_degree;          // 1
   std::optional<std::int64_t> tensor_parallel_degree;          // 1
+  std::optional<std::int64_t> context_parallel_degree;         // 1
   std::optional<bool> disable_loss_parallel;
   std::optional<std::string> fsdp_reshard_after_forward;  // default, always, never
   std::optional<std::string> activation_checkpoint_mode;  // none, full, selective

@@ -268,7 +268,7 @@ class MeanChecker {
   void CheckMean(BufferId buffer, Sum& sum) {
     const std::int64_t ranks = MeshOf(program_).RankCount();
     const auto total =
-        static_cast<double>(MeshOf(program_).DataCount() * program_.micro_batch_count);
+        static_cast<double>(MeshOf(program_).CopyCount() * program_.micro_batch_count);
     std::sort(sum.begin(), sum.end(),
               [](const Term& a, const Term& b) { return a.first < b.first; });
     std::int64_t end = 0;

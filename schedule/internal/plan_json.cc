@@ -126,6 +126,8 @@ constexpr auto kPlanFields = [](auto& plan, auto& visit) {
         {.least = 1, .most = kMaxRanks, .is_written = plan.expert_size > 1});
   visit("tensor_size", plan.tensor_size,
         {.least = 1, .most = kMaxRanks, .is_written = plan.tensor_size > 1});
+  visit("context_size", plan.context_size,
+        {.least = 1, .most = kMaxRanks, .is_written = plan.context_size > 1});
   visit("micro_batch", plan.micro_batch, {.least = 1, .most = 1 << 24, .is_needed = true});
   visit("accumulation", plan.accumulation,
         {.least = 1, .most = kMaxAccumulation, .is_needed = true});

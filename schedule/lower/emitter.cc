@@ -155,6 +155,11 @@ GroupId Emitter::AddSameExperts() {
   return Find({"efsdp", shape.size, shape.stride});
 }
 
+GroupId Emitter::AddContext() {
+  const GroupShape shape = mesh.Context();
+  return Find({"cp", shape.size, shape.stride});
+}
+
 GroupId Emitter::Find(Group group) {
   for (std::size_t i = 0; i < program.groups.size(); ++i) {
     if (program.groups[i].name == group.name) {

@@ -65,9 +65,10 @@ class Emitter {
   [[nodiscard]] GroupId AddGroup(std::initializer_list<Axis> axes, const std::string& name = {});
   // Parts of `size` neighbours of the shard group: "reshard4".
   [[nodiscard]] GroupId AddShardPart(std::int64_t size);
-  // "ep" and "efsdp": Mesh::Experts and Mesh::SameExperts; "tp": of the tensor axis.
+  // "ep", "efsdp" and "cp": Mesh::Experts, SameExperts and Context; "tp": of the tensor axis.
   [[nodiscard]] GroupId AddExperts();
   [[nodiscard]] GroupId AddSameExperts();
+  [[nodiscard]] GroupId AddContext();
   [[nodiscard]] GroupId AddTensor() { return AddGroup({Axis::kTensor}, "tp"); }
   [[nodiscard]] BufferId Alloc(Bytes size, Category category, Stream owner,
                                bool zero_filled = false);

@@ -126,6 +126,7 @@ std::pair<Program, std::vector<bool>> LowerWith(const LowerInput& in,
   program.replicate_size = in.plan.replicate_size;
   program.expert_size = in.plan.expert_size;
   program.tensor_size = in.plan.tensor_size;
+  program.context_size = in.plan.context_size;
   for (std::uint32_t i = 0; i < in.model.ops.size(); ++i) {
     const OpSpec& spec = in.model.SpecOf(in.model.ops[i]);
     if (spec.kind == OpKind::kExperts && spec.routed) {

@@ -138,6 +138,7 @@ void Walker::AddExchangeOfGrads(std::uint32_t i) {
 void Walker::MoveTokens(std::uint32_t i, Phase phase, BufferId from, BufferId to) {
   const ModelOp& op = e_.in.model.ops[i];
   const bool is_backward = phase == Phase::kBackward;
+  const bool is_of_context = e_.in.model.SpecOf(op).context_ranks > 0;
   const bool gathers = (e_.in.model.SpecOf(op).kind == OpKind::kGatherTokens) != is_backward;
   // The op that reads what is gathered, or made what is scattered.
   const UnitId unit = UnitOf(e_.in.model.ops[gathers != is_backward ? i + 1 : i - 1]);
@@ -158,9 +159,9 @@ void Walker::MoveTokens(std::uint32_t i, Phase phase, BufferId from, BufferId to
   if (sent != from) {
     copy(from, sent);
   }
-  const OpShape shape =
-      Collective(gathers ? OpCode::kAllGather : OpCode::kReduceScatter, Stream::kCompute,
-                 e_.AddTensor(), bytes, e_.in.job.precision.param);
+  const OpShape shape = Collective(
+      gathers ? OpCode::kAllGather : OpCode::kReduceScatter, Stream::kCompute,
+      is_of_context ? e_.AddContext() : e_.AddTensor(), bytes, e_.in.job.precision.param);
   const Touch reads = {sent, AccessMode::kRead, Role::kInput};
   const Touch writes = {received, AccessMode::kWrite, Role::kOutput};
   if (e_.in.kernels.fused_elementwise) {  // a compiler's graph issues it, no hook of a module

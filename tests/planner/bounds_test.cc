@@ -10,6 +10,7 @@
 
 #include <doctest/doctest.h>
 
+#include "models/cut_context.h"
 #include "models/cut_experts.h"
 #include "models/cut_tensor.h"
 #include "models/loader.h"
@@ -219,18 +220,20 @@ TEST_CASE("No random plan is faster than the bound") {
   MESSAGE(fitting << " random plans that fit; their bound is below the nearest by " << tightest);
 }
 
-// A model whose experts ranks share out or whose layers they cut, as `base` says, with any mesh,
-// batch, units, resharding and checkpointed blocks.
+// A model whose experts ranks share out or whose layers or tokens they cut, as `base` says, with
+// any mesh, batch, units, resharding and checkpointed blocks.
 Plan DrawShared(std::mt19937& random, const Case& c, const Plan& base) {
   Plan plan;
   plan.expert_size = base.expert_size;
   plan.tensor_size = base.tensor_size;
+  plan.context_size = base.context_size;
   const std::int64_t ranks = c.cluster.RankCount() / plan.tensor_size;
+  const std::int64_t least = plan.expert_size * plan.context_size;  // one of the two is 1
   do {
-    plan.shard_size = plan.expert_size * Draw(random, 1, ranks / plan.expert_size);
+    plan.shard_size = least * Draw(random, 1, ranks / least);
   } while (ranks % plan.shard_size != 0);
   plan.replicate_size = ranks / plan.shard_size;
-  const std::int64_t samples = c.job.global_batch / ranks;
+  const std::int64_t samples = c.job.global_batch / MeshOf(plan).DataCount();
   plan.micro_batch = Draw(random, 0, 1) == 1 ? samples : 1;
   plan.accumulation = samples / plan.micro_batch;
   plan.sync = plan.accumulation > 1 && Draw(random, 0, 1) == 1 ? SyncMode::kLast : SyncMode::kEvery;
@@ -248,7 +251,7 @@ Plan DrawShared(std::mt19937& random, const Case& c, const Plan& base) {
   return plan;
 }
 
-void CheckParts(const std::string& model, bool cuts_layers) {
+void CheckParts(const std::string& model, std::int64_t Plan::*parts) {
   const int jobs = IsDeep() ? 24 : 2;
   double tightest = INFINITY;
   for (int i = 0; i < jobs; ++i) {
@@ -264,10 +267,10 @@ void CheckParts(const std::string& model, bool cuts_layers) {
     load.sequence_length = c.job.sequence_length;
     c.model = {LoadModel(model, load)};
     SearchOptions options;
-    (cuts_layers ? options.base.tensor_size : options.base.expert_size) = std::int64_t{1}
-                                                                          << Draw(random, 1, 3);
+    options.base.*parts = std::int64_t{1} << Draw(random, 1, 3);
     CutExperts(c.model, options.base.expert_size, "test");
     CutTensor(c.model, options.base.tensor_size, "test");
+    CutContext(c.model, options.base.context_size, "test");
     options.effort = 0;
     std::vector<std::pair<Simulated, Plan>> all;
     for (int p = 0; p < (IsDeep() ? 60 : 6); ++p) {
@@ -281,6 +284,7 @@ void CheckParts(const std::string& model, bool cuts_layers) {
       CAPTURE(plan.shard_size);
       CAPTURE(plan.expert_size);
       CAPTURE(plan.tensor_size);
+      CAPTURE(plan.context_size);
       const Seconds own = BoundOf(result, plan);
       CHECK(own.value <= simulated.seconds);
       tightest = std::min(tightest, simulated.seconds / own.value - 1);
@@ -293,11 +297,15 @@ void CheckParts(const std::string& model, bool cuts_layers) {
 }
 
 TEST_CASE("No random plan that shares out experts is faster than the bound") {
-  CheckParts("mixtral-8x7b", false);
+  CheckParts("mixtral-8x7b", &Plan::expert_size);
 }
 
 TEST_CASE("No random plan that cuts layers is faster than the bound") {
-  CheckParts("llama-3-8b", true);
+  CheckParts("llama-3-8b", &Plan::tensor_size);
+}
+
+TEST_CASE("No random plan that cuts tokens is faster than the bound") {
+  CheckParts("llama-3-8b", &Plan::context_size);
 }
 
 // A plan of a chain of `runs` blocks as one of a model with many: each block becomes a run of them.

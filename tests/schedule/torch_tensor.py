@@ -81,9 +81,13 @@ class Attention(nn.Module):
         q, k, v = (layer(x).view(*x.shape[:2], -1, self.size) for layer in (self.q, self.k, self.v))
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = ((t.to_local() if isinstance(t, DTensor) else t).transpose(1, 2) for t in (q, k, v))
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        return self.o(y.transpose(1, 2).flatten(2))
+        return self.o(self.attend(*((t.to_local() if isinstance(t, DTensor) else t) for t in (q, k, v))).flatten(2))
+
+    @staticmethod
+    def attend(q, k, v):
+        """Samples, tokens, heads, size of each and of the result."""
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
 
 
 class Mlp(nn.Module):

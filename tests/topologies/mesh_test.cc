@@ -127,6 +127,31 @@ TEST_CASE("Mesh: ranks that cut layers are neighbours and read the same samples;
   }
 }
 
+TEST_CASE("Mesh: ranks that cut tokens are neighbours in a shard group; equals listing") {
+  for (const std::int64_t replicate : {1, 3}) {
+    for (const std::int64_t rows : {1, 2, 5}) {
+      for (const std::int64_t context : {1, 2, 4}) {
+        const Mesh mesh = {.size = {replicate, rows * context}, .context = context};
+        CHECK(mesh.RankCount() == replicate * rows * context);
+        CHECK(mesh.CopyCount() == mesh.RankCount());
+        CHECK(mesh.DataCount() == replicate * rows);
+        std::int64_t rank = 0;  // replica, shard, part of the tokens
+        for (std::int64_t data = 0; data < replicate * rows; ++data) {
+          for (std::int64_t c = 0; c < context; ++c, ++rank) {
+            const Coordinates at = mesh.At(RankAt(rank));
+            CHECK(at.replica == data / rows);
+            CHECK(at.shard == data % rows * context + c);
+            CHECK(at.data == data);
+            CHECK(mesh.FirstSample(RankAt(rank), 1, 3) == (replicate * rows + data) * 3);
+            CHECK(std::ssize(MembersOf(mesh.Context(), rank)) == context);
+            CHECK(MembersOf(mesh.Context(), rank).front() == rank - c);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("Mesh: the samples of a step are read once each") {
   const Mesh mesh = {{3, 2}};
   std::set<std::int64_t> read;

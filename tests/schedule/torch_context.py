@@ -1,0 +1,142 @@
+"""Context parallel around real FSDP2: the collectives in gloo processes are those of our programs.
+
+    python3 tests/schedule/torch_context.py SHARDWRIGHT [--all] [--random FIRST COUNT] [--verbose]
+
+The network is torch_tensor.py's. Each rank has a part of the tokens; its attention gathers keys and values as DTensors, as torchtitan's
+does, and masks as if its queries came first, which changes no size. FSDP cuts parameters over shard and context ranks together.
+"""
+
+import random
+import sys
+import warnings
+
+import torch_tensor
+from torch_tensor import LARGE, SMALL, Attention, Log, Net, clip
+
+import mesh_cases  # isort: skip
+import torch
+from random_cases import Shardwright
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch_pool import Pools
+
+# Ranks, ranks with parts of the same samples, flags of plan; for the memory of LARGE. With as many samples the peak is in the loss:
+# in attention's backward we count the scratch memory of a GPU's kernel.
+MEMORY_CASES = [
+    (4, 2, "--precision bf16-mixed --micro-batch 4"),
+    (8, 4, "--precision bf16-mixed --micro-batch 8"),
+    (4, 4, "--recompute full --precision bf16-mixed --micro-batch 8"),
+    (8, 2, "--shard 4 --replicate 2 --micro-batch 4"),
+]
+
+# Ranks, ranks with parts of the same samples, flags of plan, what the network has.
+CASES = [
+    (2, 2, "", {}),
+    (4, 2, "--precision bf16-mixed --clip on --wrap torchtitan", {"kv_heads": 2}),
+    (4, 2, "--recompute full --precision bf16-mixed", {"kv_heads": 2}),
+    (4, 4, "--clip on --precision bf16-mixed", {}),
+    (4, 2, "--precision bf16 --accumulation 2 --sync last", {"norm": "layer", "bias": True}),
+    (4, 2, "--precision bf16-mixed --accumulation 2 --sync last", {"norm": "layer"}),
+    (4, 2, "--precision bf16-mixed --accumulation 3 --micro-batch 2", {"kv_heads": 1}),
+    (4, 2, "--clip on --micro-batch 2", {"head_norm": True}),
+    (8, 2, "--shard 4 --replicate 2 --clip on", {}),
+    (8, 2, "--shard 2 --replicate 4 --accumulation 2 --sync replicate_last --precision bf16-mixed", {}),
+    (8, 4, "--precision bf16-mixed --micro-batch 2 --wrap torchtitan", {}),
+    (8, 4, "--shard 4 --replicate 2 --reshard never", {"bias": True, "gated": False}),
+    (8, 2, "--precision bf16", {"kv_heads": 2, "head_norm": True, "bias": True}),
+    (4, 2, "--wrap root", {"heads": 5, "kv_heads": 5, "width": 40}),
+    (4, 2, "--recompute full:0.5 --wrap torchtitan", {"norm": "layer"}),
+    (4, 2, "--frozen embed.*", {}),
+    (4, 2, "--precision bf16-mixed --wrap root", {"tied": True}),
+    (8, 8, "--precision bf16-mixed --clip on", {}),
+]
+
+
+def random_case(seed):
+    draw = random.Random(seed)
+    ranks = draw.choice((2, 4, 4, 8))
+    context = draw.choice([n for n in (2, 2, 4) if n <= ranks])
+    shard = context * draw.choice([n for n in (1, 2, 4) if n * context <= ranks])
+    flags = mesh_cases.random_flags(draw, shard, ranks, ("fp32", "bf16-mixed", "bf16-mixed", "bf16", "fp32/bf16/bf16"))
+    network = {"kv_heads": draw.choice((1, 2, 4)), "norm": draw.choice(("rms", "layer")), "head_norm": draw.choice((False, True)),
+               "bias": draw.choice((False, True)), "gated": draw.choice((False, True)), "layers": draw.choice((1, 2, 3)),
+               "width": draw.choice((32, 48)), "hidden": draw.choice((64, 96)), "sequence": draw.choice((16, 48))}
+    return ranks, context, flags, network
+
+
+def attend_gathered(mesh):
+    def attend(q, k, v):
+        k, v = (DTensor.from_local(t, mesh, [Shard(1)], run_check=False).redistribute(placements=[Replicate()])
+                .to_local(grad_placements=[Partial()]) for t in (k, v))
+        return Attention.attend(q, k, v)
+    return attend
+
+
+def model_of(argument):
+    warnings.simplefilter("ignore")
+    plan, job, network = argument["plan"], argument["job"], argument["network"]
+    shard, replicate, context = plan["shard_size"], plan["replicate_size"], plan["context_size"]
+    mesh = init_device_mesh("cpu", (replicate, shard // context, context), mesh_dim_names=("replicate", "rows", "cp"))
+    mesh["rows", "cp"]._flatten("shard")
+    torch.manual_seed(0)
+    model = Net(network)
+    model.embed.requires_grad_(not job.get("frozen"))
+    for block in model.blocks:
+        block.attn.attend = attend_gathered(mesh["cp"])
+    if network["tied"]:
+        model.head.weight = model.embed.weight
+    data = mesh["replicate", "shard"] if replicate > 1 else mesh["shard"]
+    mesh_cases.wrap(model, plan, job, lambda _: data)
+    return model
+
+
+def draw_ids(argument):
+    network, plan = argument["network"], argument["plan"]
+    return torch.randint(network["vocabulary"], (plan["micro_batch"], network["sequence"] // plan["context_size"]))
+
+
+def run_memory(_, argument):
+    return mesh_cases.peak_memory(model_of(argument), draw_ids(argument))
+
+
+def run_case(_, argument):
+    with Log() as log:
+        return mesh_cases.train(model_of(argument), argument, lambda: draw_ids(argument), clip, log.take)
+
+
+def ranks_of(plan):
+    shard, replicate, context = plan["shard_size"], plan["replicate_size"], plan["context_size"]
+    groups = {"cp": range(context), "shard": range(shard), "replicate": range(0, shard * replicate, shard)}
+    return {name: str(tuple(ranks)) for name, ranks in groups.items()}
+
+
+def made_by(ours, ranks, context, flags, network):
+    return mesh_cases.made_by(ours, torch_tensor.model_json(network), ranks, ranks, f"cp={context}", flags)
+
+
+def memory_agrees(ours, pools, ranks, context, flags):
+    """The whole peak to 0.5 %; activations to 0.2 % (a CPU's layer norm keeps its statistics in bf16), where none are made again."""
+    made = made_by(ours, ranks, context, flags, LARGE)
+    theirs = pools.run(ranks, "torch_context", "run_memory", made | {"network": LARGE})[0]
+    kept, peak = mesh_cases.memory_differs(ours, theirs, made)
+    good = abs(peak) <= 0.005 and ("recompute" in flags or abs(kept) <= 0.002 * theirs["Activation"])
+    print(f"memory of {ranks} ranks, cp {context} {flags}: activations {kept:+} B, peak {peak:+.2%}" + ("" if good else " <<<"))
+    return good
+
+
+def main(arguments):
+    ours, failures = Shardwright(arguments[0]), 0
+    with Pools() as pools:
+        for ranks, context, flags, network in mesh_cases.chosen_cases(arguments, CASES, CASES[1:4], random_case):
+            network = SMALL | network
+            made = made_by(ours, ranks, context, flags, network)
+            failures += not mesh_cases.is_equal(ours, pools, "torch_context", ranks, made, {"network": network}, ranks_of(made["plan"]),
+                                                f"{ranks} ranks, cp {context} {flags}", "--verbose" in arguments)
+    with Pools("fake") as pools:
+        for ranks, context, flags in MEMORY_CASES if "--all" in arguments else ():
+            failures += not memory_agrees(ours, pools, ranks, context, flags)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
