@@ -293,6 +293,10 @@ double Mismatch(const Judgement& judgement, const JudgedStep& step) {
 bool Explains(const Judgement& judgement, const JudgedStep& step) {
   const double whole = std::log(Ratio(judgement.measured, judgement.predicted));
   const double part = std::log(Ratio(step.time, judgement.predicted));
+  constexpr double kWrongWay = -0.05;  // what makes a slow step faster is at most a part of a pair
+  if (!judgement.IsTimeAsPredicted() && part / whole < kWrongWay) {
+    return false;
+  }
   const bool time = !judgement.IsTimeAsPredicted() && part / whole > kLeastExplained;
   if (judgement.IsMemoryAsPredicted()) {
     return time;

@@ -229,8 +229,10 @@ std::string MisfitText(const Question& question, const Estimate& e) {
   for (const Fix& fix : e.fixes) {
     changes += (changes.empty() ? "" : ", or ") + fix.change;
   }
-  text += changes.empty() ? "No single change that was tried makes it fit.\n"
-                          : "It fits with " + changes + "\n";
+  text += changes.empty()
+              ? "No single change that was tried makes it fit.\n"
+              : "It fits " + std::string(changes.starts_with("without") ? "" : "with ") + changes +
+                    "\n";
   text += "\n";
   Table table({kLeft, kLeft});
   table.Row({"least", Format(least.Needs()) + " per GPU: " + least.family + ", " + least.label});

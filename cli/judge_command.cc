@@ -109,7 +109,9 @@ std::string ToText(const PlanFile& file, const StepLog& log, const Judgement& ju
     text += "\nNone of these causes explains the memory, nor do two of them: is it another plan?\n";
   }
   text += judgement.IsTimeAsPredicted() ? "\nWhat would explain it, likeliest first\n"
-                                        : "\nWhat would explain the step time, likeliest first\n";
+          : judgement.IsMemoryAsPredicted()
+              ? "\nWhat would explain the step time, likeliest first\n"
+              : "\nWhat would explain step time or memory, likeliest first\n";
   for (std::size_t i = 0; i < std::min(kShownCauses, judgement.causes.size()); ++i) {
     const Cause& cause = judgement.causes[i];
     const Bytes memory = cause.memory.value_or(judgement.predicted_memory);

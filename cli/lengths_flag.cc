@@ -90,7 +90,8 @@ std::string WithLengths(const Arguments& arguments, const PlanFile& file, std::s
     samples += static_cast<double>(one.count);
     tokens += static_cast<double>(one.count) * static_cast<double>(one.length);
   }
-  report += "\nSteps of samples as long as " + PrintableLine(flag.text) + " says: mean " +
+  report += "\nSo far all samples had " + WithCommas(file.job.sequence_length) +
+            " tokens. Steps of samples as long as " + PrintableLine(flag.text) + " says: mean " +
             WithCommas(std::llround(tokens / samples)) + ", longest " +
             WithCommas(lengths.back().length) + " tokens\n";
   Table table({kLeft, kLeft, kLeft, kLeft, kRight, kRight});

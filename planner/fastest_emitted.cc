@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "planner/evaluate.h"
+#include "planner/space.h"
 
 namespace shardwright {
 namespace {
@@ -90,7 +91,7 @@ std::optional<PlanFile> FastestEmitted(const Plan& own, const Emitter& target, c
   Candidate chosen;
   for (Candidate& c : CandidatesOf(result, own)) {
     const std::optional<PlanFile> file = AsEmitted(target, job, c.plan);
-    if (!file) {
+    if (!file || !CanRecompute(file->plan)) {  // as emitted regions may meet other units
       continue;
     }
     const PlanOutcome outcome = Evaluate(*file, file->plan, {.memory_limit = result.memory_limit});

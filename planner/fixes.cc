@@ -65,6 +65,15 @@ void FreeChoices(const Problem& input, const SearchOptions& options, std::vector
 }
 
 void ChangeNumbers(const Problem& input, const SearchOptions& options, std::vector<Fix>& fixes) {
+  const OptimizerSpec& optimizer = input.job.optimizer;
+  if (optimizer.impl == OptimizerImpl::kForeach && optimizer.states == StateFormat::kMaster &&
+      (optimizer.kind == OptimizerKind::kAdam || optimizer.kind == OptimizerKind::kAdamW)) {
+    Problem changed = input;  // the loop over lists holds a second copy of what it updates
+    changed.job.optimizer.impl = OptimizerImpl::kFused;
+    const bool is_adam = optimizer.kind == OptimizerKind::kAdam;
+    Add(Try(changed, options, is_adam ? "--optimizer adam:fused" : "--optimizer adamw:fused"),
+        fixes);
+  }
   if (!FactsOf(options.base).has_arena && !input.job.allocator.expandable_segments) {
     Problem changed = input;
     changed.job.allocator.expandable_segments = true;

@@ -17,8 +17,9 @@ namespace shardwright {
 namespace {
 
 // Settings that name no choice of a plan.
-constexpr std::array<std::string_view, 15> kSilent = {
+constexpr std::array<std::string_view, 16> kSilent = {
     "train_batch_size",  // follows from the other two
+    "use_liger_kernel",  // the kernel set, which is listed, says it
     "output_dir",          "machine_rank",
     "rdzv_backend",        "main_process_ip",
     "main_process_port",   "optimizer.lr",

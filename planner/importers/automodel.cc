@@ -304,6 +304,21 @@ TrainerFile ReadAutomodel(const JsonValue& root) {
                            "packed_sequence.packed_sequence_size"}) {
     script.sequence_length = std::max(script.sequence_length, DegreeAt(root, path));
   }
+  if (const auto dispatcher = At(root, "model.backend.dispatcher")) {
+    const std::string name = dispatcher->AsString();
+    if (name == "mok") {
+      throw dispatcher->Error(
+          "torch, deepep, hybridep or uccl_ep, since a megakernel of experts "
+          "cannot be predicted");
+    }
+    if (name != "torch") {
+      script.assumed.push_back({"model.backend.dispatcher", "NCCL's all-to-all, not " + name});
+    }
+  }
+  if (const std::string dtype = TextAt(root, "model.torch_dtype");
+      dtype.empty() || dtype == "auto") {
+    script.assumed.push_back({"model.torch_dtype", "bfloat16"});
+  }
   script.attention = TextAt(root, "model.attn_implementation") == "eager" ? "materialized" : "";
   ReadPeft(root, file);
   ReadLoss(root, file);
