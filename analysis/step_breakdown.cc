@@ -190,6 +190,7 @@ OpClass ClassOf(const Program& program, const OpShape& shape) {
       return OpClass::kAllReduce;
     case OpCode::kBroadcast:
     case OpCode::kAllToAll:
+    case OpCode::kPermute:
       return OpClass::kOtherCollective;
     case OpCode::kCopyH2d:
     case OpCode::kCopyD2h:

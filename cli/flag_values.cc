@@ -386,8 +386,13 @@ ShardChoice ReadShard(const Flag& flag) {
                       "ranks, those that share out experts, those that cut layers, those that cut "
                       "tokens: 64 or 64,ep=8 or 64,tp=8 or 64,cp=4");
     }
-    *kinds[kind].second =
-        ReadCount({flag.name, word.substr(kinds[kind].first.size())}, 1, kMaxRanks);
+    const std::vector<std::string> parts =
+        Split(word.substr(kinds[kind].first.size()), kind + 1 == std::size(kinds) ? ':' : '\0');
+    *kinds[kind].second = ReadCount({flag.name, parts.front()}, 1, kMaxRanks);
+    if (parts.size() > 1) {
+      choice.method =
+          static_cast<ContextMethod>(ReadChoice({flag.name, parts[1]}, kContextMethodNames));
+    }
     next = kind + 1;
   }
   return choice;

@@ -277,7 +277,11 @@ std::string MeshText(const Plan& plan) {
               : ", of which " + WithCommas(plan.expert_size) + " share out the experts") +
          (plan.context_size == 1
               ? ""
-              : ", of which " + WithCommas(plan.context_size) + " have a part of the same tokens");
+              : ", of which " + WithCommas(plan.context_size) + " have a part of the same tokens" +
+                    (plan.context_method == ContextMethod::kGather
+                         ? ""
+                         : " (" + std::string(NameIn(kContextMethodNames, plan.context_method)) +
+                               ")"));
 }
 
 void AddMesh(const Plan& plan, nlohmann::ordered_json& json) {

@@ -198,6 +198,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.plan.expert_size = shard.experts;
   options.plan.tensor_size = shard.tensor;
   options.plan.context_size = shard.context;
+  options.plan.context_method = shard.context > 1 ? shard.method : ContextMethod::kGather;
   arguments.SetCount("--replicate", kMaxRanks, options.replicate_size);
   arguments.SetCount("--accumulation", kMaxAccumulation, options.accumulation);
   arguments.Set("--reshard", options.reshard, ReadReshard);

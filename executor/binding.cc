@@ -219,6 +219,7 @@ Call Binder::BindOp(const Body& body, OpId id) {
     case OpCode::kStreamWait:
       return std::monostate();
     case OpCode::kBroadcast:
+    case OpCode::kPermute:
     case OpCode::kBarrier:
       break;
   }

@@ -49,11 +49,14 @@ ContextRule ContextRuleOf(OpKind kind) {
 
 class ContextCutter {
  public:
-  ContextCutter(Model& model, std::int64_t ranks, const std::string& where)
-      : model_(model), ranks_(ranks), where_(where) {}
+  ContextCutter(Model& model, std::int64_t ranks, ContextMethod method, const std::string& where)
+      : model_(model), ranks_(ranks), method_(method), where_(where) {}
 
   void Run() {
-    if (model_.sequence_length % (2 * ranks_) != 0 || model_.sequence_length == 0) {
+    if (model_.sequence_length == 0) {
+      throw InputError(where_, std::to_string(ranks_), "1: the model reads no sequences");
+    }
+    if (model_.sequence_length % (2 * ranks_) != 0) {
       throw InputError(where_, std::to_string(ranks_),
                        "a divisor of half of the " + std::to_string(model_.sequence_length) +
                            " tokens, of which each rank has a piece of the head and of the tail");
@@ -72,11 +75,10 @@ class ContextCutter {
       }
     }
     model_.context_ranks = ranks_;
+    model_.context_method = method_;
   }
 
  private:
-  static constexpr const char* kInputs =
-      "attention of other inputs than q, k and v of one sequence";
   [[noreturn]] void Refuse(const ModelOp& op, const std::string& what) const {
     const std::string& module = model_.modules[op.module.value].fqn;
     throw InputError(where_, std::to_string(ranks_),
@@ -95,38 +97,90 @@ class ContextCutter {
     if (spec.kind == OpKind::kAdd && spec.has_bias) {
       Refuse(op, "a table of positions that is added");
     }
-    spec.rows /= ranks_;
     if (rule == ContextRule::kAttention) {
-      if (op.inputs.size() != 3 || spec.has_bias || spec.seq_q != spec.seq_k) {
-        Refuse(op, kInputs);
-      }
-      spec.seq_q /= ranks_;
-      spec.context_ranks = ranks_;
-      op.inputs[1] = Gather(op, "_k", op.inputs[1], spec.kv_heads * spec.head_dim);
-      op.inputs[2] = Gather(op, "_v", op.inputs[2], spec.kv_heads * spec.value_dim);
+      return CutAttention(std::move(op), spec);
+    }
+    spec.rows /= ranks_;
+    Keep(std::move(op), spec);
+  }
+
+  void CutAttention(ModelOp op, OpSpec spec) {
+    CheckAttention(op, spec);
+    if (method_ == ContextMethod::kUlysses) {
+      return CutHeads(std::move(op), spec);
+    }
+    spec.rows /= ranks_;
+    spec.seq_q /= ranks_;
+    spec.context_ranks = ranks_;
+    spec.context_method = method_;
+    if (method_ == ContextMethod::kGather) {
+      OpSpec gather;
+      gather.kind = OpKind::kGatherTokens;
+      gather.rows = model_.sequence_length;
+      gather.tensor_ranks = ranks_;
+      op.inputs[1] = Add(op, "_k", op.inputs[1], gather, spec.kv_heads * spec.head_dim);
+      op.inputs[2] = Add(op, "_v", op.inputs[2], gather, spec.kv_heads * spec.value_dim);
     }
     Keep(std::move(op), spec);
   }
 
-  // All tokens of `part`, in front of `op`.
-  TensorId Gather(const ModelOp& op, const char* name, TensorId part, std::int64_t features) {
-    if (model_.tensors[part.value].elements * ranks_ != model_.sequence_length * features) {
-      Refuse(op, kInputs);  // packed with others
+  void CheckAttention(const ModelOp& op, const OpSpec& spec) const {
+    const std::int64_t rows = model_.sequence_length / ranks_;
+    const auto is_of = [&](std::size_t input, std::int64_t features) {
+      return model_.tensors[op.inputs[input].value].elements == rows * features;
+    };
+    if (op.inputs.size() != 3 || spec.has_bias || spec.seq_q != spec.seq_k ||
+        !is_of(0, spec.heads * spec.head_dim) || !is_of(1, spec.kv_heads * spec.head_dim) ||
+        !is_of(2, spec.kv_heads * spec.value_dim)) {
+      Refuse(op, "attention of other inputs than q, k and v of one sequence");
     }
-    OpSpec spec;
-    spec.kind = OpKind::kGatherTokens;
-    spec.rows = model_.sequence_length;
+    if (IsRing(method_) && (!spec.causal || spec.materialized || spec.window > 0 ||
+                            spec.soft_cap > 0.0 || spec.alibi_max > 0.0)) {
+      Refuse(op, "attention by a ring that is not plainly causal");
+    }
+  }
+
+  // All tokens of some heads: q, k and v are exchanged for those, and the result back.
+  void CutHeads(ModelOp op, OpSpec spec) {
+    if (spec.kv_heads % ranks_ != 0 || spec.heads % ranks_ != 0) {
+      Refuse(op, std::to_string(spec.heads) + " heads, " + std::to_string(spec.kv_heads) +
+                     " of keys, that make no equal parts");
+    }
+    OpSpec swap;
+    swap.kind = OpKind::kExchange;
+    swap.rows = model_.sequence_length / ranks_;
+    op.inputs[0] = Add(op, "_q", op.inputs[0], swap, spec.heads * spec.head_dim);
+    op.inputs[1] = Add(op, "_k", op.inputs[1], swap, spec.kv_heads * spec.head_dim);
+    op.inputs[2] = Add(op, "_v", op.inputs[2], swap, spec.kv_heads * spec.value_dim);
+    ModelOp last = op;
+    const TensorId result = std::exchange(op.outputs.front(), NewTensor(op.outputs.front()));
+    op.returns_input = {};
+    const std::int64_t features = spec.heads * spec.value_dim;
+    spec.heads /= ranks_;
+    spec.kv_heads /= ranks_;
+    Keep(op, spec);
+    (void)Add(last, "_out", op.outputs.front(), swap, features, result);
+    model_.ops.back().returns_input = std::move(last.returns_input);
+  }
+
+  // What `spec` makes of `part`, beside `op`; in a new tensor, if `out` is none.
+  TensorId Add(const ModelOp& op, const char* name, TensorId part, OpSpec spec,
+               std::int64_t features, TensorId out = {}) {
     spec.in = features;
-    spec.tensor_ranks = spec.context_ranks = ranks_;
+    spec.context_ranks = ranks_;
     ModelOp added;
     added.module = op.module;
     added.name = op.name + name;
     added.inputs = {part};
-    added.outputs = {TensorId(model_.tensors.size())};
-    const Tensor copy = model_.tensors[part.value];
-    model_.tensors.push_back(copy);
+    added.outputs = {out.valid() ? out : NewTensor(part)};
     Keep(std::move(added), spec);
     return model_.ops.back().outputs.front();
+  }
+
+  TensorId NewTensor(TensorId like) {
+    const Tensor copy = model_.tensors[like.value];
+    model_.tensors.push_back(copy);
+    return TensorId(model_.tensors.size() - 1);
   }
 
   // Adds the op, whose outputs have so many elements. Counts of rows by expert stay.
@@ -144,17 +198,18 @@ class ContextCutter {
 
   Model& model_;
   std::int64_t ranks_;
+  ContextMethod method_;
   const std::string& where_;
 };
 
 }  // namespace
 
-void CutContext(Model& model, std::int64_t ranks, const std::string& where) {
+void CutContext(Model& model, std::int64_t ranks, ContextMethod method, const std::string& where) {
   if (ranks < 1) {
     throw InputError(where, std::to_string(ranks), "at least 1");
   }
   if (ranks != 1 && model.context_ranks != ranks) {
-    ContextCutter(model, ranks, where).Run();
+    ContextCutter(model, ranks, method, where).Run();
   }
 }
 

@@ -160,6 +160,17 @@ struct BackwardMoment {
   Bytes weights_to_come{0};  // and of its parameters, where each is a tensor of its own
 };
 
+// Attention that meets the keys and values of one rank after the other, its own first. Each has the
+// kernels of a step; `forward` and `backward_data` follow the last one.
+struct RingKernels {
+  std::int64_t steps = 0;            // 0: no ring
+  bool gathers = false;              // all keys and values come at once
+  std::vector<Kernel> pack, add;     // what is sent; a gradient to those that came
+  std::vector<Kernel> first, later;  // of forward
+  std::vector<Kernel> back_first, back_later;
+  Bytes sent{0}, sent_back{0};  // keys and values; their gradients, in fp32
+};
+
 // What one op becomes for a micro-batch of B samples.
 struct OpKernels {
   std::vector<Kernel> forward;
@@ -170,6 +181,7 @@ struct OpKernels {
   Exchange backward_exchange;           // summed over the ranks, where an input wants a gradient
   // In forward, one behind the other before `forward`: reduced over the ranks that cut the layer.
   std::vector<Exchange> tensor_sums;
+  RingKernels ring;
   // Bit i set: input i (output i) must stay alive until this op's backward.
   std::uint32_t saves_input = 0;
   std::uint32_t saves_output = 0;

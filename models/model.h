@@ -172,6 +172,15 @@ enum class Activation : std::uint8_t { kNone, kRelu, kGelu, kGeluTanh, kSilu, kT
 // Transformers "gelu_new" (GPT-2's, with pow) and "gelu_fast" (with products).
 enum class GeluCode : std::uint8_t { kOneOperator, kNew, kFast };
 
+// How attention meets the tokens of other ranks (CutContext).
+enum class ContextMethod : std::uint8_t {
+  kGather,      // all keys and values at once (torchtitan)
+  kRingGather,  // rank after rank; all were gathered beside the first (torch's context_parallel)
+  kRing,        // rank after rank; the next ones are sent round meanwhile
+  kUlysses,     // all tokens of some heads instead
+};
+inline constexpr std::size_t kContextMethodCount = 4;
+
 // Everything a kernel's shape and numbers depend on, per sample. Ops with equal specs cost the
 // same, so specs are stored once and ops point at them. Unused fields stay 0.
 struct OpSpec {
@@ -205,6 +214,7 @@ struct OpSpec {
   // kAttention, and kGatherTokens in front of it: ranks that have a part of the tokens each. seq_q
   // is of one rank, seq_k of all.
   std::int64_t context_ranks = 0;
+  ContextMethod context_method = ContextMethod::kGather;
 
   // What the numbers depend on and the cost does not.
   double epsilon = 0.0;        // norms: added to the variance or mean square
@@ -296,6 +306,7 @@ struct Model {
   std::int64_t tokens_per_sample = 0;  // what throughput counts: tokens, or 1 per image
   std::int64_t tensor_ranks = 1;       // it is one of so many equal parts (CutTensor)
   std::int64_t context_ranks = 1;  // it has one of so many equal parts of the tokens (CutContext)
+  ContextMethod context_method = ContextMethod::kGather;
   // What the config says of first values: initializer_range or init_std, the standard deviation of
   // matrices; of T5 initializer_factor, which multiplies all of them.
   double initializer = 0.02;

@@ -57,6 +57,11 @@ class Counter {
                                             [&](TensorId t) { return needs_grad_[t.value]; });
     double forward = FlopsOf(k.forward);
     double backward_data = FlopsOf(k.backward_data);
+    if (k.ring.steps > 0) {
+      const auto more = static_cast<double>(k.ring.steps - 1);
+      forward += FlopsOf(k.ring.first) + more * FlopsOf(k.ring.later);
+      backward_data += FlopsOf(k.ring.back_first) + more * FlopsOf(k.ring.back_later);
+    }
     if (spec.kind == OpKind::kAttention) {
       const bool is_kept =
           std::none_of(k.forward.begin(), k.forward.end(),

@@ -194,6 +194,7 @@ Plan BaselinePlan(Baseline baseline, const Model& model, std::int64_t ranks,
     }
     plan.tensor_size = model.tensor_ranks;
     plan.context_size = model.context_ranks;
+    plan.context_method = model.context_method;
     AddExpertUnits(model, plan.units);
   }
   if (choice.recompute) {

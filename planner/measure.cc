@@ -105,7 +105,8 @@ class Prober {
     const OpShape& shape = program.ShapeOf(op);
     return (program.tensor_size > 1 || program.context_size > 1) &&
            shape.stream == Stream::kCompute &&
-           (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter);
+           (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter ||
+            (shape.code == OpCode::kAllToAll && program.expert_size == 1));
   }
 
   [[nodiscard]] std::size_t SlotOf(const Op& op) const {

@@ -26,6 +26,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "models/cut_context.h"
 #include "planner/emitters/deepspeed.h"
 #include "planner/emitters/hf_fsdp.h"
 #include "planner/emitters/unit_classes.h"
@@ -74,7 +75,8 @@ std::vector<std::int64_t> ShardSizes(const Problem& input, const SearchOptions& 
   }
   std::vector<std::int64_t> sizes = DivisorsOf(ranks);
   std::erase_if(sizes, [&](std::int64_t size) {
-    return size % options.base.expert_size != 0 || size % context != 0;
+    const bool is_ring = IsRing(options.base.context_method);
+    return size % options.base.expert_size != 0 || size % context != 0 || (is_ring && size < ranks);
   });
   if (sizes.empty()) {
     throw InputError("--shard: ep", std::to_string(options.base.expert_size),

@@ -260,6 +260,7 @@ struct Plan {
   // Neighbours in a shard group that have a part of the tokens of the same samples; the model is
   // cut for them (CutContext).
   std::int64_t context_size = 1;
+  ContextMethod context_method = ContextMethod::kGather;
   std::int64_t micro_batch = 1;   // samples
   std::int64_t accumulation = 1;  // micro-batches per optimizer step
   SyncMode sync = SyncMode::kEvery;

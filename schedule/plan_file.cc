@@ -159,7 +159,7 @@ void CutForPlan(Model& model, const Job& job, const Plan& plan, const CutNames& 
   check(plan.context_size, names.context, "tokens",
         plan.tensor_size > 1 ? "layers that ranks cut" : nullptr);
   CutTensor(model, plan.tensor_size, names.tensor);
-  CutContext(model, plan.context_size, names.context);
+  CutContext(model, plan.context_size, plan.context_method, names.context);
 }
 
 PlanFile ParsePlanFile(std::string_view text, const std::string& name) {

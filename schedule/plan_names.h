@@ -32,6 +32,8 @@ inline constexpr std::array<std::string_view, 2> kReshardNames = {
     "always", "never"};  // or a number: kToGroup
 inline constexpr std::array<std::string_view, 2> kGapNames = {"hold", "regather"};
 inline constexpr std::array<std::string_view, 2> kRecomputeNames = {"full", "selective"};
+inline constexpr std::array<std::string_view, kContextMethodCount> kContextMethodNames = {
+    "gather", "ring_gather", "ring", "ulysses"};
 inline constexpr std::array<std::string_view, 3> kBackwardPrefetchNames = {"pre", "post", "none"};
 inline constexpr std::array<std::string_view, 3> kSyncNames = {"every", "last", "replicate_last"};
 inline constexpr std::array<std::string_view, 2> kTransfersNames = {"at_once", "in_turn"};

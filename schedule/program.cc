@@ -15,6 +15,7 @@ constexpr std::array<OpCodeInfo, kOpCodeCount> kOpCodes = {{
     {OpCode::kAllReduce, "all_reduce", true, false},
     {OpCode::kBroadcast, "broadcast", true, false},
     {OpCode::kAllToAll, "all_to_all", true, false},
+    {OpCode::kPermute, "permute", true, false},
     {OpCode::kBarrier, "barrier", true, false},
     {OpCode::kCast, "cast", false, false},
     {OpCode::kGatherCopyIn, "gather_copy_in", false, false},

@@ -39,6 +39,7 @@ enum class OpCode : std::uint8_t {
   kAllReduce,
   kBroadcast,
   kAllToAll,
+  kPermute,  // each rank sends to the next
   kBarrier,
   kCast,           // parameter shard to the gather dtype
   kGatherCopyIn,   // shard into its slice of the gather buffer
@@ -59,7 +60,7 @@ enum class OpCode : std::uint8_t {
   kStreamWait,  // makes a stream wait for its edges; takes no stream time
   kInitialize,  // gives persistent buffers their first value
 };
-inline constexpr std::size_t kOpCodeCount = 26;
+inline constexpr std::size_t kOpCodeCount = 27;
 
 struct OpCodeInfo {
   OpCode code;

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "models/cut_context.h"
 #include "schedule/internal/check_plan.h"
 #include "schedule/plan.h"
 #include "schedule/plan_names.h"
@@ -185,7 +186,7 @@ void CheckContext(const Model& model, const Plan& plan, const std::string& where
     throw InputError(FieldOf(where, "context_size"), std::to_string(plan.context_size), expected,
                      hint);
   };
-  if (model.context_ranks != plan.context_size) {
+  if (model.context_ranks != plan.context_size || model.context_method != plan.context_method) {
     refuse(std::to_string(model.context_ranks), "the model has one of so many parts of its tokens");
   }
   if (plan.context_size == 1) {
@@ -196,6 +197,9 @@ void CheckContext(const Model& model, const Plan& plan, const std::string& where
   }
   if (!MeshOf(plan).SplitsInto(plan.context_size)) {
     refuse("a divisor of shard_size " + std::to_string(plan.shard_size));
+  }
+  if (IsRing(plan.context_method) && plan.replicate_size > 1) {
+    refuse("1", "a ring is known without replicas alone, whose reductions share its stream");
   }
 }
 

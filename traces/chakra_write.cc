@@ -78,8 +78,9 @@ class Message {
 // CollectiveCommType.
 std::optional<std::uint64_t> CommTypeOf(OpCode code) {
   static const std::map<OpCode, std::uint64_t> kTypes = {
-      {OpCode::kAllReduce, 0}, {OpCode::kAllGather, 2},     {OpCode::kBroadcast, 5},
-      {OpCode::kAllToAll, 6},  {OpCode::kReduceScatter, 7}, {OpCode::kBarrier, 9}};
+      {OpCode::kAllReduce, 0}, {OpCode::kAllGather, 2}, {OpCode::kBroadcast, 5},
+      {OpCode::kAllToAll, 6},  {OpCode::kPermute, 6},   {OpCode::kReduceScatter, 7},
+      {OpCode::kBarrier, 9}};
   const auto found = kTypes.find(code);
   return found == kTypes.end() ? std::nullopt : std::optional(found->second);
 }

@@ -45,6 +45,7 @@ CollectiveNames NamesOf(OpCode code) {
     case OpCode::kBroadcast:
       return {"Broadcast", "broadcast"};
     case OpCode::kAllToAll:
+    case OpCode::kPermute:  // torch's permute_tensor is one with one split
       return {"SendRecv", "all_to_all"};
     case OpCode::kBarrier:
       return {"AllReduce", "barrier"};  // NCCL has no barrier; PyTorch reduces one element

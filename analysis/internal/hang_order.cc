@@ -43,6 +43,7 @@ std::string HangOpOf(OpCode code) {
     case OpCode::kBroadcast:
       return "broadcast";
     case OpCode::kAllToAll:
+    case OpCode::kPermute:
       return "all_to_all";
     default:
       return "barrier";

@@ -431,6 +431,61 @@ double FlashPairs(const OpSpec& spec) {
   return pairs;
 }
 
+namespace {
+
+// A rank's own keys and values first, then those of the ranks before it: a half of the queries
+// against all of them, as on the first rank, or all queries against a half. Results are merged in
+// fp32 by their log-sum-exps. Source: torch 2.13, _context_parallel/_attention.py.
+OpKernels RingAttention(const LowerContext& context) {
+  OpSpec own = context.spec;
+  own.context_ranks = 0;
+  own.seq_k = own.seq_q;
+  OpSpec other = own;
+  other.seq_q /= 2;
+  other.causal = false;
+  other.native_groups = true;  // copied already
+  const LowerContext at_home = {own, context.batch, context.compute, context.options, context.s};
+  const LowerContext away = {other, context.batch, context.compute, context.options, context.s};
+  const AttentionBytes bytes = Measure(at_home);
+  if (Repeats(at_home)) {
+    other.kv_heads = other.heads;
+  }
+  const bool copies = Repeats(at_home);
+  const OpKernels block = FlashAttention(away, Measure(away));
+  OpKernels op = FlashAttention(at_home, bytes);
+  const std::int64_t kv = copies ? bytes.k_all + bytes.v_all : bytes.k + bytes.v;
+  const auto wide = [&](std::int64_t size) { return size / context.s * kFp32Bytes; };
+  const auto pass = [&](std::int64_t read, std::int64_t written) {
+    return PassKernel(KernelClass::kElementwise, DType::kFp32, read, written);
+  };
+  const std::int64_t out = wide(bytes.output), half = out / 2;
+  op.ring.steps = context.spec.context_ranks;
+  op.ring.gathers = context.spec.context_method == ContextMethod::kRingGather;
+  op.ring.sent = Bytes(kv);
+  op.ring.sent_back = Bytes(wide(kv));
+  op.ring.pack = {PassKernel(KernelClass::kCopy, context.compute, kv, kv)};
+  op.ring.first = std::exchange(op.forward, {pass(out, bytes.output)});
+  op.ring.first.push_back(pass(bytes.output, out));
+  op.ring.later = block.forward;  // cast, difference, weight, difference
+  for (const Kernel& merge : {pass(bytes.output / 2, half), pass(2 * half, half), pass(half, half),
+                              pass(2 * half, half)}) {
+    op.ring.later.push_back(merge);
+  }
+  op.ring.add = {pass(kv + wide(kv), wide(kv)), pass(wide(kv), wide(kv))};
+  const Kernel add_queries = pass(bytes.q + wide(bytes.q), wide(bytes.q));
+  op.ring.back_first = std::exchange(
+      op.backward_data,
+      {pass(wide(bytes.q), bytes.q), pass(wide(kv), copies ? kv : bytes.k + bytes.v)});
+  op.ring.back_first.push_back(add_queries);
+  op.ring.back_later = block.backward_data;
+  op.ring.back_later.push_back(pass((bytes.q + wide(bytes.q)) / 2, wide(bytes.q) / 2));
+  AddTensors({out, bytes.output}, &op.forward_workspace, &op.forward_workspace_tensors);
+  AddTensors({wide(bytes.q), bytes.q, kv}, &op.backward_workspace, &op.backward_workspace_tensors);
+  return op;
+}
+
+}  // namespace
+
 OpKernels LowerAttention(const LowerContext& context) {
   const AttentionBytes bytes = Measure(context);
   // Where no kernel takes an additive bias, as T5's, or capped scores, as Gemma 2's, the scores are
@@ -438,7 +493,11 @@ OpKernels LowerAttention(const LowerContext& context) {
   const bool flash = IsFused(context.options.attention) && !context.spec.materialized &&
                      (!context.spec.has_bias || context.options.flash_position_bias) &&
                      (context.spec.soft_cap == 0.0 || context.options.flash_soft_cap);
-  OpKernels op = flash ? FlashAttention(context, bytes) : MaterializedAttention(context, bytes);
+  const bool is_ring =
+      context.spec.context_ranks > 0 && context.spec.context_method != ContextMethod::kGather;
+  OpKernels op = is_ring ? RingAttention(context)
+                 : flash ? FlashAttention(context, bytes)
+                         : MaterializedAttention(context, bytes);
   op.output_aliases = {-1};
   op.compute_intensive = true;
   return op;

@@ -296,8 +296,14 @@ OpKernels LowerDispatch(const LowerContext& context) {
 }
 
 // No kernel: Walker makes a collective of it, both ways.
-OpKernels LowerExchange(const LowerContext& /*context*/) {
+// Tokens that are exchanged for heads are put in the order of ranks before, and of tokens behind.
+OpKernels LowerExchange(const LowerContext& context) {
   OpKernels op;
+  if (context.spec.context_ranks > 0) {
+    const std::int64_t bytes = Product({Elements(context), context.s});
+    op.forward.assign(2, PassKernel(KernelClass::kCopy, context.compute, bytes, bytes));
+    op.backward_data = op.forward;
+  }
   op.output_aliases = {-1};
   op.compute_intensive = true;  // selective checkpointing keeps what came (torchtitan's list)
   return op;

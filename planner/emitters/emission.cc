@@ -356,9 +356,10 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
     throw InputError(where + ": plan.tensor_size", std::to_string(file.plan.tensor_size),
                      "1, or --to torchtitan, which cuts layers");
   }
-  if (file.plan.context_size > 1 && target != "torchtitan") {
+  const bool is_known = file.plan.context_method != ContextMethod::kUlysses;
+  if (file.plan.context_size > 1 && (target != "torchtitan" || !is_known)) {
     throw InputError(where + ": plan.context_size", std::to_string(file.plan.context_size),
-                     "1, or --to torchtitan, which cuts tokens");
+                     "1, or --to torchtitan, which cuts tokens, but not for heads");
   }
   const MatrixRule rule = file.job.optimizer.matrices;
   if (rule != MatrixRule::kNone) {

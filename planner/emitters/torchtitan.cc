@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "models/cut_context.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/wrap.h"
@@ -28,7 +29,7 @@ constexpr Bytes kDdpBucket = 100 * kMiB;
 constexpr double kSomeLearningRate = 3e-4;
 constexpr double kSomeWeightDecay = 0.1;
 
-constexpr std::array<SettingRow<S>, 29> kRows = {{
+constexpr std::array<SettingRow<S>, 30> kRows = {{
     {"model.name", &S::model_name},
     {"model.flavor", &S::model_flavor},
     {"optimizer.name", &S::optimizer},
@@ -48,6 +49,7 @@ constexpr std::array<SettingRow<S>, 29> kRows = {{
     {"parallelism.expert_parallel_degree", &S::expert_parallel_degree},
     {"parallelism.tensor_parallel_degree", &S::tensor_parallel_degree},
     {"parallelism.context_parallel_degree", &S::context_parallel_degree},
+    {"parallelism.context_parallel_rotate_method", &S::context_parallel_rotate_method},
     {"parallelism.disable_loss_parallel", &S::disable_loss_parallel},
     {"parallelism.fsdp_reshard_after_forward", &S::fsdp_reshard_after_forward},
     {"activation_checkpoint.mode", &S::activation_checkpoint_mode},
@@ -180,6 +182,11 @@ void ApplyUnits(const S& s, const std::string& where, PlanFile& file) {
   AddExpertUnits(file.model, file.plan.units);
 }
 
+// Of the ring that torchtitan 0.2 has with SDPA. Without a name keys and values are gathered.
+const char* RotateName(ContextMethod method) {
+  return method == ContextMethod::kRing ? "alltoall" : "allgather";
+}
+
 void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
   const std::int64_t ranks = file.cluster.RankCount();
   const std::int64_t replicate = s.data_parallel_replicate_degree.value_or(1);
@@ -219,6 +226,15 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
   file.plan.expert_size = s.expert_parallel_degree.value_or(1);
   file.plan.tensor_size = tensor;
   file.plan.context_size = context;
+  file.plan.context_method = ContextMethod::kGather;
+  if (const auto& rotate = s.context_parallel_rotate_method; rotate && context > 1) {
+    const bool is_round = *rotate == RotateName(ContextMethod::kRing);
+    if (!is_round && *rotate != RotateName(ContextMethod::kRingGather)) {
+      throw InputError(key + "context_parallel_rotate_method", Quoted(*rotate),
+                       "\"allgather\" or \"alltoall\"");
+    }
+    file.plan.context_method = is_round ? ContextMethod::kRing : ContextMethod::kRingGather;
+  }
   CutForPlan(file.model, file.job, file.plan,
              {key + "expert_parallel_degree", key + "tensor_parallel_degree",
               key + "context_parallel_degree"});
@@ -337,6 +353,9 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   if (plan.context_size > 1) {
     s.context_parallel_degree = plan.context_size;
   }
+  if (IsRing(plan.context_method)) {
+    s.context_parallel_rotate_method = RotateName(plan.context_method);
+  }
   s.fsdp_reshard_after_forward = ReshardName(file);
   SetRecompute(file, s);
   s.compile = file.kernels.fused_elementwise;
@@ -420,6 +439,9 @@ def apply_plan(config):
   }
   if (s.context_parallel_degree) {
     line("parallelism.context_parallel_degree", std::to_string(*s.context_parallel_degree));
+  }
+  if (s.context_parallel_rotate_method) {
+    text += "    # A ring of keys and values is of 0.2: 0.3 gathers them, for FlexAttention.\n";
   }
   line("parallelism.fsdp_reshard_after_forward", "\"" + *s.fsdp_reshard_after_forward + "\"");
   line("activation_checkpoint", recompute);

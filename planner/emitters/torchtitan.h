@@ -34,6 +34,7 @@ struct TorchtitanSettings {
   std::optional<std::int64_t> expert_parallel_degree;          // 1
   std::optional<std::int64_t> tensor_parallel_degree;          // 1
   std::optional<std::int64_t> context_parallel_degree;         // 1
+  std::optional<std::string> context_parallel_rotate_method;   // 0.2's ring: allgather, alltoall
   std::optional<bool> disable_loss_parallel;
   std::optional<std::string> fsdp_reshard_after_forward;  // default, always, never
   std::optional<std::string> activation_checkpoint_mode;  // none, full, selective

@@ -264,6 +264,7 @@ Needed NeededBy(const Program& program, const OpShape& shape, bool reads_buffer,
     case OpCode::kAllReduce:
     case OpCode::kBroadcast:
     case OpCode::kAllToAll:
+    case OpCode::kPermute:
       return {shape.bytes, shape.bytes};
     case OpCode::kCopyH2d:
       return {reads_buffer ? shape.bytes : Bytes(0), shape.bytes};

@@ -128,6 +128,9 @@ constexpr auto kPlanFields = [](auto& plan, auto& visit) {
         {.least = 1, .most = kMaxRanks, .is_written = plan.tensor_size > 1});
   visit("context_size", plan.context_size,
         {.least = 1, .most = kMaxRanks, .is_written = plan.context_size > 1});
+  visit(
+      "context_method", plan.context_method,
+      {.names = kContextMethodNames, .is_written = plan.context_method != ContextMethod::kGather});
   visit("micro_batch", plan.micro_batch, {.least = 1, .most = 1 << 24, .is_needed = true});
   visit("accumulation", plan.accumulation,
         {.least = 1, .most = kMaxAccumulation, .is_needed = true});

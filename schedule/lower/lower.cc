@@ -24,6 +24,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "models/cut_context.h"
 #include "models/totals.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower/flat_rules.h"
@@ -228,6 +229,10 @@ static void CheckKernels(const LowerInput& in) {
                         k.loss_metrics > 0 || k.keeps_logits || k.shifted_logits ||
                         k.softmax_keeps_input || k.autocast_weights || k.fused_reductions ||
                         !k.fp32_logits;
+  if (IsRing(in.plan.context_method) && !IsFused(k.attention)) {
+    throw InputError("kernel set", "attention with scores in memory", "a fused one",
+                     "plan.context_method is a ring, which merges what blocks of keys give");
+  }
   if (in.plan.tensor_size > 1 && (is_other || k.fp8 == Fp8Products::kPerTensor)) {
     throw InputError("kernel set", is_other ? Quoted(k.name) : "fp8 with a scale per tensor",
                      "torch-eager or torch-compile, in bf16 or fp8 with a scale per row",

@@ -392,6 +392,7 @@ void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId
   if (e_.a.KernelsOf(i).forward_exchange.bytes > Bytes(0)) {
     exchanged = AddForwardExchange(i, phase);
   }
+  (void)AddRing(i, phase, workspace);
   AddCompute(i, phase, ForwardShape(i), exchanged.valid() ? 1 : 0);
   UseInputs(i, phase);
   UseParameters(i);

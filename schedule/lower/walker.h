@@ -172,14 +172,23 @@ class Walker {
   [[nodiscard]] BufferId AddBackwardExchange(std::uint32_t i, DialectRules::GradTarget weight);
   [[nodiscard]] GroupId DataParallelGroup();
   void AddTensorSums(std::uint32_t i, Phase phase);
+  // What comes from another rank, what was sent for it, and the transfer.
+  struct Arrival {
+    BufferId buffer, sent;
+    OpId by;
+  };
+  // The steps of a ring, if the op has one. Returns the gradients of this rank's keys and values,
+  // in backward.
+  BufferId AddRing(std::uint32_t i, Phase phase, BufferId workspace);
   // Ops that are nothing but an exchange: rows on their way to experts of other ranks, and back;
   // tokens of ranks that cut the layer.
   [[nodiscard]] bool IsExchange(std::uint32_t i) const {
-    const OpKind kind = e_.in.model.SpecOf(e_.in.model.ops[i]).kind;
-    return kind == OpKind::kExchange || MovesTokens(kind);
+    const OpSpec& spec = e_.in.model.SpecOf(e_.in.model.ops[i]);
+    return spec.kind == OpKind::kExchange || MovesTokens(spec);
   }
-  [[nodiscard]] static bool MovesTokens(OpKind kind) {
-    return kind == OpKind::kGatherTokens || kind == OpKind::kScatterTokens;
+  [[nodiscard]] static bool MovesTokens(const OpSpec& spec) {
+    return spec.kind == OpKind::kGatherTokens || spec.kind == OpKind::kScatterTokens ||
+           (spec.kind == OpKind::kExchange && spec.context_ranks > 0);
   }
   void MoveTokens(std::uint32_t i, Phase phase, BufferId from, BufferId to);
   [[nodiscard]] BufferId InputOf(std::uint32_t i, std::size_t input, Phase phase);

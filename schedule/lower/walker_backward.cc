@@ -221,7 +221,7 @@ void Walker::AddBackwardOp(std::uint32_t i) {
     loss = e_.Alloc(e_.a.tensor_bytes[e_.in.model.ops[i + 1].outputs.front().value],
                     Category::kTemporary, Stream::kCompute);
   }
-  BufferId exchanged;
+  BufferId exchanged = AddRing(i, Phase::kBackward, workspace);
   if (kernels.backward_exchange.bytes > Bytes(0) && facts.input_grads != 0) {
     exchanged = AddBackwardExchange(i, weight);
     weight = {};

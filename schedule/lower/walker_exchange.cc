@@ -107,7 +107,7 @@ void Walker::SendCounts(std::uint32_t i, Phase phase, UnitId unit) {
 void Walker::AddExchangeOfRows(std::uint32_t i, Phase phase) {
   const std::uint32_t s = e_.a.storage_of[e_.in.model.ops[i].outputs[0].value];
   const BufferId out = (phase == Phase::kRecompute ? rerun_instance_ : forward_instance_)[s].buffer;
-  if (MovesTokens(e_.in.model.SpecOf(e_.in.model.ops[i]).kind)) {
+  if (MovesTokens(e_.in.model.SpecOf(e_.in.model.ops[i]))) {
     return MoveTokens(i, phase, InputOf(i, 0, phase), out);
   }
   AddRowCollective(i, phase);
@@ -121,7 +121,7 @@ void Walker::AddExchangeOfGrads(std::uint32_t i) {
   const std::uint32_t grad = NewInputGrads(i, false).front();
   const BufferId from = grads_[grad_of_tensor_[op.outputs[0].value]].buffer;
   const BufferId to = grads_[grad].buffer;
-  if (MovesTokens(e_.in.model.SpecOf(op).kind)) {
+  if (MovesTokens(e_.in.model.SpecOf(op))) {
     MoveTokens(i, Phase::kBackward, from, to);
   } else {
     AddRowCollective(i, Phase::kBackward);
@@ -138,10 +138,12 @@ void Walker::AddExchangeOfGrads(std::uint32_t i) {
 void Walker::MoveTokens(std::uint32_t i, Phase phase, BufferId from, BufferId to) {
   const ModelOp& op = e_.in.model.ops[i];
   const bool is_backward = phase == Phase::kBackward;
-  const bool is_of_context = e_.in.model.SpecOf(op).context_ranks > 0;
-  const bool gathers = (e_.in.model.SpecOf(op).kind == OpKind::kGatherTokens) != is_backward;
+  const OpSpec& spec = e_.in.model.SpecOf(op);
+  const bool swaps = spec.kind == OpKind::kExchange;  // tokens for heads
+  const bool gathers = !swaps && (spec.kind == OpKind::kGatherTokens) != is_backward;
   // The op that reads what is gathered, or made what is scattered.
-  const UnitId unit = UnitOf(e_.in.model.ops[gathers != is_backward ? i + 1 : i - 1]);
+  const UnitId unit =
+      swaps ? UnitId() : UnitOf(e_.in.model.ops[gathers != is_backward ? i + 1 : i - 1]);
   const Bytes bytes =
       std::max(e_.a.tensor_bytes[op.inputs[0].value], e_.a.tensor_bytes[op.outputs[0].value]);
   const OpKernels& kernels = e_.a.KernelsOf(i);
@@ -159,9 +161,12 @@ void Walker::MoveTokens(std::uint32_t i, Phase phase, BufferId from, BufferId to
   if (sent != from) {
     copy(from, sent);
   }
-  const OpShape shape = Collective(
-      gathers ? OpCode::kAllGather : OpCode::kReduceScatter, Stream::kCompute,
-      is_of_context ? e_.AddContext() : e_.AddTensor(), bytes, e_.in.job.precision.param);
+  const OpCode code = swaps     ? OpCode::kAllToAll
+                      : gathers ? OpCode::kAllGather
+                                : OpCode::kReduceScatter;
+  const OpShape shape =
+      Collective(code, Stream::kCompute, spec.context_ranks > 0 ? e_.AddContext() : e_.AddTensor(),
+                 bytes, e_.in.job.precision.param);
   const Touch reads = {sent, AccessMode::kRead, Role::kInput};
   const Touch writes = {received, AccessMode::kWrite, Role::kOutput};
   if (e_.in.kernels.fused_elementwise) {  // a compiler's graph issues it, no hook of a module
@@ -175,6 +180,76 @@ void Walker::MoveTokens(std::uint32_t i, Phase phase, BufferId from, BufferId to
   if (between.valid()) {
     e_.body->Free(between);
   }
+}
+
+// PyTorch's _templated_ring_attention. While a step computes, the keys and values of the next one
+// are on their way. In backward their gradients follow them, with what each rank adds. The
+// transfers have the stream of replicas, which there are none of.
+BufferId Walker::AddRing(std::uint32_t i, Phase phase, BufferId workspace) {
+  const RingKernels& ring = e_.a.KernelsOf(i).ring;
+  const bool is_backward = phase == Phase::kBackward;
+  const DType dtype = e_.in.job.precision.param;
+  std::uint16_t part = 3;  // occurrence: 1 and 2 are AddCompute's others
+  // Reads what came, if anything, and makes `made`.
+  const auto compute = [&](const std::vector<Kernel>& kernels, const Arrival& came, BufferId made,
+                           Role role) {
+    OpShape shape;
+    shape.dtype = dtype;
+    AddCompute(i, phase, e_.Intern(shape, kernels), part++);
+    is_backward ? UseForBackward(i) : UseInputs(i, phase);
+    if (came.by.valid()) {
+      e_.body->Use(came.buffer, AccessMode::kRead, Role::kExchange);
+      e_.After(came.by);
+    }
+    if (made.valid()) {
+      e_.body->Use(made, AccessMode::kWrite, role, 1);
+    }
+  };
+  const auto alloc = [&](Bytes bytes) {
+    return e_.Alloc(bytes, Category::kTemporary, Stream::kCompute);
+  };
+  const auto send = [&](OpCode code, Bytes all, BufferId sent, DType of) {
+    Arrival arrival = {alloc(all), sent, {}};
+    const OpId made = e_.LastCompute();
+    arrival.by = e_.AddCollective(Collective(code, Stream::kReplicate, e_.AddContext(), all, of),
+                                  {phase, kNoSubject},
+                                  {{sent, AccessMode::kRead, Role::kInput},
+                                   {arrival.buffer, AccessMode::kWrite, Role::kOutput}});
+    e_.After(made);
+    return arrival;
+  };
+  Arrival here, grads;
+  for (std::int64_t step = 0; step < ring.steps; ++step) {
+    Arrival next = here;
+    if (step + 1 < ring.steps && (!ring.gathers || step == 0)) {
+      const BufferId packed = alloc(ring.sent);
+      compute(ring.pack, here, packed, Role::kExchange);
+      next = ring.gathers ? send(OpCode::kAllGather, ring.sent * ring.steps, packed, dtype)
+                          : send(OpCode::kPermute, ring.sent, packed, dtype);
+    }
+    compute(step == 0 ? (is_backward ? ring.back_first : ring.first)
+                      : (is_backward ? ring.back_later : ring.later),
+            here, workspace, Role::kWorkspace);
+    if (here.by.valid() && (!ring.gathers || step + 1 == ring.steps)) {
+      e_.body->Free(here.sent);
+      e_.body->Free(here.buffer);
+    }
+    here = next;
+    if (is_backward) {
+      const BufferId sum = alloc(ring.sent_back);
+      compute(ring.add, grads, sum, Role::kExchange);
+      if (grads.by.valid()) {
+        e_.body->Free(grads.sent);
+        e_.body->Free(grads.buffer);
+      }
+      grads = send(OpCode::kPermute, ring.sent_back, sum, DType::kFp32);
+    }
+  }
+  if (grads.by.valid()) {
+    e_.AddWait(Stream::kCompute, {grads.by}, phase, kNoSubject);
+    e_.body->Free(grads.sent);
+  }
+  return grads.buffer;
 }
 
 // Each part of the op reads its inputs and makes what the ranks reduce behind it.

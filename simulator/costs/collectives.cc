@@ -30,8 +30,8 @@ using internal::ProtocolLine;
 using internal::RingHops;
 
 // Every rank sends S/n to each other rank: to those of its own node at the rate inside, to the
-// others through its share of the node's NICs.
-Seconds AllToAllTime(const CollectivePath& path, double bytes) {
+// others through its share of the node's NICs. In a permutation each sends S to the next one.
+Seconds AllToAllTime(const CollectivePath& path, double bytes, bool is_permute = false) {
   const RingPath& ring = path.ring;
   const auto n = static_cast<double>(ring.size);
   const auto on_node =
@@ -41,11 +41,12 @@ Seconds AllToAllTime(const CollectivePath& path, double bytes) {
   };
   double transfer = 0;
   if (path.intra != nullptr) {
-    transfer = bytes * (on_node - 1) / n / rate(*path.intra, ring.intra_rate);
+    const double share = is_permute ? 1 : (on_node - 1) / n;
+    transfer = bytes * share / rate(*path.intra, ring.intra_rate);
   }
   if (path.network != nullptr) {
-    transfer = std::max(
-        transfer, bytes * (n - on_node) / n / (rate(*path.network, ring.inter_rate) / on_node));
+    const double share = is_permute ? 1 : (n - on_node) / n;
+    transfer = std::max(transfer, bytes * share / (rate(*path.network, ring.inter_rate) / on_node));
   }
   const TransportProfile& outer = OuterOf(path);
   double latency = outer.p2p_latency.value.value;
@@ -148,8 +149,8 @@ Seconds CollectiveTime(OpCode code, Bytes bytes, const CollectivePath& path) {
   if (code == OpCode::kAllReduce || code == OpCode::kBarrier) {
     return AllReduceTime(path, size);
   }
-  if (code == OpCode::kAllToAll) {
-    return AllToAllTime(path, size);
+  if (code == OpCode::kAllToAll || code == OpCode::kPermute) {
+    return AllToAllTime(path, size, code == OpCode::kPermute);
   }
   const bool is_gather = code == OpCode::kAllGather || code == OpCode::kReduceScatter;
   if (is_gather && outer.choice == CollectiveChoice::kNccl) {
@@ -174,7 +175,7 @@ double BusBytesPerByte(OpCode code, std::int64_t ranks) {
   if (code == OpCode::kAllReduce || code == OpCode::kBarrier) {
     return 2 * share;
   }
-  return code == OpCode::kBroadcast ? 1 : share;
+  return code == OpCode::kBroadcast || code == OpCode::kPermute ? 1 : share;
 }
 
 std::int64_t ChannelsOf(const CollectivePath& path) {

@@ -89,7 +89,30 @@ class Context(ShardwrightTestCase):
             text = (self.folder / "out/torchtitan.toml").read_text()
             self.assertIn("context_parallel_degree = 4", text)
             self.assertIn(f"data_parallel_shard_degree = {shard // 4}", text)
+        for name, method in (("allgather", "ring_gather"), ("alltoall", "ring")):
+            (self.folder / "t.toml").write_text(TORCHTITAN.format(4, f'context_parallel_rotate_method = "{name}"'))
+            self.succeed("import-run", "t.toml", "--cluster", "8xH100", "-o", "r.json")
+            self.assertEqual(json.loads((self.folder / "r.json").read_text())["plan"]["context_method"], method)
+            self.succeed("emit", "r.json", "--to", "torchtitan", "-o", "out")
+            self.assertIn(f'context_parallel_rotate_method = "{name}"', (self.folder / "out/torchtitan.toml").read_text())
         self.refused(3, "--to torchtitan", "emit", "r.json", "--to", "fsdp2")
+
+    def test_a_ring(self):
+        """Its transfers run beside compute, and it keeps no keys and values of other ranks."""
+        rows = []
+        for words in ("cp=4", "cp=4:ring", "cp=4:ring_gather"):
+            self.plan("--shard", words)
+            rows.append(json.loads(self.succeed("simulate", "p.json", "--json")))
+        self.assertLess(rows[1]["memory"]["peak_allocated_bytes"], rows[0]["memory"]["peak_allocated_bytes"])
+        self.assertGreater(rows[1]["step_time_s"], 0.5 * rows[0]["step_time_s"])
+        for words, text in ((("--shard", "4,cp=4:ring"), "without replicas alone"),
+                            (("--shard", "cp=4:ring", "--attention", "materialized"), "a fused one")):
+            self.refused(3, text, "plan", *JOB, "--no-search", *words)
+        self.refused(2, "gather, ring_gather, ring or ulysses", "plan", *JOB, "--no-search", "--shard", "cp=4:megatron")
+        self.plan("--shard", "cp=4:ulysses")
+        self.succeed("simulate", "p.json", "--json")
+        self.refused(3, "cuts tokens, but not for heads", "emit", "p.json", "--to", "torchtitan")
+        self.assertNotIn("context_method", self.plan("--shard", "cp=1:ring")["plan"])
 
 
 if __name__ == "__main__":

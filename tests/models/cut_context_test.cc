@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
 
@@ -30,11 +31,21 @@ Work WorkOf(const Model& model) {
   for (const ModelOp& op : model.ops) {
     const OpKernels k =
         LowerOp(model.SpecOf(op), 1, DType::kBf16, FindKernelSet("torch-eager", "test"));
-    for (const auto* kernels : {&k.forward, &k.backward_data, &k.backward_weight}) {
-      for (const Kernel& kernel : *kernels) {
-        work.all += kernel.flops.value;
-        work.attention += IsAttention(kernel.kind) ? kernel.flops.value : 0;
+    const auto add = [&](const std::vector<Kernel>& kernels, std::int64_t times) {
+      for (const Kernel& kernel : kernels) {
+        work.all += static_cast<double>(times) * kernel.flops.value;
+        work.attention +=
+            IsAttention(kernel.kind) ? static_cast<double>(times) * kernel.flops.value : 0;
       }
+    };
+    for (const auto* kernels : {&k.forward, &k.backward_data, &k.backward_weight}) {
+      add(*kernels, 1);
+    }
+    if (k.ring.steps > 0) {
+      add(k.ring.first, 1);
+      add(k.ring.back_first, 1);
+      add(k.ring.later, k.ring.steps - 1);
+      add(k.ring.back_later, k.ring.steps - 1);
     }
   }
   return work;
@@ -47,7 +58,7 @@ TEST_CASE("CutContext: the ranks together do the work of one") {
       CAPTURE(name);
       CAPTURE(ranks);
       Model model = whole;
-      CutContext(model, ranks, "test");
+      CutContext(model, ranks, ContextMethod::kGather, "test");
       ValidateModel(model, "test");
       const auto times = static_cast<double>(ranks);
       CHECK(times * WorkOf(model).all == doctest::Approx(WorkOf(whole).all).epsilon(1e-12));
@@ -58,8 +69,52 @@ TEST_CASE("CutContext: the ranks together do the work of one") {
       CHECK(CountParameters(model) == CountParameters(whole));
       CHECK(model.params.size() == whole.params.size());
       Model again = model;
-      CutContext(again, ranks, "test");
+      CutContext(again, ranks, ContextMethod::kGather, "test");
       CHECK(again.ops.size() == model.ops.size());
+    }
+  }
+}
+
+TEST_CASE("CutContext: the steps of a ring together do the work of one") {
+  for (const ContextMethod method : {ContextMethod::kRing, ContextMethod::kRingGather}) {
+    for (const std::int64_t ranks : {2, 4, 8}) {
+      const Model whole = Loaded("llama-3-8b");
+      Model model = whole;
+      CutContext(model, ranks, method, "test");
+      ValidateModel(model, "test");
+      CHECK(static_cast<double>(ranks) * WorkOf(model).attention ==
+            doctest::Approx(WorkOf(whole).attention).epsilon(1e-12));
+      CHECK(ConventionFlopsPerSample(model).value ==
+            doctest::Approx(ConventionFlopsPerSample(whole).value).epsilon(1e-12));
+      CHECK(model.ops.size() == whole.ops.size());
+    }
+  }
+}
+
+TEST_CASE("CutContext: all tokens of some heads are the work of one") {
+  for (const char* name : {"llama-3-8b", "mistral-7b", "gemma-2-9b"}) {
+    for (const std::int64_t ranks : {2, 4, 8}) {
+      CAPTURE(name);
+      CAPTURE(ranks);
+      const Model whole = Loaded(name, 8192);
+      Model model = whole;
+      CutContext(model, ranks, ContextMethod::kUlysses, "test");
+      ValidateModel(model, "test");
+      CHECK(static_cast<double>(ranks) * WorkOf(model).all ==
+            doctest::Approx(WorkOf(whole).all).epsilon(1e-12));
+      CHECK(ConventionFlopsPerSample(model).value ==
+            doctest::Approx(ConventionFlopsPerSample(whole).value).epsilon(1e-12));
+      std::int64_t swaps = 0, layers = 0;
+      for (const ModelOp& op : model.ops) {
+        const OpKind kind = model.SpecOf(op).kind;
+        layers += kind == OpKind::kAttention ? 1 : 0;
+        swaps += kind == OpKind::kExchange ? 1 : 0;
+        for (const TensorId t : kind == OpKind::kExchange ? op.inputs : std::vector<TensorId>()) {
+          CHECK(model.tensors[t.value].elements ==
+                model.tensors[op.outputs.front().value].elements);
+        }
+      }
+      CHECK(swaps == 4 * layers);
     }
   }
 }
@@ -89,7 +144,7 @@ TEST_CASE("CutContext: pairs of a causal mask by listing") {
 
 TEST_CASE("CutContext: a layer of llama-3-8b on 4 ranks") {
   Model model = Loaded("llama-3-8b");
-  CutContext(model, 4, "test");
+  CutContext(model, 4, ContextMethod::kGather, "test");
   std::size_t at = 0;
   while (model.SpecOf(model.ops[at]).kind != OpKind::kAttention) {
     ++at;
@@ -114,7 +169,7 @@ TEST_CASE("CutContext: experts that ranks share out have rows of a part of the t
   Model model = Loaded("mixtral-8x7b");
   CutExperts(model, 4, "test");
   const Model whole = model;
-  CutContext(model, 2, "test");
+  CutContext(model, 2, ContextMethod::kGather, "test");
   ValidateModel(model, "test");
   for (std::size_t i = 0, j = 0; i < whole.ops.size(); ++i, ++j) {
     while (model.ops[j].name != whole.ops[i].name) {
@@ -124,10 +179,11 @@ TEST_CASE("CutContext: experts that ranks share out have rows of a part of the t
   }
 }
 
-std::string Refusal(const std::string& name, std::int64_t ranks, std::int64_t sequence = 4096) {
+std::string Refusal(const std::string& name, std::int64_t ranks, std::int64_t sequence = 4096,
+                    ContextMethod method = ContextMethod::kGather) {
   try {
     Model model = Loaded(name, sequence);
-    CutContext(model, ranks, "--shard: cp");
+    CutContext(model, ranks, method, "--shard: cp");
   } catch (const InputError& error) {
     return error.what();
   }
@@ -142,7 +198,11 @@ TEST_CASE("CutContext: what cannot be cut is said") {
   CHECK(Refusal("llama-3-8b", 2, 100) == "none");
   CHECK(Refusal("opt-1.3b", 2, 2048) == "none");  // a table of positions is looked up
   CHECK(Refusal("phi-4", 2).find("attention of other inputs than q, k and v") != std::string::npos);
-  CHECK(Refusal("vit-b-16", 2).find("expected") != std::string::npos);
+  CHECK(Refusal("mistral-7b", 2, 8192, ContextMethod::kRing)
+            .find("attention by a ring that is not plainly causal") != std::string::npos);
+  CHECK(Refusal("llama-3-8b", 16, 8192, ContextMethod::kUlysses)
+            .find("32 heads, 8 of keys, that make no equal parts") != std::string::npos);
+  CHECK(Refusal("vit-b-16", 2).find("the model reads no sequences") != std::string::npos);
   CHECK(Refusal("t5-small", 2, 512).find("no rule cuts the tokens of op") != std::string::npos);
 }
 

@@ -227,11 +227,15 @@ Plan DrawShared(std::mt19937& random, const Case& c, const Plan& base) {
   plan.expert_size = base.expert_size;
   plan.tensor_size = base.tensor_size;
   plan.context_size = base.context_size;
+  plan.context_method = base.context_method;
   const std::int64_t ranks = c.cluster.RankCount() / plan.tensor_size;
   const std::int64_t least = plan.expert_size * plan.context_size;  // one of the two is 1
   do {
     plan.shard_size = least * Draw(random, 1, ranks / least);
   } while (ranks % plan.shard_size != 0);
+  if (IsRing(plan.context_method)) {
+    plan.shard_size = ranks;
+  }
   plan.replicate_size = ranks / plan.shard_size;
   const std::int64_t samples = c.job.global_batch / MeshOf(plan).DataCount();
   plan.micro_batch = Draw(random, 0, 1) == 1 ? samples : 1;
@@ -251,7 +255,8 @@ Plan DrawShared(std::mt19937& random, const Case& c, const Plan& base) {
   return plan;
 }
 
-void CheckParts(const std::string& model, std::int64_t Plan::*parts) {
+void CheckParts(const std::string& model, std::int64_t Plan::*parts,
+                ContextMethod method = ContextMethod::kGather) {
   const int jobs = IsDeep() ? 24 : 2;
   double tightest = INFINITY;
   for (int i = 0; i < jobs; ++i) {
@@ -268,9 +273,10 @@ void CheckParts(const std::string& model, std::int64_t Plan::*parts) {
     c.model = {LoadModel(model, load)};
     SearchOptions options;
     options.base.*parts = std::int64_t{1} << Draw(random, 1, 3);
+    options.base.context_method = method;
     CutExperts(c.model, options.base.expert_size, "test");
     CutTensor(c.model, options.base.tensor_size, "test");
-    CutContext(c.model, options.base.context_size, "test");
+    CutContext(c.model, options.base.context_size, options.base.context_method, "test");
     options.effort = 0;
     std::vector<std::pair<Simulated, Plan>> all;
     for (int p = 0; p < (IsDeep() ? 60 : 6); ++p) {
@@ -306,6 +312,8 @@ TEST_CASE("No random plan that cuts layers is faster than the bound") {
 
 TEST_CASE("No random plan that cuts tokens is faster than the bound") {
   CheckParts("llama-3-8b", &Plan::context_size);
+  CheckParts("llama-3-8b", &Plan::context_size, ContextMethod::kRing);
+  CheckParts("llama-3-8b", &Plan::context_size, ContextMethod::kUlysses);
 }
 
 // A plan of a chain of `runs` blocks as one of a model with many: each block becomes a run of them.

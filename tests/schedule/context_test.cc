@@ -29,18 +29,19 @@ struct Cut {
 };
 
 Cut Of(const char* model, std::int64_t shard, std::int64_t replicate, std::int64_t context,
-       std::int64_t experts = 1) {
+       std::int64_t experts = 1, ContextMethod method = ContextMethod::kGather) {
   Cut c;
   LoadOptions options;
   options.sequence_length = c.job.sequence_length = 256;
   c.job.precision = testing::kMixed;
   c.model = LoadModel(model, options);
   CutExperts(c.model, experts, "test");
-  CutContext(c.model, context, "test");
+  CutContext(c.model, context, method, "test");
   c.plan.shard_size = shard;
   c.plan.replicate_size = replicate;
   c.plan.expert_size = experts;
   c.plan.context_size = context;
+  c.plan.context_method = method;
   c.plan.micro_batch = 2;
   c.plan.units = Wrap(c.model, ParseWrap("block", "test"), {}, Dialect::kFsdp2, "test");
   AddExpertUnits(c.model, c.plan.units);
@@ -94,6 +95,57 @@ TEST_CASE("tokens that ranks cut: groups and collectives") {
   }
 }
 
+TEST_CASE("tokens that ranks cut: a ring's transfers by closed form") {
+  constexpr std::int64_t kLayers = 32, kRanks = 4;
+  // Keys and values, which torch-eager copies to all 32 heads of 128, 64 tokens of a rank, 2
+  // samples.
+  const std::int64_t elements = std::int64_t{2} * 2 * 64 * 32 * 128;
+  for (const ContextMethod method : {ContextMethod::kRing, ContextMethod::kRingGather}) {
+    for (const bool recomputes : {false, true}) {
+      Cut c = Of("llama-3-8b", 8, 1, kRanks, 1, method);
+      if (recomputes) {
+        c.plan.recompute = RecomputeBlocks(c.model, RecomputeKind::kFull, 1, "test");
+      }
+      const Program program = c.Lowered();
+      for (const Finding& finding : Verify(program)) {
+        FAIL_CHECK(finding.text);
+      }
+      const std::int64_t passes = kLayers * (recomputes ? 3 : 2);  // of keys and values
+      const std::vector<Bytes> sent = BytesOn(program, OpCode::kPermute, "cp");
+      const std::vector<Bytes> gathers = BytesOn(program, OpCode::kAllGather, "cp");
+      const bool is_round = method == ContextMethod::kRing;
+      CHECK(std::count(sent.begin(), sent.end(), Bytes(2 * elements)) ==
+            (is_round ? passes * (kRanks - 1) : 0));
+      CHECK(std::count(sent.begin(), sent.end(), Bytes(4 * elements)) == kLayers * kRanks);
+      CHECK(std::ssize(sent) == kLayers * kRanks + (is_round ? passes * (kRanks - 1) : 0));
+      CHECK(std::count(gathers.begin(), gathers.end(), Bytes(2 * elements * kRanks)) ==
+            (is_round ? 0 : passes));
+    }
+  }
+}
+
+TEST_CASE("tokens that ranks cut: exchanges for heads by closed form") {
+  constexpr std::int64_t kLayers = 32;
+  for (const bool recomputes : {false, true}) {
+    Cut c = Of("llama-3-8b", 8, 2, 4, 1, ContextMethod::kUlysses);
+    if (recomputes) {
+      c.plan.recompute = RecomputeBlocks(c.model, RecomputeKind::kFull, 1, "test");
+    }
+    const Program program = c.Lowered();
+    for (const Finding& finding : Verify(program)) {
+      FAIL_CHECK(finding.text);
+    }
+    // 64 tokens of a rank, 2 samples, in bf16: 32 heads of q and of the result, 8 of k and of v.
+    const std::vector<Bytes> bytes = BytesOn(program, OpCode::kAllToAll, "cp");
+    const std::int64_t passes = kLayers * (recomputes ? 3 : 2);
+    CHECK(std::count(bytes.begin(), bytes.end(), Bytes(std::int64_t{2} * 64 * 8 * 128 * 2)) ==
+          2 * passes);
+    CHECK(std::count(bytes.begin(), bytes.end(), Bytes(std::int64_t{2} * 64 * 32 * 128 * 2)) ==
+          2 * passes);
+    CHECK(std::ssize(bytes) == 4 * passes);
+  }
+}
+
 TEST_CASE("tokens that ranks cut: any dialect option of FSDP2 stays legal") {
   for (const SyncMode sync : {SyncMode::kEvery, SyncMode::kReplicateLast, SyncMode::kLast}) {
     for (const bool on_host : {false, true}) {
@@ -137,6 +189,8 @@ TEST_CASE("tokens that ranks cut: plans that cannot be are refused") {
   Cut c = Of("llama-3-8b", 4, 1, 2);
   c.plan.dialect = Dialect::kNative;
   CHECK(refusal(c).find("dialect fsdp2 and torch 2.13 alone") != std::string::npos);
+  CHECK(refusal(Of("llama-3-8b", 4, 2, 2, 1, ContextMethod::kRing)).find("without replicas") !=
+        std::string::npos);
   c = Of("llama-3-8b", 3, 1, 2);
   CHECK(refusal(c).find("a divisor of shard_size 3") != std::string::npos);
   c = Of("llama-3-8b", 4, 1, 2);

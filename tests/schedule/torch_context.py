@@ -3,7 +3,8 @@
     python3 tests/schedule/torch_context.py SHARDWRIGHT [--all] [--random FIRST COUNT] [--verbose]
 
 The network is torch_tensor.py's. Each rank has a part of the tokens; its attention gathers keys and values as DTensors, as torchtitan's
-does, and masks as if its queries came first, which changes no size. FSDP cuts parameters over shard and context ranks together.
+does, and masks as if its queries came first, which changes no size. Or it is the ring of torch's context_parallel, on the op of a CPU, of
+which its SDPA knows nothing. Or it exchanges tokens for heads. FSDP cuts parameters over shard and context ranks together.
 """
 
 import random
@@ -16,8 +17,10 @@ from torch_tensor import LARGE, SMALL, Attention, Log, Net, clip
 import mesh_cases  # isort: skip
 import torch
 from random_cases import Shardwright
+from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 from torch_pool import Pools
 
 # Ranks, ranks with parts of the same samples, flags of plan; for the memory of LARGE. With as many samples the peak is in the loss:
@@ -30,6 +33,25 @@ MEMORY_CASES = [
 ]
 
 # Ranks, ranks with parts of the same samples, flags of plan, what the network has.
+RINGS = [
+    (2, "2:ring_gather", "", {}),
+    (4, "4:ring_gather", "--precision bf16-mixed --clip on --wrap torchtitan", {}),
+    (4, "2:ring_gather", "--recompute full --precision bf16-mixed --micro-batch 2", {"bias": True}),
+    (4, "4:ring_gather", "--precision bf16 --accumulation 2 --sync last", {"norm": "layer"}),
+    (8, "4:ring_gather", "--reshard never", {"head_norm": True}),
+    (2, "2:ring", "", {}),
+    (4, "4:ring", "--precision bf16-mixed --clip on --wrap torchtitan", {}),
+    (4, "2:ring", "--recompute full --precision bf16-mixed --micro-batch 2", {"bias": True}),
+    (4, "4:ring", "--precision bf16 --accumulation 2 --sync last", {"norm": "layer"}),
+    (8, "8:ring", "--precision bf16-mixed --wrap root", {}),
+]
+SWAPS = [
+    (2, "2:ulysses", "", {"kv_heads": 2}),
+    (4, "4:ulysses", "--precision bf16-mixed --clip on --wrap torchtitan", {}),
+    (4, "2:ulysses", "--recompute full --precision bf16-mixed --micro-batch 2", {"kv_heads": 2}),
+    (8, "4:ulysses", "--shard 4 --replicate 2 --precision bf16 --accumulation 2 --sync last", {"norm": "layer"}),
+    (8, "2:ulysses", "--reshard never --micro-batch 2", {"head_norm": True, "bias": True}),
+]
 CASES = [
     (2, 2, "", {}),
     (4, 2, "--precision bf16-mixed --clip on --wrap torchtitan", {"kv_heads": 2}),
@@ -61,7 +83,69 @@ def random_case(seed):
     network = {"kv_heads": draw.choice((1, 2, 4)), "norm": draw.choice(("rms", "layer")), "head_norm": draw.choice((False, True)),
                "bias": draw.choice((False, True)), "gated": draw.choice((False, True)), "layers": draw.choice((1, 2, 3)),
                "width": draw.choice((32, 48)), "hidden": draw.choice((64, 96)), "sequence": draw.choice((16, 48))}
+    method = draw.choice(("gather", "ulysses") + (("ring", "ring_gather") if "--replicate 1" in flags else ()))
+    if method != "gather":
+        return ranks, f"{context}:{method}", flags, network | {"kv_heads": 4}
     return ranks, context, flags, network
+
+
+class Ring(torch.autograd.Function):
+    """What context_parallel makes of SDPA on a GPU."""
+
+    @staticmethod
+    def forward(ctx, group, *qkv):
+        q, k, v = qkv
+        out, sums = ring._templated_ring_attention(
+            group, 2, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, query=q, key=k, value=v, is_causal=True)[:2]
+        ctx.group = group
+        ctx.save_for_backward(q, k, v, out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        q, k, v, out, sums = ctx.saved_tensors
+        gradients = ring._templated_ring_attention_backward(
+            ctx.group, 2, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward, grad_out=gradient, grad_out_name="grad_out",
+            query=q, key=k, value=v, out=out, logsumexp=sums, is_causal=True, dropout_p=0.0)
+        return None, *gradients[:3]
+
+
+def attend_in_ring(group, method):
+    def attend(q, k, v):
+        ring._cp_options.rotate_method = ring._RotateMethod.ALL_TO_ALL if method == "ring" else ring._RotateMethod.ALL_GATHER
+        return Ring.apply(group, *(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
+    return attend
+
+
+class Swap(torch.autograd.Function):
+    """Tokens of all heads for all tokens of some heads, or back: DeepSpeed's single_all_to_all, by torch's collective."""
+
+    @staticmethod
+    def forward(ctx, group, x, to_heads):
+        ctx.group, ctx.to_heads = group, to_heads
+        return swap(group, x, to_heads)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, swap(ctx.group, gradient, not ctx.to_heads), None
+
+
+def swap(group, x, to_heads):
+    ranks, cut, joined = group.size(), 2 if to_heads else 1, 1 if to_heads else 2
+    sent = torch.stack(x.chunk(ranks, dim=cut))
+    come = torch.empty_like(sent)
+    distributed.all_to_all_single(come, sent, group=group)
+    return torch.cat(come.unbind(), dim=joined)
+
+
+def attend_to_heads(group):
+    def attend(q, k, v):
+        return Swap.apply(group, Attention.attend(*(Swap.apply(group, t, True) for t in (q, k, v))), False)
+    return attend
+
+
+class ContextLog(Log):
+    KINDS = Log.KINDS | {"all_to_all_single": "all_to_all", "alltoall_base_": "all_to_all"}
 
 
 def attend_gathered(mesh):
@@ -82,7 +166,10 @@ def model_of(argument):
     model = Net(network)
     model.embed.requires_grad_(not job.get("frozen"))
     for block in model.blocks:
-        block.attn.attend = attend_gathered(mesh["cp"])
+        method = plan.get("context_method")
+        group = mesh["cp"].get_group()
+        block.attn.attend = (attend_gathered(mesh["cp"]) if not method else attend_to_heads(group) if method == "ulysses"
+                             else attend_in_ring(group, method))
     if network["tied"]:
         model.head.weight = model.embed.weight
     data = mesh["replicate", "shard"] if replicate > 1 else mesh["shard"]
@@ -100,7 +187,7 @@ def run_memory(_, argument):
 
 
 def run_case(_, argument):
-    with Log() as log:
+    with ContextLog() as log:
         return mesh_cases.train(model_of(argument), argument, lambda: draw_ids(argument), clip, log.take)
 
 
@@ -127,7 +214,8 @@ def memory_agrees(ours, pools, ranks, context, flags):
 def main(arguments):
     ours, failures = Shardwright(arguments[0]), 0
     with Pools() as pools:
-        for ranks, context, flags, network in mesh_cases.chosen_cases(arguments, CASES, CASES[1:4], random_case):
+        for ranks, context, flags, network in mesh_cases.chosen_cases(arguments, CASES + RINGS + SWAPS,
+                                                                    CASES[1:3] + RINGS[1:2] + RINGS[7:8] + SWAPS[2:3], random_case):
             network = SMALL | network
             made = made_by(ours, ranks, context, flags, network)
             failures += not mesh_cases.is_equal(ours, pools, "torch_context", ranks, made, {"network": network}, ranks_of(made["plan"]),
