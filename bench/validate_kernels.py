@@ -7,6 +7,8 @@
 The columns of a table are described in bench/README.md.
 """
 
+import itertools
+
 from lab import base
 
 TEXTS = ("gpu", "stack", "op", "direction", "dtype")
@@ -14,6 +16,7 @@ COUNTS = ("batch", "m", "n", "k", "groups", "sequence", "kv_sequence", "heads", 
 COLUMNS = TEXTS + COUNTS[:11] + ("causal",) + COUNTS[11:] + ("time_us",)
 GPUS = base.data("machines.json")["kernel_gpus"]
 CALLS = base.data("machines.json")["kernel_calls"]
+PROFILES = base.data("machines.json")["kernel_profiles"]
 
 
 def read_rows(file):
@@ -33,9 +36,15 @@ def least_call(question):
     return next((call["time_s"] for call in CALLS if question["stack"].startswith(call["stack"]) and call["direction"] == question["direction"]), 0)
 
 
+def profile_of(question):
+    """The library's own numbers where the default profile has a framework's."""
+    return next((row["profile"] for row in PROFILES if (row["gpu"], row["stack"]) == (question["gpu"], question["stack"])), "")
+
+
 def report_of(program, rows, profile):
-    timed = [row for row in rows if row[2] > 0]
-    answers = program.ask("price", {"profile": profile, "kernels": [question for _, question, _ in timed]})["kernels"]
+    timed = sorted((row for row in rows if row[2] > 0), key=lambda row: profile or profile_of(row[1]))
+    answers = [answer for name, group in itertools.groupby(timed, lambda row: profile or profile_of(row[1]))
+               for answer in program.ask("price", {"profile": name, "kernels": [question for _, question, _ in group]})["kernels"]]
     skipped, errors, found = {}, {}, []
     if len(timed) < len(rows):
         skipped["no time"] = len(rows) - len(timed)

@@ -32,15 +32,18 @@ constexpr std::pair<const char*, bool Options::*> kSwitches[] = {
     {"tokens_first", &Options::tokens_first},
     {"python_gelu_tanh", &Options::python_gelu_tanh},
     {"fused_loss", &Options::fused_loss},
+    {"loss_in_place", &Options::loss_in_place},
     {"keeps_logits", &Options::keeps_logits},
     {"keeps_dropout_mask", &Options::keeps_dropout_mask},
     {"fused_reductions", &Options::fused_reductions},
     {"inplace_rope", &Options::inplace_rope},
+    {"inplace_gate_gradients", &Options::inplace_gate_gradients},
     {"fused_gelu", &Options::fused_gelu},
     {"fused_residual", &Options::fused_residual},
     {"host_kernels", &Options::host_kernels},
     {"cuda_kernels", &Options::cuda_kernels},
     {"whole_recompute", &Options::whole_recompute},
+    {"recomputes_attention", &Options::recomputes_attention},
     {"shifted_logits", &Options::shifted_logits},
 };
 constexpr std::pair<const char*, std::int64_t Options::*> kCounts[] = {

@@ -64,7 +64,7 @@ struct Kernel {
   Bytes written{0};
   // A kernel that goes through one row after the other, of `row` bytes, comes back to `reread` of
   // what it read: free while the rows that are worked on at a time stay in the cache. 0: `read` is
-  // all, at the rate of kernels that reduce.
+  // all, at the rate of kernels that reduce. A lookup comes back to `reread`, at its own rate.
   Bytes row{0};
   Bytes reread{0};
   // Loads of which each waits for the one before, because one block does all: nothing hides them.
@@ -107,7 +107,10 @@ struct KernelSetOptions {
   // batched products read q, k and v where they are (Megatron-LM).
   bool tokens_first = false;
   bool python_gelu_tanh = false;  // GELU's tanh form in the operators of OpSpec::gelu_code
-  bool fused_loss = false;        // one cross-entropy kernel that keeps logits and row statistics
+  // The head and the loss behind it wait for backward as with chunks, in one piece: the logits
+  // become their gradient where they lie (fused_classifier of llm.c and llm.q). In training.
+  bool loss_in_place = false;
+  bool fused_loss = false;  // one cross-entropy kernel that keeps logits and row statistics
   // Not of layers that widen more than sixfold or whose sizes are no multiples of 16.
   Fp8Products fp8 = Fp8Products::kNone;
   // Metrics that the training loop computes from the logits after every micro-batch (in training:
@@ -117,6 +120,8 @@ struct KernelSetOptions {
   bool keeps_dropout_mask = true;  // false: the mask is drawn again from its counter in backward
   bool fused_reductions = false;   // bias and norm-parameter gradients inside neighbouring kernels
   bool inplace_rope = false;       // rotated q and k overwrite q and k
+  // The gradients of a gated activation's inputs overwrite them (Liger, llm.q).
+  bool inplace_gate_gradients = false;
   // GELU's tanh form between two linear layers runs inside their products: the first one's writes
   // its input and its result, the second one's data gradient ends with its derivative.
   bool fused_gelu = false;
@@ -129,6 +134,8 @@ struct KernelSetOptions {
   // (torch.utils.checkpoint with use_reentrant=True); false: it stops after the last op whose
   // result backward needs (use_reentrant=False since PyTorch 2.1).
   bool whole_recompute = false;
+  // Selective checkpointing runs attention again (cuDNN's was not on torchtitan's list of 2025).
+  bool recomputes_attention = false;
   // The model copies the logits to fp32, then copies them again without the last token, and the
   // loss works on the second copy (Hugging Face's causal models).
   bool shifted_logits = false;
@@ -191,6 +198,8 @@ struct OpKernels {
   // Bytes kept for backward that are no tensor of the graph: softmax statistics, dropout masks,
   // fp32 copies, norm statistics.
   Bytes extra_saved{0};
+  // Bit i set: the gradient of input i is written over input i, where nobody else keeps that.
+  std::uint32_t overwrites_input = 0;
   // Scratch alive only while the op runs: its peak beyond inputs, outputs (in backward: gradients
   // in and out) and what is saved.
   Bytes forward_workspace{0};
@@ -228,7 +237,7 @@ struct OpKernels {
 [[nodiscard]] bool IsLinearLoss(const Model& model, std::size_t i);
 
 // Backward of a linear layer that runs the cross-entropy behind it, with its forward, in
-// `options.loss_chunks` chunks; forward has nothing left. Requires that many chunks to be above 1.
+// `options.loss_chunks` chunks; forward has nothing left.
 [[nodiscard]] OpKernels LowerLinearLoss(const OpSpec& linear, const OpSpec& loss,
                                         std::int64_t batch, DType compute,
                                         const KernelSetOptions& options);

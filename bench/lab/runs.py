@@ -36,6 +36,8 @@ class Run:
         for name in (*COUNTS, *NUMBERS):
             setattr(self, name, 0)
         self.gpu_class = self.gpu_class or self.gpu
+        # Beside whole logits, which no plan says; so do its notes alone.
+        self.chunks_its_loss = "chunked" in row.get("notes", "")
         self.data_parallel_only = row.get("dp_only", "") != "n"
         self.memory_kind = ""  # what the published number of bytes counts
         self.outcome = ""

@@ -23,6 +23,7 @@ class Row:
         self.profile = self.kind = ""
         self.predicted_s = self.measured_s = self.band = 0.0
         self.out_of_memory = False
+        self.peak_is_real = True  # could be one of a plan with these columns
         self.margin_gib = self.predicted_gib = self.measured_gib = 0.0
 
     def take(self, answer):
@@ -47,6 +48,13 @@ class Row:
         if self.band and not self.job.is_known and self.kind in UNKNOWN:
             self.kind = UNKNOWN[self.kind]
             self.band = max(self.band, BANDS[self.kind]["half_width"])
+        # Weights, gradients and Adam's two states in 16 bits.
+        least = 8 * answer["parameters"] / int(self.job.flags.get("--shard", 1)) / GIB
+        is_whole = self.job.flags["--optimizer"].startswith("adam") and self.job.flags["--offload"] in ("none", "activations")
+        if is_whole and 0 < run.peak_memory_gib < least:
+            self.peak_is_real = False
+            if run.outcome.startswith("fits"):
+                self.skipped = "its peak is below weights, gradients and states"
         memory = {"allocated": answer["allocated"], "reserved": answer["reserved"], "device": answer["reserved"] + answer["outside"]}
         self.predicted_gib = memory.get(run.memory_kind, 0) / GIB
 
@@ -54,7 +62,7 @@ class Row:
         return self.measured_s > 0
 
     def has_memory(self):
-        return self.run.memory_kind != ""
+        return self.run.memory_kind != "" and self.peak_is_real and not self.run.chunks_its_loss
 
     def time_error(self):
         return self.predicted_s / self.measured_s - 1
@@ -121,7 +129,7 @@ def group_of(rows, source, gpu_class):
     group = {"source": source, "gpu_class": gpu_class, "rows": len(predicted), "skipped": len(rows) - len(predicted),
              "step_time": run_errors([row.time_error() for row in timed])}
     for kind in KINDS:
-        group["memory_" + kind] = run_errors([row.memory_error() for row in predicted if row.run.memory_kind == kind])
+        group["memory_" + kind] = run_errors([row.memory_error() for row in predicted if row.has_memory() and row.run.memory_kind == kind])
     group["band_coverage"] = len(inside) / len(banded) if banded else None
     group["band_median"] = quantile([row.band for row in banded], 0.5) if banded else None
     return group

@@ -124,6 +124,7 @@ OpKernels LowerGatedActivation(const LowerContext& context) {
     AppendElementwise(context, elements, 2, 1, &op.forward);
     AppendElementwise(context, elements, 3, 2, &op.backward_data);
     op.saves_input = is_packed ? 0b1 : 0b11;
+    op.overwrites_input = context.options.inplace_gate_gradients ? op.saves_input : 0;
     op.output_recomputed = RecomputesOutputs(context);
     return op;
   }

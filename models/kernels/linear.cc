@@ -75,6 +75,7 @@ OpKernels LowerEmbedding(const LowerContext& context) {
   const std::int64_t touched = Product({std::min(rows, spec.vocab), spec.out, context.s});
   op.forward = {PassKernel(KernelClass::kGatherScatter, context.compute,
                            Product({rows, kIndexBytes}) + touched, output)};
+  op.forward[0].reread = Bytes(output - touched);
   AppendTableGradient(context, rows, spec.vocab, spec.out, &op);
   op.saves_input = 1;
   op.saves_input_for_weight = 1;

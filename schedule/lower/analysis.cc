@@ -341,7 +341,7 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
     } else {
       AddPlannedRegions(in, regions, where, a);
     }
-    if (in.kernels.loss_chunks > 1 && !in.kernels.keeps_logits) {
+    if ((in.kernels.loss_chunks > 1 || in.kernels.loss_in_place) && !in.kernels.keeps_logits) {
       FuseLoss(in, a);
     }
     CountBackwardUses(in.model, a);

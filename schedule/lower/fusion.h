@@ -18,9 +18,9 @@ void FuseGelu(const LowerInput& in, const PlannedRegions& regions, ModelAnalysis
 // Reruns of regions must be known. O(ops).
 void FuseSums(const Model& model, ModelAnalysis& a);
 
-// KernelSetOptions::loss_chunks: a linear layer and the loss right behind it wait for backward, and
-// run there chunk by chunk. Not where either of them runs again. Regions must be known, and
-// backward uses not yet counted. O(ops).
+// KernelSetOptions::loss_chunks and loss_in_place: a linear layer and the loss right behind it wait
+// for backward, and run there chunk by chunk. Not where either of them runs again. Regions must be
+// known, and backward uses not yet counted. O(ops).
 void FuseLoss(const LowerInput& in, ModelAnalysis& a);
 
 }  // namespace shardwright

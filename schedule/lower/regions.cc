@@ -103,8 +103,10 @@ std::vector<bool> KeptOps(const LowerInput& in, const ModelAnalysis& a, const Re
     }
     const OpKind kind = model.SpecOf(model.ops[i]).kind;
     const bool is_linear = kind == OpKind::kLinear || kind == OpKind::kRouter;
-    kept[i - r.first] = is_linear ? linears % plan.keep_every == 0
-                                  : kind != OpKind::kAttention || IsFused(in.kernels.attention);
+    kept[i - r.first] =
+        is_linear ? linears % plan.keep_every == 0
+                  : kind != OpKind::kAttention ||
+                        (IsFused(in.kernels.attention) && !in.kernels.recomputes_attention);
     linears += is_linear ? 1 : 0;
   }
   return kept;

@@ -181,15 +181,26 @@ BufferId Walker::NewBackwardWorkspace(const OpKernels& kernels) {
                         Stream::kCompute);
 }
 
-// By input; none where it wants no gradient, or where the op adds to one that is there.
+// By input; none where it wants no gradient, or where the op adds to one that is there. One that
+// overwrites the input takes its buffer over, which the input then leaves to it.
 std::vector<std::uint32_t> Walker::NewInputGrads(std::uint32_t i, bool adds) {
   const ModelOp& op = e_.in.model.ops[i];
   std::vector<std::uint32_t> grads(op.inputs.size(), kNoGrad);
   for (std::size_t j = 0; j < op.inputs.size(); ++j) {
-    if (((e_.a.ops[i].input_grads >> j) & 1U) != 0 && !adds) {
-      grads[j] = NewGrad(e_.Alloc(e_.a.tensor_bytes[op.inputs[j].value],
-                                  Category::kActivationGradient, Stream::kCompute));
+    if (((e_.a.ops[i].input_grads >> j) & 1U) == 0 || adds) {
+      continue;
     }
+    const Bytes bytes = e_.a.tensor_bytes[op.inputs[j].value];
+    const std::uint32_t storage = e_.a.storage_of[op.inputs[j].value];
+    if (((e_.a.KernelsOf(i).overwrites_input >> j) & 1U) != 0) {
+      Instance& input = InstanceFor(storage, i);
+      if (input.refs == 1 && e_.a.storages[storage].bytes == bytes) {
+        ++input.refs;
+        grads[j] = NewGrad(input.buffer);
+        continue;
+      }
+    }
+    grads[j] = NewGrad(e_.Alloc(bytes, Category::kActivationGradient, Stream::kCompute));
   }
   return grads;
 }

@@ -280,7 +280,9 @@ Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
       time = streaming;
       break;
     case KernelClass::kGatherScatter:
-      time = std::max(bytes / rates.gather, rates.load * static_cast<double>(kernel.waits));
+      // By elements: what is looked up again comes from a cache, but no sooner.
+      time = std::max((bytes + kernel.reread) / rates.gather,
+                      rates.load * static_cast<double>(kernel.waits));
       break;
     case KernelClass::kCopy:
       time = bytes / rates.copies;

@@ -19,6 +19,9 @@ def run(**fields):
     return runs.Run(base.Row({**ROW, **fields}))
 
 
+FLAGS = {"--optimizer": "adamw:fused:none", "--offload": "none"}
+
+
 class Stacks(unittest.TestCase):
     def test_a_framework_that_nobody_knows_is_priced_by_the_nearest(self):
         for framework, compiled, date, wanted in (("somebody's trainer (CUDA C++, CUDA graphs)", "n", "2025-12", "shardwright-cuda"),
@@ -85,7 +88,8 @@ class Stacks(unittest.TestCase):
     def test_a_trainer_that_allocates_once_has_no_caching_allocator(self):
         answer = {"profile": "p", "step_time_s": 1.0, "out_of_memory": True, "usable": 100, "outside": 10, "reserved": 0, "parameters": 1}
         for allocated, wanted in ((90, False), (91, True)):
-            row = validation.Row(types.SimpleNamespace(run=run(), skipped="", notes=[], is_known=True, has_static_memory=True, count_note=0))
+            job = types.SimpleNamespace(run=run(), skipped="", notes=[], is_known=True, has_static_memory=True, count_note=0, flags=FLAGS)
+            row = validation.Row(job)
             row.take({**answer, "allocated": allocated})
             self.assertEqual(row.out_of_memory, wanted)
 
@@ -112,7 +116,8 @@ class Stacks(unittest.TestCase):
                   "parameters": 1, "band": 0.01, "band_kind": "known"}
         measured = run(step_time_s="1")
         for is_known, wanted in ((True, 0.01), (False, validation.BANDS["stack"]["half_width"])):
-            job = types.SimpleNamespace(run=measured, skipped="", notes=[], is_known=is_known, has_static_memory=False, count_note=0)
+            job = types.SimpleNamespace(run=measured, skipped="", notes=[], is_known=is_known, has_static_memory=False, count_note=0,
+                                        flags=FLAGS)
             row = validation.Row(job)
             row.take(answer)
             self.assertEqual(row.band, wanted)

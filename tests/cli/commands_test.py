@@ -69,7 +69,7 @@ class Lists(ShardwrightTestCase):
             self.assertEqual(jobs.stack_of(run)["kernel_set"], stack["kernel_set"], (stack, date))
 
     def test_a_stack_of_a_date_is_a_kernel_set(self):
-        for word, wanted, attention in (("torchtitan@2024-12", "torch-2024", "flash"), ("torchtitan+compile@2025-11", "torch-compile", "cudnn"),
+        for word, wanted, attention in (("torchtitan@2024-12", "torch-2024", "flash"), ("torchtitan+compile@2025-11", "torch-compile-2025", "cudnn"),
                                         ("transformers@5.24", "hf-2026", "flash"), ("transformers@4.57.3", "hf-eager", "flash"),
                                         ("transformers@2023-11", "hf-2023", "materialized"), ("deepspeed", "deepspeed", "flash")):
             status, out, err = self.run_program(*SMALL, "--no-search", "--kernel-set", word, "--json")

@@ -37,6 +37,16 @@ class ValidateKernels(BenchTestCase):
         self.assertAlmostEqual(liger["predicted_s"], 99e-6)
         self.assertLess(torch["predicted_s"], 20e-6)
 
+    def test_a_library_alone_has_its_own_numbers_and_its_benchmark_a_least_time(self):
+        product = "MI300X,{},gemm,forward,fp8,1,{},{},{},,,,,,,,,,,10\n"
+        rows = [(stack, size) for stack in ("hipblaslt", "torch") for size in (256, 8192)]
+        (self.folder / "k.csv").write_text(HEADER + "".join(product.format(stack, size, size, size) for stack, size in rows))
+        found = {row["line"]: row for row in json.loads(self.succeed("validate-kernels", "k.csv", "--json"))["rows"]}
+        self.assertEqual([found[line]["profile"] for line in (2, 3, 4, 5)], ["cdna3-torch-eager"] * 2 + ["mi300x-torch"] * 2)
+        self.assertAlmostEqual(found[2]["predicted_s"], 40e-6)
+        self.assertLess(found[4]["predicted_s"], 30e-6)
+        self.assertLess(found[3]["predicted_s"], 0.8 * found[5]["predicted_s"])  # fractions of 0.42 and 0.3 of the peak
+
     def test_a_faster_profile_is_faster(self):
         (self.folder / "k.csv").write_text(HEADER + PRODUCT.format(4096, 250))
         (self.folder / "fast.json").write_text(json.dumps({

@@ -147,6 +147,11 @@ class Jobs(BenchTestCase):
         self.assertEqual(flag("torchtitan-058", "--attention", attention_kernel="eager"), "materialized")
         # scaled_dot_product_attention, November 2025
         self.assertEqual(flag("torchtitan-077", "--attention"), "cudnn")
+        # What selective checkpointing keeps had it from December on (torchtitan pull request 2095); on B200 it ran since May.
+        for name, date, wanted in (("torchtitan-077", "2025-11", "torch-eager-2025"), ("torchtitan-077", "2025-12", "torch-eager"),
+                                   ("torchtitan-077", "2025-09", "torch-eager"), ("torchao-008", "2025", "torch-compile-2025"),
+                                   ("torchao-008", "2025-12", "torch-compile"), ("torchao-013", "2025-06", "torch-compile")):
+            self.assertEqual(flag(name, "--kernel-set", date=date), wanted, (name, date))
         self.assertIsNone(flag("torchtitan-077", "--attention", date="2025-09"))
         self.assertEqual(flag("torchtitan-077", "--attention", attention_kernel="cudnn"), "cudnn")
         self.assertEqual(flag("maxtext-001", "--attention"), "cudnn")
@@ -228,6 +233,20 @@ class Outcomes(BenchTestCase):
         self.assertEqual([self.outcome(both).predicted_s for both in ([run, longer], [longer, run])], [other, other])
         self.assertEqual(self.outcome([row("fmsaccel-056", micro_batch=4)]).skipped, nothing)  # another job
         self.assertEqual(self.outcome([row("fmsaccel-056", sequence_length=512)]).skipped, nothing)  # says nothing about others
+
+
+    def test_a_peak_that_no_run_of_its_columns_can_have_counts_nowhere(self):
+        # 8 bytes for each of 7.24e9 parameters on two ranks are 26.98 GiB.
+        for peak, wanted in ((26.9, "its peak is below weights, gradients and states"), (27.1, "")):
+            found, = predicted(row("fmsaccel-056", id="oom-x-1", tier="", outcome="fits", peak_memory_gib=peak))
+            self.assertEqual((found.skipped, found.peak_is_real), (wanted, not wanted))
+            measured, = predicted(row("fmsaccel-056", tier="", peak_memory_gib=peak))
+            self.assertEqual((measured.skipped, measured.has_memory()), ("", not wanted))
+
+    def test_a_loss_in_pieces_that_no_plan_can_say_is_no_peak_of_its_twin(self):
+        pieces, whole = rows = predicted(row("torchtitan-059"), row("torchtitan-058"))
+        validation.score_twins(rows)
+        self.assertEqual((pieces.has_memory(), whole.has_memory(), whole.measured_gib), (False, True, 49.58))
 
 
 class Predictions(BenchTestCase):

@@ -575,7 +575,8 @@ TEST_CASE("kernel set names: unique, found, and the nearest match for a wrong on
   CHECK_THROWS_WITH_AS(
       (void)FindKernelSet("torch-eagr", "plan.json: kernel_set"),
       "plan.json: kernel_set: got \"torch-eagr\", expected one of \"torch-eager\", "
-      "\"torch-compile\", \"torch-compile-2024\", \"torch-compile-2023\", \"torch-2024\", "
+      "\"torch-compile\", \"torch-eager-2025\", \"torch-compile-2025\", \"torch-compile-2024\", "
+      "\"torch-compile-2023\", \"torch-2024\", "
       "\"torch-2022\", "
       "\"megatron-1.1\", \"megatron-2021\", \"jax-xla\", \"composer-2023\", \"composer-2024\", "
       "\"deepspeed\", "

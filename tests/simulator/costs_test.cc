@@ -355,6 +355,9 @@ TEST_CASE("Lookups have a rate of their own, and loads in turn take their time")
   CHECK(KernelTime(lookup, rates).value == doctest::Approx(moving).scale(1e-9));
   lookup.waits = 100'000;
   CHECK(KernelTime(lookup, rates).value == doctest::Approx(0.05).scale(1e-9));
+  lookup.waits = 0;
+  lookup.reread = Bytes(500'000'000);  // from whatever cache
+  CHECK(KernelTime(lookup, rates).value == doctest::Approx(1.5 * moving).scale(1e-9));
 }
 
 TEST_CASE("A QR by its operations and its columns, and a step's part of one") {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
 
@@ -114,6 +115,51 @@ TEST_CASE("with offloaded parameters no gradient stays on the device") {
   constexpr double kUnknowns = 0.15;
   CHECK(static_cast<double>(memory.DevicePeak().total.value) / kGib ==
         doctest::Approx(13.9).epsilon(kUnknowns));
+}
+
+constexpr std::int64_t kTokens = 8192;
+
+// What an option of a kernel set makes the peak smaller by; one sample of 8,192 tokens a rank.
+std::int64_t SmallerBy(bool KernelSetOptions::*option, const std::string& kernel_set,
+                       std::vector<RecomputeRegion> (*recompute)(const Model&)) {
+  const Model model = LoadModel("llama-3-8b", {kTokens});
+  Job job;
+  job.sequence_length = kTokens;
+  job.precision = kPure;
+  Plan plan;
+  plan.dialect = Dialect::kFsdp2;
+  plan.shard_size = 8;
+  plan.units = Wrap(model, ParseWrap("block", "test"), {}, plan.dialect, "test");
+  plan.recompute = recompute(model);
+  const auto peak = [&](bool is_on) {
+    KernelSetOptions kernels = FindKernelSet(kernel_set, "test");
+    kernels.*option = is_on;
+    MemoryWorkspace workspace;
+    const Program program = Lower({model, kernels, job, plan});
+    return MeasureAllocated(program, workspace).DevicePeak().total.value;
+  };
+  return peak(false) - peak(true);
+}
+
+TEST_CASE("what kernels write over is not there twice, and attention that runs again is not kept") {
+  constexpr std::int64_t kHidden = kTokens * 4096 * 2;
+  const auto all = [](const Model& m) { return RecomputeBlocks(m, RecomputeKind::kFull, 1, "x"); };
+  const auto half = [](const Model& m) {
+    return RecomputeBlocks(m, RecomputeKind::kSelective, 2, "x");
+  };
+  // Gate, up, their product's gradient and their own gradients are 17.5 hidden tensors, and 10.5
+  // where these are written over gate and up (liger_kernel/ops/swiglu.py). Then the most is at the
+  // down projection: gate, up, their product and its gradient, 14.
+  CHECK(SmallerBy(&KernelSetOptions::inplace_gate_gradients, "hf-liger-full", all) ==
+        kHidden * 7 / 2);
+  // In each of 32 layers the output and a number for each of 32 heads.
+  CHECK(SmallerBy(&KernelSetOptions::recomputes_attention, "torch-compile", half) ==
+        32 * (kHidden + kTokens * 32 * 4));
+  // The logits and their gradient become one, beside the loss and the gradients of the head and its
+  // input.
+  CHECK(SmallerBy(&KernelSetOptions::loss_in_place, "shardwright-cuda", [](const Model&) {
+          return std::vector<RecomputeRegion>();
+        }) == kTokens * 128256 * 2 - kHidden - 4096L * 128256 * 2 - 4);
 }
 
 // pytorch/torchtitan, Llama-3 8B on 8 H100 (96 GB), batch 1, sequence 8192, selective
