@@ -20,6 +20,7 @@ namespace shardwright {
 using Json = nlohmann::json;
 
 struct JsonValue::Document {
+  std::string file;
   Json root;
 };
 
@@ -205,10 +206,18 @@ std::string OneOf(std::span<const std::string> words) {
 
 }  // namespace
 
-JsonValue::JsonValue(std::shared_ptr<const Document> document, const void* node, Path path)
-    : document_(std::move(document)), node_(node), path_(std::move(path)) {}
+JsonValue::JsonValue(std::shared_ptr<const Document> document, const void* node)
+    : document_(std::move(document)), node_(node) {}
 
 namespace {
+
+// Whether `node` is `from` or inside of it.
+bool Holds(const Json& from, const void* node) {
+  return &from == node ||
+         (from.is_structured() && std::any_of(from.begin(), from.end(), [&](const Json& child) {
+            return Holds(child, node);
+          }));
+}
 
 template <class Json>
 Json Build(std::string_view text, const std::string& file) {
@@ -227,10 +236,23 @@ nlohmann::ordered_json ParseOrdered(std::string_view text, const std::string& fi
 }
 
 JsonValue JsonValue::Parse(std::string_view text, const std::string& file) {
-  auto document = std::make_shared<Document>();
-  document->root = Build<Json>(text, file);
+  auto document = std::make_shared<Document>(Document{file, Build<Json>(text, file)});
   const Json* root = &document->root;
-  return {std::move(document), root, Path(file)};
+  return {std::move(document), root};
+}
+
+Path JsonValue::path() const {
+  Path path(document_->file);
+  for (const Json* at = &document_->root; at != node_;) {
+    auto child = at->begin();
+    while (!Holds(*child, node_)) {
+      ++child;
+    }
+    path = at->is_object() ? path.Field(child.key())
+                           : path.Index(static_cast<std::size_t>(child - at->begin()));
+    at = &*child;
+  }
+  return path;
 }
 
 JsonValue JsonValue::ReadFile(const std::string& file) {
@@ -270,52 +292,60 @@ bool JsonValue::IsNull() const {
   return AsJson(node_).is_null();
 }
 
-JsonValue JsonValue::At(std::string_view key) const {
-  if (!IsObject()) {
-    throw Error("an object");
+namespace {
+
+const Json& ObjectAt(const void* node, const JsonValue& value) {
+  if (!AsJson(node).is_object()) {
+    throw value.Error("an object");
   }
-  const Json& node = AsJson(node_);
+  return AsJson(node);
+}
+
+template <class Words>
+void Allow(const Json& object, const Words& allowed, const JsonValue& value) {
+  for (const auto& [key, member] : object.items()) {
+    if (std::find(allowed.begin(), allowed.end(), key) == allowed.end()) {
+      const std::vector<std::string> words(allowed.begin(), allowed.end());
+      throw InputError(value.path().str(), "unknown key " + Quoted(key), OneOf(words),
+                       DidYouMean(key, words));
+    }
+  }
+}
+
+}  // namespace
+
+JsonValue JsonValue::At(std::string_view key) const {
+  const Json& node = ObjectAt(node_, *this);
   const auto found = node.find(key);
   if (found == node.end()) {
-    throw InputError(path_.str(), "no key " + Quoted(key), "one", DidYouMean(key, Keys()));
+    throw InputError(path().str(), "no key " + Quoted(key), "one", DidYouMean(key, Keys()));
   }
-  return {document_, &*found, path_.Field(key)};
+  return {document_, &*found};
 }
 
 std::optional<JsonValue> JsonValue::Find(std::string_view key) const {
-  if (!IsObject()) {
-    throw Error("an object");
-  }
-  const Json& node = AsJson(node_);
+  const Json& node = ObjectAt(node_, *this);
   const auto found = node.find(key);
   if (found == node.end() || found->is_null()) {
     return std::nullopt;
   }
-  return JsonValue(document_, &*found, path_.Field(key));
+  return JsonValue(document_, &*found);
 }
 
 std::vector<std::string> JsonValue::Keys() const {
-  if (!IsObject()) {
-    throw Error("an object");
-  }
   std::vector<std::string> keys;
-  for (const auto& [key, value] : AsJson(node_).items()) {
+  for (const auto& [key, value] : ObjectAt(node_, *this).items()) {
     keys.push_back(key);
   }
   return keys;
 }
 
 void JsonValue::AllowOnly(std::initializer_list<std::string_view> allowed) const {
-  AllowOnly(std::vector<std::string>(allowed.begin(), allowed.end()));
+  Allow(ObjectAt(node_, *this), allowed, *this);
 }
 
 void JsonValue::AllowOnly(const std::vector<std::string>& allowed) const {
-  for (const std::string& key : Keys()) {
-    if (std::find(allowed.begin(), allowed.end(), key) == allowed.end()) {
-      throw InputError(path_.str(), "unknown key " + Quoted(key), OneOf(allowed),
-                       DidYouMean(key, allowed));
-    }
-  }
+  Allow(ObjectAt(node_, *this), allowed, *this);
 }
 
 std::size_t JsonValue::size() const {
@@ -326,8 +356,8 @@ std::size_t JsonValue::size() const {
 }
 
 JsonValue JsonValue::operator[](std::size_t i) const {
-  SW_CHECK(i < size(), path_.str());
-  return {document_, &AsJson(node_)[i], path_.Index(i)};
+  SW_CHECK(i < size(), path().str());
+  return {document_, &AsJson(node_)[i]};
 }
 
 std::string JsonValue::AsString() const {
@@ -390,33 +420,35 @@ std::int64_t JsonValue::AsInt(std::int64_t min, std::int64_t max) const {
 }
 
 // A quantity is a string; anything else is shown without quotes, so that the reader sees 400 and
-// not "400".
-Bytes JsonValue::AsBytes() const {
+// not "400". The place is looked for where the text is wrong alone.
+template <class T>
+T JsonValue::AsQuantity(T (*parse)(std::string_view, std::string_view),
+                        std::string_view rule) const {
   if (!IsString()) {
-    throw Error(kBytesRule);
+    throw Error(rule);
   }
-  return ParseBytes(AsString(), path_.str());
+  const auto& text = AsJson(node_).get_ref<const std::string&>();
+  try {
+    return parse(text, "");
+  } catch (const InputError&) {
+    return parse(text, path().str());
+  }
+}
+
+Bytes JsonValue::AsBytes() const {
+  return AsQuantity(ParseBytes, kBytesRule);
 }
 
 BytesPerSecond JsonValue::AsBytesPerSecond() const {
-  if (!IsString()) {
-    throw Error(kBytesPerSecondRule);
-  }
-  return ParseBytesPerSecond(AsString(), path_.str());
+  return AsQuantity(ParseBytesPerSecond, kBytesPerSecondRule);
 }
 
 FlopsPerSecond JsonValue::AsFlopsPerSecond() const {
-  if (!IsString()) {
-    throw Error(kFlopsPerSecondRule);
-  }
-  return ParseFlopsPerSecond(AsString(), path_.str());
+  return AsQuantity(ParseFlopsPerSecond, kFlopsPerSecondRule);
 }
 
 Seconds JsonValue::AsSeconds() const {
-  if (!IsString()) {
-    throw Error(kSecondsRule);
-  }
-  return ParseSeconds(AsString(), path_.str());
+  return AsQuantity(ParseSeconds, kSecondsRule);
 }
 
 std::size_t JsonValue::AsChoice(std::initializer_list<std::string_view> choices) const {
@@ -437,7 +469,7 @@ std::size_t JsonValue::AsChoice(std::span<const std::string_view> choices) const
 }
 
 InputError JsonValue::Error(std::string_view expected, std::string_view hint) const {
-  return {path_.str(), Shown(), expected, hint};
+  return {path().str(), Shown(), expected, hint};
 }
 
 std::string JsonValue::Shown() const {

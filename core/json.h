@@ -17,8 +17,8 @@
 
 namespace shardwright {
 
-// One node of a parsed JSON document together with its path. Cheap to copy; keeps the document
-// alive. All As* functions throw InputError on a wrong type or range.
+// One node of a parsed JSON document. Cheap to copy; keeps the document alive. All As* functions
+// throw InputError on a wrong type or range.
 class JsonValue {
  public:
   // Parses `text`; `file` names it in errors. Throws InputError with line and column on bad
@@ -27,7 +27,8 @@ class JsonValue {
   // Reads and parses a file. A file over 256 MiB is refused.
   [[nodiscard]] static JsonValue ReadFile(const std::string& file);
 
-  [[nodiscard]] const Path& path() const { return path_; }
+  // Looks through the document for the node: for errors, and for what is asked once.
+  [[nodiscard]] Path path() const;
   [[nodiscard]] bool IsObject() const;
   [[nodiscard]] bool IsArray() const;
   [[nodiscard]] bool IsString() const;
@@ -73,11 +74,12 @@ class JsonValue {
 
  private:
   struct Document;
-  JsonValue(std::shared_ptr<const Document> document, const void* node, Path path);
+  JsonValue(std::shared_ptr<const Document> document, const void* node);
+  template <class T>
+  T AsQuantity(T (*parse)(std::string_view, std::string_view), std::string_view rule) const;
 
   std::shared_ptr<const Document> document_;
   const void* node_ = nullptr;  // an nlohmann::json inside *document_
-  Path path_;
 };
 
 // Parsing of one quantity written as text, for JSON, inline descriptions and flags alike.

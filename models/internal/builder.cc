@@ -203,28 +203,6 @@ void ModelBuilder::AddBuffer(ModuleId module, std::int64_t elements) {
   model_.modules[module.value].buffer_elements += elements;
 }
 
-ModuleId ModelBuilder::CopyModules(ModuleId first, ModuleId end, ParamId params, ModuleId parent,
-                                   std::string_view name) {
-  const ModuleId root = AddModule(parent, name, model_.modules[first.value].class_name);
-  std::uint32_t next_param = params.value;
-  for (std::uint32_t m = first.value; m < end.value; ++m) {
-    const ModuleId above = model_.modules[m].parent;
-    const ModuleId id = m == first.value
-                            ? root
-                            : AddModule(ModuleId(above.value - first.value + root.value),
-                                        model_.modules[m].name, model_.modules[m].class_name);
-    const std::size_t dot = model_.modules[m].fqn.size() + 1;
-    AddBuffer(id, model_.modules[m].buffer_elements);
-    for (std::size_t i = 0; i < model_.modules[m].params.size(); ++i, ++next_param) {
-      const std::string own = model_.params[next_param].fqn.substr(dot);
-      const ParamId copy = AddParam(id, own, model_.params[next_param].shape);
-      model_.params[copy.value].trainable = model_.params[next_param].trainable;
-      model_.params[copy.value].full_precision = model_.params[next_param].full_precision;
-    }
-  }
-  return root;
-}
-
 TensorId ModelBuilder::AddInput(TensorRole role, std::int64_t elements, InputKind kind,
                                 bool per_sample) {
   const TensorId id(model_.tensors.size());
@@ -272,23 +250,6 @@ ModelOpId ModelBuilder::AddOp(ModuleId module, std::string_view name, const OpSp
   op.params = std::move(params);
   model_.ops.push_back(std::move(op));
   return id;
-}
-
-void ModelBuilder::CopyOp(ModelOpId from, ModuleId module, std::string name,
-                          std::vector<TensorId> inputs, std::vector<ParamId> params) {
-  ModelOp op;
-  op.spec = model_.ops[from.value].spec;
-  op.module = module;
-  op.name = std::move(name);
-  op.inputs = std::move(inputs);
-  op.params = std::move(params);
-  for (const TensorId output : model_.ops[from.value].outputs) {
-    op.outputs.emplace_back(model_.tensors.size());
-    Tensor copy = model_.tensors[output.value];
-    copy.producer = ModelOpId(model_.ops.size());
-    model_.tensors.push_back(copy);
-  }
-  model_.ops.push_back(std::move(op));
 }
 
 bool ModelBuilder::MakeTokens(TensorId image) {

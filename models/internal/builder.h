@@ -59,19 +59,12 @@ class ModelBuilder {
   // A second name of `target`'s storage.
   ParamId AddTied(ModuleId module, std::string_view name, ParamId target);
   void AddBuffer(ModuleId module, std::int64_t elements);
-  // Appends a copy of the modules from `first` to before `end`, which are one subtree, and of their
-  // parameters, which are those from `params` on. Its root is the next child of `parent`.
-  ModuleId CopyModules(ModuleId first, ModuleId end, ParamId params, ModuleId parent,
-                       std::string_view name);
 
   // An input of the model.
   TensorId AddInput(TensorRole role, std::int64_t elements, InputKind kind, bool per_sample = true);
   // The next op in execution order; the number of outputs follows from the kind.
   ModelOpId AddOp(ModuleId module, std::string_view name, const OpSpec& spec,
                   std::vector<TensorId> inputs, std::vector<ParamId> params);
-  // Appends an op with the spec of `op` and outputs like its.
-  void CopyOp(ModelOpId op, ModuleId module, std::string name, std::vector<TensorId> inputs,
-              std::vector<ParamId> params);
 
   // The convolution that makes `image` writes (pixels, channels) instead. False when no convolution
   // makes it.

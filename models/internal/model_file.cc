@@ -37,53 +37,6 @@ struct ExpandedOp {
   std::vector<std::string> outputs;
 };
 
-// What the first iteration of a repeat of modules has added: the other iterations are copies of it.
-struct ModuleIteration {
-  ModuleId first, end;
-  ParamId params;  // the first of its parameters
-  std::int64_t name_bytes = 0;
-  std::size_t entries = 0;
-};
-
-// What the first iteration of a repeat of ops has added: the other iterations are copies of it.
-// They read and write tensors of the same names, in modules that differ in the number alone.
-struct OpIteration {
-  // `module` and all before it is "model.layers.{i}", `inside` ".mlp.up_proj", which is `offset`
-  // modules behind. Without `layer` the offset counts from the root of the model.
-  struct Place {
-    std::string layer, inside;
-    std::uint32_t offset = 0;
-    std::string name;  // before it is numbered; empty: that of the module
-    bool takes_params_of_module = false;
-    std::vector<bool> is_in_layer;  // per parameter that the entry names
-  };
-  // A tensor of before the iteration, as it was then, and what has its name now.
-  struct Input {
-    std::size_t op, input;
-    FileTensor then;
-    const FileTensor* now;
-  };
-  struct Output {
-    FileTensor last;
-    FileTensor* now;
-  };
-  std::size_t first_op = 0, first_tensor = 0;
-  ModuleId layer;             // of the place with one that was read last
-  std::vector<Place> places;  // per op
-  std::vector<Input> inputs;  // sorted by op
-  std::vector<Output> outputs;
-  std::int64_t name_bytes = 0;
-  std::size_t entries = 0;
-};
-
-// What a repeat repeats. A template writes it once where layers of several kinds take turns.
-struct Body {
-  JsonValue json;
-  bool is_read = false;  // once; where nothing can be copied, every iteration is read
-  std::optional<ModuleIteration> modules = {};
-  std::optional<OpIteration> ops = {};
-};
-
 class FileReader {
  public:
   FileReader(const JsonValue& file, const std::string& name, const LoadOptions& options,
@@ -151,24 +104,19 @@ class FileReader {
   }
 
   std::string Text(const JsonValue& value, const LoopValues& loops) {
-    std::string text = value.AsString();
-    if (text.find('{') != std::string::npos) {
-      numbered_ += !loops.empty() && text.find('{' + loops.front().first) != std::string::npos;
-      text = Substitute(text, loops, value.path().str());
+    std::optional<std::string> text = Substitute(value.AsString(), loops);
+    if (!text) {
+      throw InputError(value.path().str(), '"' + value.AsString() + '"',
+                       "loop variables in braces, such as {i} or {i+1}, of a repeat around it");
     }
-    CountName(text);
-    return text;
+    CountName(*text);
+    return *std::move(text);
   }
 
   // Each is kept in a table besides.
   void CountName(const std::string& name) {
     constexpr std::int64_t kEntry = 32;
-    TakeNames(kEntry + std::ssize(name));
-  }
-
-  void TakeNames(std::int64_t bytes) {
-    name_bytes_ += bytes;
-    names_budget_.Take(bytes);
+    names_budget_.Take(kEntry + std::ssize(name));
   }
 
   static bool Flag(const JsonValue& json, std::string_view key) {
@@ -236,11 +184,10 @@ class FileReader {
     loops.pop_back();
   }
 
-  void CountExpansion(const JsonValue& entry, std::size_t count = 1) {
+  void CountExpansion(const JsonValue& entry) {
     ThrowIfStopped();
     const std::size_t most = source_ == nullptr ? kLargestExpansion : kLargestOfTemplate;
-    expanded_ += count;
-    if (expanded_ > most) {
+    if (++expanded_ > most) {
       throw InputError(entry.path().str(),
                        "more than " + std::to_string(most) +
                            " modules, ops and iterations when repeats are written out",
@@ -248,114 +195,37 @@ class FileReader {
     }
   }
 
-  // The body of the entry `own`, or the one with its number that came before.
-  Body& BodyOf(Body& own) {
-    const std::optional<JsonValue> number =
-        source_ == nullptr ? std::nullopt : own.json.Find("body");
-    return number ? bodies_.try_emplace(number->AsInt(), own).first->second : own;
+  // What an entry of a template repeats: its own, or what the first one with its number has.
+  const JsonValue& BodyOf(const JsonValue& entry) {
+    const std::optional<JsonValue> number = source_ == nullptr ? std::nullopt : entry.Find("body");
+    return number ? bodies_.try_emplace(number->AsInt(), entry).first->second : entry;
   }
 
   void ReadModules(const JsonValue& list, ModuleId parent, LoopValues& loops) {
     for (std::size_t i = 0; i < list.size(); ++i) {
       const JsonValue entry = list[i];
-      Body own{.json = entry};
-      Body& body = BodyOf(own);
-      body.json.AllowOnly({"name", "class", "params", "buffers", "full_precision", "modules",
-                           "same_as", "repeat", "index", "from",
-                           source_ == nullptr ? "from" : "body"});
-      Repeat(entry, loops, [&] {
-        if (body.modules) {
-          CopyModule(body, parent, loops);
-        } else {
-          ReadFirst(entry, body, parent, loops);
-        }
-      });
+      const JsonValue& body = BodyOf(entry);
+      body.AllowOnly({"name", "class", "params", "buffers", "full_precision", "modules", "same_as",
+                      "repeat", "index", "from", source_ == nullptr ? "from" : "body"});
+      Repeat(entry, loops, [&] { ReadModule(body, parent, loops); });
     }
   }
 
-  // Reads an iteration, and whether others are copies of it: nothing but its name may differ.
-  void ReadFirst(const JsonValue& entry, Body& body, ModuleId parent, LoopValues& loops) {
-    const Model& model = builder_.model();
-    ModuleIteration read{.first = ModuleId(model.modules.size()),
-                         .end = {},
-                         .params = ParamId(model.params.size()),
-                         .name_bytes = -name_bytes_,
-                         .entries = expanded_};
-    const std::int64_t numbered = numbered_;
-    ReadModule(body.json, parent, loops);
-    if (std::exchange(body.is_read, true) || loops.size() != 1 || !entry.Find("repeat")) {
-      return;
-    }
-    read.end = ModuleId(model.modules.size());
-    read.name_bytes += name_bytes_;
-    read.entries = expanded_ - read.entries;
-    used_.resize(model.params.size());
-    bool is_plain = numbered_ == numbered + 1;
-    for (std::size_t i = read.first.value; i < read.end.value; ++i) {
-      is_plain = is_plain && !model.modules[i].same_as.valid();
-    }
-    for (std::size_t i = read.params.value; i < model.params.size(); ++i) {
-      is_plain = is_plain && !model.params[i].tied_to.valid() && !used_[i];
-    }
-    if (is_plain) {
-      body.modules = read;
-    }
-  }
-
-  void CopyModule(const Body& body, ModuleId parent, const LoopValues& loops) {
-    const ModuleIteration& from = *body.modules;
-    const std::optional<JsonValue> children = body.json.Find("modules");
-    CountExpansion(children && children->size() > 0 ? (*children)[0] : body.json, from.entries);
-    TakeNames(from.name_bytes);
-    AddNamed(body.json.At("name"), loops, [&](const std::string& name) {
-      return builder_.CopyModules(from.first, from.end, from.params, parent, name);
-    });
-  }
-
-  // Adds a module by `add`, which takes its name.
-  template <class Add>
-  ModuleId AddNamed(const JsonValue& name, const LoopValues& loops, const Add& add) {
+  void ReadModule(const JsonValue& entry, ModuleId parent, LoopValues& loops) {
+    CountExpansion(entry);
+    const JsonValue name = entry.At("name");
     const std::string text = Text(name, loops);
     if (text.empty() || text.find('.') != std::string::npos) {
       throw name.Error("a name without dots");
     }
-    const ModuleId module = add(text);
+    const std::string class_name = entry.At("class").AsString();
+    CountName(class_name);
+    const ModuleId module = builder_.AddModule(parent, text, class_name);
     const std::string& fqn = builder_.model().modules[module.value].fqn;
     CountName(fqn);
     if (!modules_.emplace(fqn, module).second) {
       throw InputError(name.path().str(), '"' + text + "\" a second time", "unique names");
     }
-    return module;
-  }
-
-  // Puts the names of copies into the tables, as one was asked for that is not in them.
-  void ListCopies() {
-    const Model& model = builder_.model();
-    for (; listed_modules_ < model.modules.size(); ++listed_modules_) {
-      modules_.try_emplace(model.modules[listed_modules_].fqn, ModuleId(listed_modules_));
-    }
-    for (; listed_params_ < model.params.size(); ++listed_params_) {
-      params_.try_emplace(model.params[listed_params_].fqn, ParamId(listed_params_));
-    }
-  }
-
-  template <class Table>
-  typename Table::const_iterator FindListed(const Table& table, const std::string& name) {
-    const auto found = table.find(name);
-    if (found != table.end()) {
-      return found;
-    }
-    ListCopies();
-    return table.find(name);
-  }
-
-  void ReadModule(const JsonValue& entry, ModuleId parent, LoopValues& loops) {
-    CountExpansion(entry);
-    const ModuleId module = AddNamed(entry.At("name"), loops, [&](const std::string& name) {
-      const std::string class_name = entry.At("class").AsString();
-      CountName(class_name);
-      return builder_.AddModule(parent, name, class_name);
-    });
     if (const std::optional<JsonValue> first = entry.Find("same_as")) {
       const ModuleId id = ModuleNamed(*first, loops);
       builder_.model().modules[module.value].same_as = id;
@@ -426,7 +296,7 @@ class FileReader {
   void AddParam(const FileParam& read, ModuleId module, bool full_precision,
                 const LoopValues& loops) {
     const std::string name = Text(read.name, loops);
-    TakeNames(static_cast<std::int64_t>(read.shape.size() * sizeof(std::int64_t)));
+    names_budget_.Take(static_cast<std::int64_t>(read.shape.size() * sizeof(std::int64_t)));
     const ParamId id = read.tied_to ? ReadTied(read.json, *read.tied_to, module, name, loops)
                                     : builder_.AddParam(module, name, read.shape);
     Parameter& param = builder_.model().params[id.value];
@@ -447,7 +317,7 @@ class FileReader {
   ParamId ReadTied(const JsonValue& entry, const JsonValue& target, ModuleId module,
                    const std::string& name, const LoopValues& loops) {
     const std::string fqn = Text(target, loops);
-    const auto found = FindListed(params_, fqn);
+    const auto found = params_.find(fqn);
     if (found == params_.end()) {
       throw InputError(target.path().str(), '"' + fqn + '"', "the name of an earlier parameter",
                        DidYouMean(fqn, ParamNames()));
@@ -482,208 +352,15 @@ class FileReader {
   void ExpandOps(const JsonValue& list, LoopValues& loops) {
     for (std::size_t i = 0; i < list.size(); ++i) {
       const JsonValue entry = list[i];
-      Body own{.json = entry};
-      Body& body = BodyOf(own);
-      if (const std::optional<JsonValue> nested = body.json.Find("ops")) {
-        body.json.AllowOnly(
-            {"repeat", "index", "from", "ops", source_ == nullptr ? "ops" : "body"});
+      const JsonValue& body = BodyOf(entry);
+      if (const std::optional<JsonValue> nested = body.Find("ops")) {
+        body.AllowOnly({"repeat", "index", "from", "ops", source_ == nullptr ? "ops" : "body"});
         (void)entry.At("repeat");
-        Repeat(entry, loops, [&] {
-          if (!body.ops || !CopyOps(*body.ops, loops)) {
-            ExpandFirst(*nested, body, loops);
-          }
-        });
+        Repeat(entry, loops, [&] { ExpandOps(*nested, loops); });
         continue;
       }
       ExpandOp(entry, loops);
     }
-  }
-
-  // Reads an iteration, and whether others are copies of it.
-  void ExpandFirst(const JsonValue& list, Body& body, LoopValues& loops) {
-    if (source_ == nullptr || loops.size() != 1 || std::exchange(body.is_read, true)) {
-      ExpandOps(list, loops);
-      return;
-    }
-    const std::unordered_map<std::string, FileTensor> before = tensors_;
-    OpIteration read;
-    read.first_op = builder_.model().ops.size();
-    read.first_tensor = builder_.model().tensors.size();
-    read.name_bytes = -name_bytes_;
-    read.entries = expanded_;
-    std::int64_t numbered = numbered_;
-    ExpandOps(list, loops);
-    numbered = numbered_ - numbered;
-    read.name_bytes += name_bytes_;
-    read.entries = expanded_ - read.entries;
-    bool is_plain = builder_.model().ops.size() == read.first_op + list.size();
-    for (std::size_t i = 0; is_plain && i < list.size(); ++i) {
-      is_plain = Remember(list[i], before, loops, read, numbered);
-    }
-    if (is_plain && numbered == 0) {
-      body.ops = std::move(read);
-    }
-  }
-
-  // Adds to `read` what its next op is and reads, and takes the names of its module and parameters
-  // off `numbered`. False: copies of the op could differ from it.
-  bool Remember(const JsonValue& entry, const std::unordered_map<std::string, FileTensor>& before,
-                const LoopValues& loops, OpIteration& read, std::int64_t& numbered) {
-    const std::size_t i = read.places.size();
-    const ModelOp& op = builder_.model().ops[read.first_op + i];
-    const std::string kind = entry.At("op").AsString();
-    const std::string& variable = loops.back().first;
-    if (kind == "input" || kind == "tokens" || kind == "nll_loss" || kind == "cross_entropy" ||
-        entry.Find("called_again") || entry.Find("returns_input")) {
-      return false;
-    }
-    OpIteration::Place place;
-    place.offset = op.module.value;
-    place.takes_params_of_module = !entry.Find("params") && TakesParams(kind);
-    place.name = op.params.empty() || op.module == ModelBuilder::Root() ? kind : "";
-    place.name = TextOr(entry, "name", std::move(place.name));
-    const std::string module = TextOr(entry, "module", "");
-    if (const std::size_t number = module.rfind('{' + variable); number != std::string::npos) {
-      place.layer = module.substr(0, module.find('.', number));
-      place.inside = module.substr(place.layer.size());
-      const std::string layer = Substitute(place.layer, loops, entry.path().str());
-      read.layer = FindListed(modules_, layer)->second;
-      place.offset -= read.layer.value;
-      --numbered;
-    }
-    const std::optional<JsonValue> params = entry.Find("params");
-    for (std::size_t k = 0; params && k < params->size(); ++k) {
-      const std::string name = (*params)[k].AsString();
-      place.is_in_layer.push_back(name.find('{' + variable) != std::string::npos);
-      if (place.is_in_layer.back()) {
-        --numbered;
-        if (place.layer.empty() || !name.starts_with(place.layer + '.')) {
-          return false;
-        }
-      }
-    }
-    read.places.push_back(std::move(place));
-    const std::optional<JsonValue> inputs = entry.Find("inputs");
-    for (std::size_t k = 0; k < op.inputs.size(); ++k) {
-      if (op.inputs[k].value < read.first_tensor) {
-        const std::string name = (*inputs)[k].AsString();
-        read.inputs.push_back(
-            {.op = i, .input = k, .then = before.at(name), .now = &tensors_.at(name)});
-      }
-    }
-    const std::optional<JsonValue> outputs = entry.Find("outputs");
-    for (std::size_t k = 0; k < op.outputs.size(); ++k) {
-      FileTensor& last = tensors_.at((outputs ? (*outputs)[k] : entry.At("output")).AsString());
-      read.outputs.push_back({.last = last, .now = &last});
-    }
-    return true;
-  }
-
-  [[nodiscard]] bool IsLike(const FileTensor& a, const FileTensor& b) const {
-    const Tensor& x = builder_.model().tensors[a.id.value];
-    const Tensor& y = builder_.model().tensors[b.id.value];
-    return a.dims == b.dims && a.is_index == b.is_index && x.role == y.role &&
-           x.elements == y.elements && x.per_sample == y.per_sample && x.input == y.input;
-  }
-
-  static bool IsJoined(std::string_view whole, std::string_view begin, std::string_view end) {
-    return whole.size() == begin.size() + end.size() && whole.starts_with(begin) &&
-           whole.ends_with(end);
-  }
-
-  // Where a copied op stands and which parameters it reads.
-  struct CopiedPlace {
-    ModuleId module;
-    std::vector<ParamId> params;
-  };
-
-  // Empty: the copy has other inputs, modules or shapes.
-  std::vector<CopiedPlace> PlacesOfCopy(const OpIteration& from, const LoopValues& loops) {
-    const bool is_alike = std::all_of(from.inputs.begin(), from.inputs.end(),
-                                      [&](const auto& in) { return IsLike(*in.now, in.then); });
-    const Model& model = builder_.model();
-    std::vector<CopiedPlace> places;
-    places.reserve(from.places.size());
-    ModuleId layer;
-    for (std::size_t i = 0; is_alike && i < from.places.size(); ++i) {
-      const OpIteration::Place& place = from.places[i];
-      ModuleId module(place.offset);
-      if (!place.layer.empty()) {
-        if (i == 0 || place.layer != from.places[i - 1].layer) {
-          const auto found =
-              FindListed(modules_, Substitute(place.layer, loops, file_.path().str()));
-          layer = found == modules_.end() ? ModuleId() : found->second;
-        }
-        module = ModuleId(layer.value + place.offset);
-        if (!layer.valid() || module.value >= model.modules.size() ||
-            !IsJoined(model.modules[module.value].fqn, model.modules[layer.value].fqn,
-                      place.inside)) {
-          return {};
-        }
-      }
-      const std::vector<ParamId>& like = model.ops[from.first_op + i].params;
-      places.push_back({module, place.takes_params_of_module ? model.modules[module.value].params
-                                                             : ParamsOfCopy(from, i, layer)});
-      const auto has_shape = [&](ParamId a, ParamId b) {
-        return a.valid() && model.params[a.value].shape == model.params[b.value].shape;
-      };
-      const std::vector<ParamId>& own = places.back().params;
-      if (!std::equal(own.begin(), own.end(), like.begin(), like.end(), has_shape)) {
-        return {};
-      }
-    }
-    return places;
-  }
-
-  // Parameters of the names that the entry of op `i` lists, for the copy in `layer`.
-  std::vector<ParamId> ParamsOfCopy(const OpIteration& from, std::size_t i, ModuleId layer) {
-    const Model& model = builder_.model();
-    std::vector<ParamId> params = model.ops[from.first_op + i].params;
-    for (std::size_t k = 0; k < from.places[i].is_in_layer.size(); ++k) {
-      if (from.places[i].is_in_layer[k]) {
-        const std::string& fqn = model.params[params[k].value].fqn;
-        const auto found =
-            FindListed(params_, model.modules[layer.value].fqn +
-                                    fqn.substr(model.modules[from.layer.value].fqn.size()));
-        params[k] = found == params_.end() ? ParamId() : found->second;
-      }
-    }
-    return params;
-  }
-
-  bool CopyOps(const OpIteration& from, const LoopValues& loops) {
-    std::vector<CopiedPlace> places = PlacesOfCopy(from, loops);
-    if (places.empty()) {
-      return false;
-    }
-    CountExpansion(file_, from.entries);
-    TakeNames(from.name_bytes);
-    const Model& model = builder_.model();
-    const std::size_t behind = model.tensors.size() - from.first_tensor;
-    auto input = from.inputs.begin();
-    for (std::size_t i = 0; i < places.size(); ++i) {
-      const ModelOpId like(from.first_op + i);
-      std::vector<TensorId> inputs = model.ops[like.value].inputs;
-      for (TensorId& id : inputs) {
-        id = TensorId(id.value + behind);
-      }
-      for (; input != from.inputs.end() && input->op == i; ++input) {
-        inputs[input->input] = input->now->id;
-      }
-      for (const ParamId id : places[i].params) {
-        MarkUsed(id);
-      }
-      const std::string& name = from.places[i].name;
-      const ModuleId module = places[i].module;
-      builder_.CopyOp(like, module,
-                      Numbered(name.empty() ? model.modules[module.value].name : name, module),
-                      std::move(inputs), std::move(places[i].params));
-    }
-    for (const OpIteration::Output& output : from.outputs) {
-      *output.now = output.last;
-      output.now->id = TensorId(output.last.id.value + behind);
-    }
-    return true;
   }
 
   void ExpandOp(const JsonValue& entry, const LoopValues& loops) {
@@ -790,7 +467,7 @@ class FileReader {
 
   [[nodiscard]] ModuleId ModuleNamed(const JsonValue& value, const LoopValues& loops) {
     const std::string fqn = Text(value, loops);
-    const auto found = FindListed(modules_, fqn);
+    const auto found = modules_.find(fqn);
     if (found == modules_.end()) {
       std::vector<std::string> names;
       for (const auto& [name, id] : modules_) {
@@ -807,7 +484,7 @@ class FileReader {
     const std::optional<JsonValue> names = op.json.Find("params");
     if (!names && TakesParams(op.json.At("op").AsString())) {
       const std::vector<ParamId>& all = builder_.model().modules[module.value].params;
-      TakeNames(std::ssize(all) * static_cast<std::int64_t>(sizeof(ParamId)));
+      names_budget_.Take(std::ssize(all) * static_cast<std::int64_t>(sizeof(ParamId)));
       return all;
     }
     if (!names) {
@@ -816,7 +493,7 @@ class FileReader {
     std::vector<ParamId> params;
     for (std::size_t i = 0; i < names->size(); ++i) {
       const std::string fqn = Text((*names)[i], op.loops);
-      const auto found = FindListed(params_, fqn);
+      const auto found = params_.find(fqn);
       if (found == params_.end()) {
         throw InputError((*names)[i].path().str(), '"' + fqn + '"', "the name of a parameter",
                          DidYouMean(fqn, ParamNames()));
@@ -833,20 +510,7 @@ class FileReader {
     if (const std::optional<JsonValue> given = op.json.Find("name")) {
       name = Text(*given, op.loops);
     }
-    return Numbered(name, module);
-  }
-
-  std::string Numbered(const std::string& name, ModuleId module) {
-    const std::uint64_t number =
-        name_numbers_.try_emplace(name, name_numbers_.size()).first->second;
-    first_names_.resize(builder_.model().modules.size());
-    std::uint64_t& first = first_names_[module.value];
-    int count = 1;
-    if (first == 0) {
-      first = number + 1;
-    } else {
-      count = ++names_[std::uint64_t{module.value} << 32 | number] + (first == number + 1 ? 1 : 0);
-    }
+    const int count = ++names_[std::to_string(module.value) + ' ' + name];
     return count == 1 ? name : name + '_' + std::to_string(count);
   }
 
@@ -942,18 +606,13 @@ class FileReader {
   ModelBuilder builder_;
   FileSizes sizes_;
   std::size_t expanded_ = 0;
-  std::int64_t name_bytes_ = 0;
-  std::int64_t numbered_ = 0;  // names with the number of the outermost repeat
-  std::map<std::int64_t, Body> bodies_;
+  std::map<std::int64_t, JsonValue> bodies_;
   std::vector<ExpandedOp> ops_;
   std::unordered_map<std::string, ModuleId> modules_;
   std::unordered_map<std::string, ParamId> params_;
   std::unordered_map<std::string, FileTensor> tensors_;
   std::unordered_map<std::string, std::size_t> writers_;
-  std::size_t listed_modules_ = 0, listed_params_ = 0;  // modules_ and params_ have all before
-  std::unordered_map<std::string, std::uint64_t> name_numbers_;
-  std::vector<std::uint64_t> first_names_;        // per module that of its first op, plus 1
-  std::unordered_map<std::uint64_t, int> names_;  // further ops per module (high half) and name
+  std::unordered_map<std::string, int> names_;  // ops by the number of their module and their name
   std::vector<bool> used_;  // per parameter, those of ties at the one whose storage they are
 };
 

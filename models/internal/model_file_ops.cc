@@ -472,17 +472,25 @@ struct Kind {
   std::size_t max_inputs;
   std::size_t min_params;
   std::size_t max_params;
-  std::vector<std::string_view> keys;  // besides the common ones
+  std::vector<std::string> keys;
 };
 
-std::vector<std::string_view> AttentionKeys() {
+std::vector<Kind> WithCommonKeys(std::vector<Kind> kinds) {
+  for (Kind& kind : kinds) {
+    kind.keys.insert(kind.keys.begin(), {"op", "module", "name", "inputs", "output", "outputs",
+                                         "params", "called_again", "returns_input"});
+  }
+  return kinds;
+}
+
+std::vector<std::string> AttentionKeys() {
   return {"heads",        "kv_heads",       "head_dim",    "value_dim",
           "causal",       "window",         "p",           "factor",
           "soft_cap",     "stops_gradient", "alibi_max",   "packed_by_head",
           "materialized", "native_groups",  "heads_first", "values_beside"};
 }
 
-std::vector<std::string_view> OtherKeys() {
+std::vector<std::string> OtherKeys() {
   return {"function",
           "results",
           "forward",
@@ -505,7 +513,7 @@ const std::vector<Kind>& Kinds() {
   };
   const auto pool = [](K kind) { return [kind](OpReader& r) { return AddPool(r, kind); }; };
   const auto loss = [](K kind) { return [kind](OpReader& r) { return AddLoss(r, kind); }; };
-  static const std::vector<Kind> kinds = {
+  static const std::vector<Kind> kinds = WithCommonKeys({
       {"input", AddInput, 0, 0, 0, 0, {"shape", "ids", "positions", "kind"}},
       {"embedding", AddEmbedding, 1, 1, 1, 1, {"padding_row", "index_offset"}},
       {"linear", AddLinear, 1, 1, 1, 2, {"transposed"}},
@@ -561,7 +569,7 @@ const std::vector<Kind>& Kinds() {
       {"tokens", Tokens, 1, 1, 0, 0, {}},
       {"view", View, 1, 1, 0, 0, {"shape"}},
       {"other", AddOther, 0, kManyBits, 0, kMany, OtherKeys()},
-  };
+  });
   return kinds;
 }
 
@@ -576,13 +584,6 @@ std::string CountText(std::size_t min, std::size_t max) {
     return "at least " + std::to_string(min);
   }
   return min == max ? std::to_string(min) : std::to_string(min) + " to " + std::to_string(max);
-}
-
-void CheckKeys(const JsonValue& json, const Kind& kind) {
-  std::vector<std::string> allowed = {"op",      "module", "name",         "inputs",       "output",
-                                      "outputs", "params", "called_again", "returns_input"};
-  allowed.insert(allowed.end(), kind.keys.begin(), kind.keys.end());
-  json.AllowOnly(allowed);
 }
 
 }  // namespace
@@ -630,7 +631,7 @@ FileTensor AddFileInput(ModelBuilder& builder, const JsonValue& entry, FileSizes
 std::vector<FileTensor> AddFileOp(ModelBuilder& builder, const FileOp& op) {
   const Kind* kind = FindKind(op.json.At("op").AsString());
   SW_CHECK(kind != nullptr, "the caller has checked the kind");
-  CheckKeys(op.json, *kind);
+  op.json.AllowOnly(kind->keys);
   if (op.inputs.size() < kind->min_inputs || op.inputs.size() > kind->max_inputs) {
     throw InputError(op.json.path().Field("inputs").str(),
                      std::to_string(op.inputs.size()) + " tensors",

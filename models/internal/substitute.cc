@@ -5,17 +5,16 @@
 #include <cstdlib>
 #include <system_error>
 
-#include "core/error.h"
 #include "models/internal/builder.h"
 
 namespace shardwright {
 
-std::string Substitute(const std::string& text, const LoopValues& loops, const std::string& where) {
+std::optional<std::string> Substitute(std::string text, const LoopValues& loops) {
   std::string result;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t open = text.find('{', at);
     if (open == std::string::npos) {
-      return result + text.substr(at);
+      return at == 0 ? std::move(text) : result + text.substr(at);
     }
     result += text.substr(at, open - at);
     const std::size_t close = text.find('}', open);
@@ -36,8 +35,7 @@ std::string Substitute(const std::string& text, const LoopValues& loops, const s
     const auto loop = std::find_if(loops.rbegin(), loops.rend(),
                                    [&](const auto& l) { return l.first == variable; });
     if (!is_valid || loop == loops.rend()) {
-      throw InputError(where, '"' + text + '"',
-                       "loop variables in braces, such as {i} or {i+1}, of a repeat around it");
+      return std::nullopt;
     }
     result += std::to_string(loop->second + offset);
     at = close + 1;

@@ -3,6 +3,7 @@
 // Loop variables in the names of a model.json.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,8 +13,7 @@ namespace shardwright {
 // Values of the loop variables around an entry, outermost first.
 using LoopValues = std::vector<std::pair<std::string, std::int64_t>>;
 
-// `text` with "{i}", "{i+1}", "{i-2}" replaced. Throws InputError at `where` for another variable.
-[[nodiscard]] std::string Substitute(const std::string& text, const LoopValues& loops,
-                                     const std::string& where);
+// `text` with "{i}", "{i+1}", "{i-2}" replaced; nothing where another variable stands in it.
+[[nodiscard]] std::optional<std::string> Substitute(std::string text, const LoopValues& loops);
 
 }  // namespace shardwright
