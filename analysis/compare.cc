@@ -136,9 +136,7 @@ std::int64_t CountMatched(const Program& program, const Trace& trace) {
   std::size_t i = 0;
   while (i < trace.spans.size()) {
     const Span& head = trace.spans[i];
-    const Body& body = head.body == BodyKind::kInit     ? program.init
-                       : head.body == BodyKind::kWarmup ? program.warmup
-                                                        : program.step;
+    const Body& body = BodyOf(program, head.body);
     std::size_t end = i;
     bool in_order = true;
     for (; end < trace.spans.size() && trace.spans[end].rank == head.rank &&

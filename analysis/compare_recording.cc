@@ -75,17 +75,10 @@ struct Measured {
 };
 
 void AddStep(const RecordingStep& step, Measured& sum) {
-  const auto add = [](auto& to, const auto& from) {
-    for (std::size_t i = 0; i < to.size(); ++i) {
-      to[i] += from[i];
-    }
-  };
-  add(sum.busy, step.busy);
-  add(sum.parts.run, step.parts.run);
-  add(sum.parts.wait, step.parts.wait);
-  sum.parts.host_issue += step.parts.host_issue;
-  sum.parts.other += step.parts.other;
-  sum.parts.period += step.parts.period;
+  for (std::size_t i = 0; i < sum.busy.size(); ++i) {
+    sum.busy[i] += step.busy[i];
+  }
+  Add(step.parts, sum.parts);
   sum.shortest = sum.steps == 0 ? step.parts.period : std::min(sum.shortest, step.parts.period);
   sum.longest = std::max(sum.longest, step.parts.period);
   ++sum.steps;
@@ -93,17 +86,10 @@ void AddStep(const RecordingStep& step, Measured& sum) {
 
 void Divide(Measured& sum) {
   const auto count = static_cast<double>(sum.steps);
-  const auto divide = [count](auto& list) {
-    for (double& seconds : list) {
-      seconds /= count;
-    }
-  };
-  divide(sum.busy);
-  divide(sum.parts.run);
-  divide(sum.parts.wait);
-  for (double* seconds : {&sum.parts.host_issue, &sum.parts.other, &sum.parts.period}) {
-    *seconds /= count;
+  for (double& seconds : sum.busy) {
+    seconds /= count;
   }
+  Divide(sum.parts, count);
 }
 
 Measured Summarize(const CompareRecordingInput& input, Comparison& result) {

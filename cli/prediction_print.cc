@@ -115,9 +115,7 @@ Json DistributionJson(const StepDistribution& steps) {
 
 std::string PeakPlace(const Program& program, const Prediction& p) {
   const MemoryPeak& peak = p.device_peak;
-  const Body& body = peak.body == BodyKind::kInit     ? program.init
-                     : peak.body == BodyKind::kWarmup ? program.warmup
-                                                      : program.step;
+  const Body& body = BodyOf(program, peak.body);
   const std::string step = p.peak_is_first ? "first step" : "steady step";
   if (!peak.before_op.valid()) {
     return step + ", at its end";

@@ -25,9 +25,7 @@ bool EventLoop::BeginNextBody() {
   run.kind = index == 0                                   ? BodyKind::kInit
              : index == 1 && !program_.warmup.ops.empty() ? BodyKind::kWarmup
                                                           : BodyKind::kStep;
-  run.body = run.kind == BodyKind::kInit     ? &program_.init
-             : run.kind == BodyKind::kWarmup ? &program_.warmup
-                                             : &program_.step;
+  run.body = &BodyOf(program_, run.kind);
   run.base = op_count_;
   run.unfinished = static_cast<std::uint32_t>(run.body->size());
   op_count_ += run.unfinished;

@@ -108,10 +108,7 @@ class Stretch {
   static constexpr int kMostRounds = 8;
 
   [[nodiscard]] ShapeId ShapeOf(const Span& span) const {
-    const Body& body = span.body == BodyKind::kInit     ? program_.init
-                       : span.body == BodyKind::kWarmup ? program_.warmup
-                                                        : program_.step;
-    return body.ops[span.op.value].shape;
+    return BodyOf(program_, span.body).ops[span.op.value].shape;
   }
   [[nodiscard]] std::int64_t LaunchesOf(const Span& span) const {
     if (span.stream == Stream::kHost) {

@@ -256,9 +256,7 @@ void AppendMemorySamples(const Program& program, std::span<const Span> spans,
   for (std::size_t i = 0; i < spans.size(); ++i) {
     ThrowIfStopped();
     const Span& span = spans[i];
-    const Body& body = span.body == BodyKind::kInit     ? program.init
-                       : span.body == BodyKind::kWarmup ? program.warmup
-                                                        : program.step;
+    const Body& body = BodyOf(program, span.body);
     const auto points = body.PointsBefore(span.op);
     walk.Apply(points);
     if (!points.empty()) {
