@@ -235,6 +235,35 @@ nlohmann::ordered_json ParseOrdered(std::string_view text, const std::string& fi
   return Build<nlohmann::ordered_json>(text, file);
 }
 
+std::string PrintedJson(const nlohmann::ordered_json& value,
+                        const std::function<bool(const nlohmann::ordered_json& value,
+                                                 std::size_t indent)>& is_on_one_line,
+                        std::size_t indent) {
+  std::string text;
+  if (!value.is_structured() || value.empty() || is_on_one_line(value, indent)) {
+    bool in_string = false;
+    const std::string flat = value.dump();
+    for (std::size_t i = 0; i < flat.size(); ++i) {
+      text += flat[i];
+      if (in_string && flat[i] == '\\') {
+        text += flat[++i];
+      } else if (flat[i] == '"') {
+        in_string = !in_string;
+      } else if (!in_string && (flat[i] == ',' || flat[i] == ':')) {
+        text += ' ';
+      }
+    }
+    return text;
+  }
+  text = value.is_object() ? "{" : "[";
+  for (const auto& [key, child] : value.items()) {
+    text += (text.size() > 1 ? ",\n" : "\n") + std::string(indent + 2, ' ') +
+            (value.is_object() ? nlohmann::json(key).dump() + ": " : "") +
+            PrintedJson(child, is_on_one_line, indent + 2);
+  }
+  return text + '\n' + std::string(indent, ' ') + (value.is_object() ? '}' : ']');
+}
+
 JsonValue JsonValue::Parse(std::string_view text, const std::string& file) {
   auto document = std::make_shared<Document>(Document{file, Build<Json>(text, file)});
   const Json* root = &document->root;

@@ -27,40 +27,10 @@ bool IsLonger(const Json& value, std::size_t bytes, std::size_t* count) {
   return *count > bytes;
 }
 
-// Indented JSON in which every value that fits on one line stands on one.
-void Print(const Json& value, std::size_t indent, std::string& out) {
+bool FitsOnLine(const Json& value, std::size_t indent) {
   constexpr std::size_t kLine = 100;
   std::size_t count = 0;
-  const bool is_long = value.is_structured() && IsLonger(value, kLine, &count);
-  const std::string flat = is_long ? "" : value.dump();
-  if (!value.is_structured() || value.empty() || (!is_long && indent + flat.size() <= kLine)) {
-    // Spaces after ',' and ':' outside strings, as people write it.
-    bool in_string = false;
-    for (std::size_t i = 0; i < flat.size(); ++i) {
-      out += flat[i];
-      if (in_string && flat[i] == '\\') {
-        out += flat[++i];
-      } else if (flat[i] == '"') {
-        in_string = !in_string;
-      } else if (!in_string && (flat[i] == ',' || flat[i] == ':')) {
-        out += ' ';
-      }
-    }
-    return;
-  }
-  const bool is_object = value.is_object();
-  out += is_object ? "{\n" : "[\n";
-  std::size_t i = 0;
-  for (const auto& [key, child] : value.items()) {
-    out.append(indent + 2, ' ');
-    if (is_object) {
-      out += Json(key).dump() + ": ";
-    }
-    Print(child, indent + 2, out);
-    out += ++i < value.size() ? ",\n" : "\n";
-  }
-  out.append(indent, ' ');
-  out += is_object ? '}' : ']';
+  return !IsLonger(value, kLine, &count) && indent + value.dump().size() <= kLine;
 }
 
 Json ModelPart(const LoadedModel& loaded) {
@@ -145,9 +115,7 @@ std::string PlanFileJson(const PlanFile& file, std::string_view imported_from) {
   json["profile"] = ProfilePart(file.profile);
   json["job"] = internal::JobJson(file.job);
   json["plan"] = internal::PlanJson(file.plan);
-  std::string text;
-  Print(json, 0, text);
-  return text + "\n";
+  return PrintedJson(json, FitsOnLine) + "\n";
 }
 
 }  // namespace shardwright

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/date.h"
+#include "core/ordered_json.h"
 
 namespace shardwright {
 
@@ -33,40 +34,9 @@ OrderedJson Bare(T value) {
   }
 }
 
-bool IsFlat(const OrderedJson& value) {
+bool IsFlat(const OrderedJson& value, std::size_t /*indent*/) {
   return std::none_of(value.begin(), value.end(),
                       [](const OrderedJson& inner) { return inner.is_structured(); });
-}
-
-void Print(const OrderedJson& value, std::size_t indent, std::string& out) {
-  if (!value.is_structured() || value.empty() || IsFlat(value)) {
-    // nlohmann's one-line form has no spaces; put them after colons and commas outside of strings.
-    bool in_string = false;
-    const std::string text = value.dump();
-    for (std::size_t i = 0; i < text.size(); ++i) {
-      out += text[i];
-      if (text[i] == '\\' && in_string) {
-        out += text[++i];
-      } else if (text[i] == '"') {
-        in_string = !in_string;
-      } else if (!in_string && (text[i] == ',' || text[i] == ':')) {
-        out += ' ';
-      }
-    }
-    return;
-  }
-  const std::string inner(indent + 2, ' ');
-  out += value.is_array() ? "[\n" : "{\n";
-  std::size_t left = value.size();
-  for (auto it = value.begin(); it != value.end(); ++it) {
-    out += inner;
-    if (value.is_object()) {
-      out += OrderedJson(it.key()).dump() + ": ";
-    }
-    Print(*it, indent + 2, out);
-    out += --left > 0 ? ",\n" : "\n";
-  }
-  out += std::string(indent, ' ') + (value.is_array() ? "]" : "}");
 }
 
 }  // namespace
@@ -152,10 +122,7 @@ OrderedJson NumberJson(const Number<T>& number) {
 }
 
 std::string PrettyJson(const OrderedJson& object) {
-  std::string out;
-  Print(object, 0, out);
-  out += '\n';
-  return out;
+  return PrintedJson(object, IsFlat) + '\n';
 }
 
 template Number<Bytes> ReadNumber(const JsonValue&, const std::optional<Origin>&);
