@@ -108,6 +108,12 @@ TEST_CASE("CutContext: all tokens of some heads are the work of one") {
       for (const ModelOp& op : model.ops) {
         const OpKind kind = model.SpecOf(op).kind;
         layers += kind == OpKind::kAttention ? 1 : 0;
+        if (kind == OpKind::kAttention) {
+          CHECK(model.tensors[op.inputs[1].value].elements ==
+                8192 * model.SpecOf(op).kv_heads * model.SpecOf(op).head_dim);
+          CHECK(model.tensors[op.outputs[0].value].elements ==
+                8192 * model.SpecOf(op).heads * model.SpecOf(op).value_dim);
+        }
         swaps += kind == OpKind::kExchange ? 1 : 0;
         for (const TensorId t : kind == OpKind::kExchange ? op.inputs : std::vector<TensorId>()) {
           CHECK(model.tensors[t.value].elements ==
