@@ -7,8 +7,8 @@
 //   before  x -> q, k, v -> attention                    -> o
 //   after   x -> q, k, v -> gather k, gather v -> attention of a part of the queries -> o
 //
-// In a ring attention itself meets the keys and values of one rank after the other. By kUlysses q, k
-// and v are exchanged for all tokens of some heads, and the result back.
+// In a ring attention itself meets the keys and values of one rank after the other. By kUlysses q,
+// k and v are exchanged for all tokens of some heads, and the result back.
 //
 // Example: 4 ranks, 8,192 tokens, 8 pieces of 1,024. Rank 0 has pieces 0 and 7, rank 1 pieces 1 and
 // 6, and so on. So a causal mask leaves each rank as many pairs of queries and keys: a quarter.
