@@ -266,7 +266,7 @@ void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanF
   file.plan.replicate_size = facts.replicate_size;
   file.plan.shard_size = mesh.Along(Axis::kShard);
   file.plan.expert_size = facts.expert_size;
-  CutForPlan(file.model, file.job, file.plan, where + ": distributed.ep_size", where);
+  CutForPlan(file.model, file.job, file.plan, {where + ": distributed.ep_size", where, where});
   file.plan.units = UnitsOf(facts, file.model, where);
   file.plan.recompute = RecomputeOf(facts, file.model);
   file.job.precision = {.master = facts.master, .param = DType::kBf16, .reduce = DType::kFp32};
