@@ -33,7 +33,7 @@ class FirstContact(ShardwrightTestCase):
         self.assertEqual(lines[0], "| corpus | files | read | read, another model | refused by feature | refused otherwise |")
         self.assertEqual(lines[2:4], ["| corpus | 6 | 1 | 1 | 3 | 1 |", "| all | 6 | 1 | 1 | 3 | 1 |"])
         self.assertEqual([line for line in lines if line.startswith("    1 ")],
-                         ["    1  LoftQ", "    1  tensor parallelism", "    1  a recipe of NeMo Automodel",
+                         ["    1  LoftQ", "    1  tensor parallelism", "    1  a recipe of another kind of model or loss",
                           '    1  training.local_batchsize: got 1, expected a key of this file to be known; did you mean '
                           '"training.local_batch_size"?'])
 
