@@ -61,7 +61,7 @@ FAULTS = [
     instead("recomputation: before the hooks of the units inside", "schedule/lower/walker_backward.cc",
             "StopsEarly()", "false", "const bool hooks_first = {};"),
     instead("recomputation: begins at the first op with a backward", "schedule/lower/walker.cc", "keeps", "facts.has_backward",
-            "  return {};\n}}\n\nstd::vector<std::uint32_t> Walker::FindRegionStarts"),
+            "  return {};\n}}\n\n// For each region, from its end: the first op that starts it"),
     dropped("ddp: buckets in the order of forward", "schedule/lower/ddp_buckets.cc", "std::reverse(order.begin(), order.end());"),
     instead("zero: a bucket is sent before it is full", "schedule/lower/zero12.cc", "plan_.zero.reduce_bucket",
             "plan_.zero.reduce_bucket / 2", "elements_ + elements > {}"),
