@@ -62,7 +62,7 @@ class GpuCheck(unittest.TestCase):
                                   capture_output=True, text=True, check=False)
             self.assertEqual((done.returncode, done.stderr),
                              (4, f"gpu_check: --emulated needs a build with its tests: {folder} has no emulated/\n"))
-            done = subprocess.run([ROOT / "scripts/gpu_check.sh", "D"], capture_output=True, text=True, check=False)
+            done = subprocess.run([ROOT / "scripts/gpu_check.sh", "E"], capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 2)
 
 
