@@ -24,6 +24,17 @@ void CheckExperts(const Model& model) {
 
 }  // namespace
 
+void CheckUncut(const Program& program) {
+  if (program.tensor_size > 1) {
+    throw InputError("plan: tensor_size", std::to_string(program.tensor_size),
+                     "1, since plans that cut layers over ranks are not run yet");
+  }
+  if (program.context_size > 1) {
+    throw InputError("plan: context_size", std::to_string(program.context_size),
+                     "1, since plans that cut tokens over ranks are not run yet");
+  }
+}
+
 Binding Bind(const ExecutorInput& input, Rank rank, const RankMemory& memory) {
   CheckExperts(input.model);
   return Binder(input, rank, memory).Run();

@@ -30,6 +30,9 @@ struct ExecutorInput {
   const TrainingOptions& training;
 };
 
+// Throws InputError for programs of ranks that cut layers or tokens, which no device runs yet.
+void CheckUncut(const Program& program);
+
 struct BoundBody {
   std::vector<Call> calls;                     // by op
   std::vector<std::vector<ByteRange>> poison;  // by op: memory that it is the first to use

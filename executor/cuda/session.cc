@@ -14,20 +14,14 @@
 
 #include "core/error.h"
 #include "core/printable.h"
+#include "executor/binding.h"
 #include "executor/optimizer.h"
 #include "traces/waits.h"
 
 namespace shardwright {
 
 void CheckCudaPlan(const SessionInput& in) {
-  if (in.program.tensor_size > 1) {
-    throw InputError("plan: tensor_size", std::to_string(in.program.tensor_size),
-                     "1, since plans that cut layers over ranks are not run yet");
-  }
-  if (in.program.context_size > 1) {
-    throw InputError("plan: context_size", std::to_string(in.program.context_size),
-                     "1, since plans that cut tokens over ranks are not run yet");
-  }
+  CheckUncut(in.program);
   if (in.program.expert_size > 1) {
     throw InputError("plan: expert_size", std::to_string(in.program.expert_size),
                      "1, since plans that share out experts run on the host device only",

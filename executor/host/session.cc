@@ -23,14 +23,7 @@ void RunKernel(const ModelOpCall& call, bool is_backward) {
 
 // Checks what the kernels need; returns the placement, which the members are made from.
 Placement Check(const SessionInput& in) {
-  if (in.program.tensor_size > 1) {
-    throw InputError("plan: tensor_size", std::to_string(in.program.tensor_size),
-                     "1, since plans that cut layers over ranks are not run yet");
-  }
-  if (in.program.context_size > 1) {
-    throw InputError("plan: context_size", std::to_string(in.program.context_size),
-                     "1, since plans that cut tokens over ranks are not run yet");
-  }
+  CheckUncut(in.program);
   if (!in.kernels.host_kernels) {
     throw InputError("plan: kernel_set", '"' + in.kernels.name + '"',
                      "\"shardwright-host\", the kernels that the host device has",

@@ -84,6 +84,21 @@ OptimizerSpec OptimizerOf(const JsonValue& root) {
   return spec;
 }
 
+// The dtype that the weights are loaded in; checkpoints of today are bf16.
+DType MasterOf(const JsonValue& root) {
+  std::string name = TextAt(root, "model.torch_dtype");
+  name = name.substr(name.rfind('.') + 1);
+  if (name == "float32" || name == "fp32") {
+    return DType::kFp32;
+  }
+  if (name.empty() || name == "auto" || name == "bf16" || name == "bfloat16") {
+    return DType::kBf16;
+  }
+  throw root.At("model")
+      .At("torch_dtype")
+      .Error("bf16, float32 or auto, since weights in " + name + " cannot be predicted");
+}
+
 // Adapters hold the base in the dtype that it was loaded in; a pattern is one of whole names.
 void ReadPeft(const JsonValue& root, TrainerFile& file) {
   const auto peft = root.Find("peft");
@@ -170,15 +185,15 @@ AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
         "cannot be predicted");
   }
   facts.recomputes = recompute && (recompute->IsString() || recompute->AsBool());
-  const char* const own =
-      facts.expert_size > 1 ? "distributed.moe.reshard_after_forward" : "distributed.moe";
-  for (const char* path : {own, "distributed.reshard_after_forward"}) {
-    if (const auto reshard = At(root, path); reshard && reshard->IsBool()) {
-      facts.reshards = reshard->AsBool();
-    }
+  auto reshard = At(root, "distributed.reshard_after_forward");
+  if (!reshard && facts.expert_size > 1) {
+    reshard = At(root, "distributed.moe.reshard_after_forward");
   }
-  const std::string dtype = TextAt(root, "model.torch_dtype");
-  facts.master = dtype.ends_with("float32") || dtype == "fp32" ? DType::kFp32 : DType::kBf16;
+  if (reshard) {
+    facts.reshards = reshard->AsBool();
+  }
+  facts.ranks = DegreeAt(root, "distributed.dp_size");
+  facts.master = MasterOf(root);
   facts.optimizer = OptimizerOf(root);
   return facts;
 }
@@ -256,6 +271,10 @@ std::vector<RecomputeRegion> RecomputeOf(const AutomodelFacts& facts, const Mode
 
 void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanFile& file) {
   const std::int64_t ranks = file.cluster.RankCount();
+  if (facts.ranks > 0 && facts.ranks != ranks) {
+    throw InputError(where + ": distributed.dp_size", std::to_string(facts.ranks),
+                     "the " + std::to_string(ranks) + " GPUs of the cluster");
+  }
   const Mesh mesh = MeshOver(ranks, {{facts.replicate_size, 0}});
   const bool is_replicated = mesh.RankCount() == ranks;
   if (!is_replicated || !mesh.SplitsInto(facts.expert_size)) {
@@ -270,6 +289,12 @@ void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanF
   file.plan.units = UnitsOf(facts, file.model, where);
   file.plan.recompute = RecomputeOf(facts, file.model);
   file.job.precision = {.master = facts.master, .param = DType::kBf16, .reduce = DType::kFp32};
+  if (ranks == 1) {  // nothing is wrapped, and nothing cast
+    file.plan = WithDialect(file.plan, Dialect::kDdp);
+    file.plan.units = {RootUnitOf(Reshard::Kind::kNever)};
+    file.plan.offload = {};
+    file.job.precision = {.master = facts.master, .param = facts.master, .reduce = facts.master};
+  }
 }
 
 TrainerFile ReadAutomodel(const JsonValue& root) {
@@ -299,6 +324,7 @@ TrainerFile ReadAutomodel(const JsonValue& root) {
   constexpr std::int64_t kBatch = 32;  // StepSchedulerConfig's own
   script.global_batch = batch ? batch->AsInt(1, kMost) : kBatch;
   script.nodes = DegreeAt(root, "benchmark.num_nodes");
+  script.gpus_per_node = script.automodel->ranks / std::max<std::int64_t>(script.nodes, 1);
   script.has_bf16_weights = script.recomputes_by_itself = true;
   for (const char* path : {"dataset.max_length", "dataset.seq_len", "dataset.seq_length",
                            "packed_sequence.packed_sequence_size"}) {
@@ -319,7 +345,15 @@ TrainerFile ReadAutomodel(const JsonValue& root) {
       dtype.empty() || dtype == "auto") {
     script.assumed.push_back({"model.torch_dtype", "bfloat16"});
   }
-  script.attention = TextAt(root, "model.attn_implementation") == "eager" ? "materialized" : "";
+  const std::string attention = TextAt(root, "model.attn_implementation");
+  if (!attention.empty() && attention != "eager" && attention != "sdpa" && attention != "te" &&
+      !attention.starts_with("flash_attention_")) {
+    throw root.At("model")
+        .At("attn_implementation")
+        .Error("eager, sdpa, te or flash_attention_2, since attention by " + attention +
+               " cannot be predicted");
+  }
+  script.attention = attention == "eager" ? "materialized" : "";
   ReadPeft(root, file);
   ReadLoss(root, file);
   return file;

@@ -260,9 +260,8 @@ void ReadOne(const std::string& file, RunSettings& run) {
   throw InputError(
       file, "no key that tells the framework",
       "settings of torchtitan (TOML), Accelerate (YAML or JSON), DeepSpeed (JSON), the Trainer or "
-      "a script around it (TrainingArguments as JSON or YAML), axolotl (YAML), NeMo Automodel "
-      "(YAML) "
-      "or fairseq (YAML or command line), or PEFT's adapter_config.json");
+      "a script around it (TrainingArguments as JSON or YAML), axolotl or NeMo Automodel (YAML) or "
+      "fairseq (YAML or command line), or PEFT's adapter_config.json");
 }
 
 void ReadNamedFiles(RunSettings& run) {

@@ -44,6 +44,7 @@ struct AutomodelFacts {
   bool is_own = false;  // the model is Automodel's own code, not transformers'
   std::int64_t expert_size = 1;
   std::int64_t replicate_size = 1;
+  std::int64_t ranks = 0;        // 0: as many as there are
   std::optional<bool> reshards;  // after forward; none: all but the last layer, no mixture's
   bool prefetches = false;       // layers name those to gather early
   bool recomputes = false;

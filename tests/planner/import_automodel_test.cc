@@ -83,6 +83,20 @@ TEST_CASE("Automodel: layers and the root under FSDP2") {
         std::vector{other.plan.units[2].name, other.plan.units[1].name});
 }
 
+// FSDP2Manager leaves the model of a single rank as it is.
+TEST_CASE("Automodel: one GPU") {
+  PlanFile file = Base(1);
+  file.cluster = LoadCluster("dgx-a100", 1, 1);
+  ApplyRun(ReadRecipe(ModelNamed("gpt2", ", torch_dtype: float32") +
+                      Distributed(", activation_checkpointing: true").replace(40, 4, "1")),
+           file);
+  CheckPlan(file, file.plan, "test");
+  CHECK(file.plan.dialect == Dialect::kDdp);
+  CHECK(file.job.precision == Precision{DType::kFp32, DType::kFp32, DType::kFp32});
+  CHECK(file.plan.recompute.size() == 12);
+  CHECK(file.plan.accumulation == 24);
+}
+
 TEST_CASE("Automodel: its own models and others") {
   const std::string own = ModelNamed("meta-llama/Llama-3.2-1B");
   const std::string recompute = Distributed(", activation_checkpointing: true");
@@ -136,14 +150,19 @@ TEST_CASE("Automodel: what cannot be predicted is said") {
             "since a strategy other than fsdp2 cannot be predicted"},
            {Distributed(", activation_checkpointing: selective"),
             "since selective recomputation by Automodel's list cannot be predicted"},
+           {"distributed: {strategy: fsdp2, dp_size: 4}",
+            "got 4, expected the 8 GPUs of the cluster"},
            {Distributed(", dp_replicate_size: 3"),
             "expected a divisor of the 8 GPUs of the cluster"},
+           {ModelNamed("gpt2", ", torch_dtype: float16"), "since weights in float16 cannot be"},
+           {ModelNamed("gpt2", ", attn_implementation: magi"), "since attention by magi cannot be"},
            {"fp8: {enabled: true}", "since gathers in fp8 cannot be predicted"},
            {"kd_ratio: 0.5", "since a teacher cannot be predicted"},
            {"quantization: {load_in_4bit: true}",
             "since quantized weights without adapters cannot be predicted"}}) {
     CAPTURE(text);
-    const std::string said = ErrorOf({{"r.yaml", kRecipe + model + text + "\n"}});
+    const std::string said =
+        ErrorOf({{"r.yaml", kRecipe + (text.starts_with("model") ? "" : model) + text + "\n"}});
     CHECK_MESSAGE(said.find(end) != std::string::npos, said);
   }
   const std::string said = ErrorOf({{"r.yaml", "recipe: FinetuneRecipeForVLM\n" + model}});
