@@ -324,7 +324,10 @@ TrainerFile ReadAutomodel(const JsonValue& root) {
   constexpr std::int64_t kBatch = 32;  // StepSchedulerConfig's own
   script.global_batch = batch ? batch->AsInt(1, kMost) : kBatch;
   script.nodes = DegreeAt(root, "benchmark.num_nodes");
-  script.gpus_per_node = script.automodel->ranks / std::max<std::int64_t>(script.nodes, 1);
+  if (const std::int64_t ranks = script.automodel->ranks; ranks > 0) {
+    const std::int64_t nodes = std::max<std::int64_t>(script.nodes, 1);
+    script.gpus_per_node = MeshOver(ranks, {{nodes, 0}}).Along(Axis::kShard);
+  }
   script.has_bf16_weights = script.recomputes_by_itself = true;
   for (const char* path : {"dataset.max_length", "dataset.seq_len", "dataset.seq_length",
                            "packed_sequence.packed_sequence_size"}) {
