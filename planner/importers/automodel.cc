@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "planner/emitters/emission.h"
 #include "planner/emitters/unit_classes.h"
 #include "planner/importers/read_adapters.h"
 #include "planner/importers/read_trainer.h"
