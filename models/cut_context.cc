@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "models/internal/builder.h"
+#include "models/internal/cutter.h"
 
 namespace shardwright {
 namespace {
@@ -47,19 +48,18 @@ ContextRule ContextRuleOf(OpKind kind) {
   }
 }
 
-class ContextCutter {
+class ContextCutter : Cutter {
  public:
   ContextCutter(Model& model, std::int64_t ranks, ContextMethod method, const std::string& where)
-      : model_(model), ranks_(ranks), method_(method), where_(where) {}
+      : Cutter(model, ranks, where), method_(method) {}
 
   void Run() {
     if (model_.sequence_length == 0) {
-      throw InputError(where_, std::to_string(ranks_), "1: the model reads no sequences");
+      Refuse("1: the model reads no sequences");
     }
     if (model_.sequence_length % (2 * ranks_) != 0) {
-      throw InputError(where_, std::to_string(ranks_),
-                       "a divisor of half of the " + std::to_string(model_.sequence_length) +
-                           " tokens, of which each rank has a piece of the head and of the tail");
+      Refuse("a divisor of half of the " + std::to_string(model_.sequence_length) +
+             " tokens, of which each rank has a piece of the head and of the tail");
     }
     for (Tensor& tensor : model_.tensors) {  // those of ops follow
       if (!tensor.producer.valid() && tensor.elements == model_.sequence_length) {
@@ -69,22 +69,12 @@ class ContextCutter {
     for (ModelOp& op : std::exchange(model_.ops, {})) {
       Cut(std::move(op));
     }
-    for (std::size_t i = 0; i < model_.ops.size(); ++i) {
-      for (const TensorId t : model_.ops[i].outputs) {
-        model_.tensors[t.value].producer = ModelOpId(i);
-      }
-    }
+    SetProducers();
     model_.context_ranks = ranks_;
     model_.context_method = method_;
   }
 
  private:
-  [[noreturn]] void Refuse(const ModelOp& op, const std::string& what) const {
-    const std::string& module = model_.modules[op.module.value].fqn;
-    throw InputError(where_, std::to_string(ranks_),
-                     "1: " + what + " in " + Quoted(module.empty() ? op.name : module));
-  }
-
   void Cut(ModelOp op) {
     OpSpec spec = model_.SpecOf(op);
     const ContextRule rule = ContextRuleOf(spec.kind);
@@ -177,29 +167,7 @@ class ContextCutter {
     return model_.ops.back().outputs.front();
   }
 
-  TensorId NewTensor(TensorId like) {
-    const Tensor copy = model_.tensors[like.value];
-    model_.tensors.push_back(copy);
-    return TensorId(model_.tensors.size() - 1);
-  }
-
-  // Adds the op, whose outputs have so many elements. Counts of rows by expert stay.
-  void Keep(ModelOp op, const OpSpec& spec) {
-    for (std::size_t i = 0; i < std::min(op.outputs.size(), OutputCount(spec)); ++i) {
-      model_.tensors[op.outputs[i].value].elements = OutputElements(spec, i);
-    }
-    const auto found = std::find(model_.specs.begin(), model_.specs.end(), spec);
-    op.spec = static_cast<std::uint32_t>(found - model_.specs.begin());
-    if (found == model_.specs.end()) {
-      model_.specs.push_back(spec);
-    }
-    model_.ops.push_back(std::move(op));
-  }
-
-  Model& model_;
-  std::int64_t ranks_;
   ContextMethod method_;
-  const std::string& where_;
 };
 
 }  // namespace

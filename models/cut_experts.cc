@@ -9,14 +9,15 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "models/internal/cutter.h"
 
 namespace shardwright {
 namespace {
 
-class Cutter {
+class ExpertCutter : Cutter {
  public:
-  Cutter(Model& model, std::int64_t ranks, const std::string& where)
-      : model_(model), ranks_(ranks), where_(where), keeps_(model.params.size(), true) {}
+  ExpertCutter(Model& model, std::int64_t ranks, const std::string& where)
+      : Cutter(model, ranks, where), keeps_(model.params.size(), true) {}
 
   void Run() {
     bool has_experts = false;
@@ -30,14 +31,9 @@ class Cutter {
       }
     }
     if (!has_experts) {
-      throw InputError(where_, std::to_string(ranks_),
-                       "1: model " + Quoted(model_.name) + " has no experts");
+      Refuse("1: model " + Quoted(model_.name) + " has no experts");
     }
-    for (std::size_t i = 0; i < model_.ops.size(); ++i) {
-      for (const TensorId t : model_.ops[i].outputs) {
-        model_.tensors[t.value].producer = ModelOpId(i);
-      }
-    }
+    SetProducers();
     DropParameters();
   }
 
@@ -46,26 +42,21 @@ class Cutter {
   // part.
   void CutParameters(ModelOp& op) {
     const std::int64_t experts = model_.SpecOf(op).experts;
-    if (experts % ranks_ != 0) {
-      throw InputError(where_, std::to_string(ranks_),
-                       "a divisor of the " + std::to_string(experts) + " experts of " +
-                           Quoted(model_.modules[op.module.value].fqn));
-    }
+    std::int64_t here = experts;
+    Divide(here, op, "experts");
     const std::size_t matrices = model_.SpecOf(op).gated ? 3 : 2;
     const bool is_stacked = op.params.size() < matrices * static_cast<std::size_t>(experts);
     for (const ParamId p : model_.modules[ExpertsModule(model_, op).value].params) {
       if (std::find(op.params.begin(), op.params.end(), p) == op.params.end()) {
-        throw InputError(where_, std::to_string(ranks_),
-                         "1: experts with " + Quoted(model_.params[p.value].fqn) +
-                             ", a bias, cannot be shared out so far");
+        Refuse("1: experts with " + Quoted(model_.params[p.value].fqn) +
+               ", a bias, cannot be shared out so far");
       }
     }
     for (const ParamId p : op.params) {
       Parameter& param = model_.params[p.value];
       if (param.tied_to.valid() || param.parts != 1 ||
           (is_stacked && (param.shape.empty() || param.shape.front() != experts))) {
-        throw InputError(where_, std::to_string(ranks_),
-                         "1: parameter " + Quoted(param.fqn) + " cannot be cut by experts");
+        Refuse("1: parameter " + Quoted(param.fqn) + " cannot be cut by experts");
       }
       param.parts = ranks_;
       param.shape.front() /= is_stacked ? ranks_ : 1;
@@ -84,10 +75,9 @@ class Cutter {
     for (std::size_t k = kept; k < params.size(); ++k) {
       const Parameter& param = model_.params[params[k].value];
       if (param.trainable != model_.params[params[k % kept].value].trainable) {
-        throw InputError(where_, std::to_string(ranks_),
-                         "1: " + Quoted(param.fqn) +
-                             " and the same expert of the first rank are "
-                             "not both trained or both frozen");
+        Refuse("1: " + Quoted(param.fqn) +
+               " and the same expert of the first rank are "
+               "not both trained or both frozen");
       }
     }
   }
@@ -165,15 +155,6 @@ class Cutter {
     return model_.ops.back().outputs[0];
   }
 
-  std::uint32_t SpecIndex(const OpSpec& spec) {
-    const auto found = std::find(model_.specs.begin(), model_.specs.end(), spec);
-    if (found == model_.specs.end()) {
-      model_.specs.push_back(spec);
-      return static_cast<std::uint32_t>(model_.specs.size() - 1);
-    }
-    return static_cast<std::uint32_t>(found - model_.specs.begin());
-  }
-
   void DropParameters() {
     std::vector<ParamId> moved(model_.params.size());
     std::vector<Parameter> kept;
@@ -201,9 +182,6 @@ class Cutter {
     }
   }
 
-  Model& model_;
-  std::int64_t ranks_;
-  const std::string& where_;
   std::vector<bool> keeps_;  // by parameter
 };
 
@@ -216,7 +194,7 @@ void CutExperts(Model& model, std::int64_t ranks, const std::string& where) {
   const bool is_cut = std::any_of(model.params.begin(), model.params.end(),
                                   [&](const Parameter& param) { return param.parts == ranks; });
   if (ranks != 1 && !is_cut) {
-    Cutter(model, ranks, where).Run();
+    ExpertCutter(model, ranks, where).Run();
   }
 }
 

@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
-#include "models/internal/builder.h"
+#include "models/internal/cutter.h"
 
 namespace shardwright {
 namespace {
@@ -56,39 +56,21 @@ Rule RuleOf(OpKind kind) {
   }
 }
 
-class TensorCutter {
+class TensorCutter : Cutter {
  public:
   TensorCutter(Model& model, std::int64_t ranks, const std::string& where)
-      : model_(model), ranks_(ranks), where_(where), part_(model.tensors.size(), Part::kWhole) {}
+      : Cutter(model, ranks, where), part_(model.tensors.size(), Part::kWhole) {}
 
   void Run() {
     FindReaders();
     for (ModelOp& op : std::exchange(model_.ops, {})) {
       Cut(std::move(op));
     }
-    for (std::size_t i = 0; i < model_.ops.size(); ++i) {
-      for (const TensorId t : model_.ops[i].outputs) {
-        model_.tensors[t.value].producer = ModelOpId(i);
-      }
-    }
+    SetProducers();
     model_.tensor_ranks = ranks_;
   }
 
  private:
-  [[noreturn]] void Refuse(const ModelOp& op, const std::string& what) const {
-    const std::string& module = model_.modules[op.module.value].fqn;
-    throw InputError(where_, std::to_string(ranks_),
-                     "1: " + what + " in " + Quoted(module.empty() ? op.name : module));
-  }
-  void Divide(std::int64_t& size, const ModelOp& op, const std::string& what) const {
-    if (size % ranks_ != 0) {
-      throw InputError(where_, std::to_string(ranks_),
-                       "a divisor of the " + std::to_string(size) + ' ' + what + " of " +
-                           Quoted(model_.modules[op.module.value].fqn));
-    }
-    size /= ranks_;
-  }
-
   // The products that a module has of one tensor share what was gathered for them.
   [[nodiscard]] std::pair<std::uint32_t, std::uint32_t> ReaderOf(const ModelOp& op) const {
     const ModuleId parent = model_.modules[op.module.value].parent;
@@ -258,30 +240,14 @@ class TensorCutter {
     Keep(std::move(added), spec, Part::kTokens);
   }
 
-  TensorId NewTensor(TensorId like) {
-    const Tensor copy = model_.tensors[like.value];
-    model_.tensors.push_back(copy);
-    part_.push_back(Part::kWhole);
-    return TensorId(model_.tensors.size() - 1);
-  }
-
-  // Adds the op, whose outputs have so many elements.
   void Keep(ModelOp op, const OpSpec& spec, Part part) {
-    for (std::size_t i = 0; i < op.outputs.size(); ++i) {
-      part_[op.outputs[i].value] = part;
-      model_.tensors[op.outputs[i].value].elements = OutputElements(spec, i);
+    part_.resize(model_.tensors.size(), Part::kWhole);
+    for (const TensorId t : op.outputs) {
+      part_[t.value] = part;
     }
-    const auto found = std::find(model_.specs.begin(), model_.specs.end(), spec);
-    op.spec = static_cast<std::uint32_t>(found - model_.specs.begin());
-    if (found == model_.specs.end()) {
-      model_.specs.push_back(spec);
-    }
-    model_.ops.push_back(std::move(op));
+    Cutter::Keep(std::move(op), spec);
   }
 
-  Model& model_;
-  std::int64_t ranks_;
-  const std::string& where_;
   std::vector<Part> part_;  // by tensor
   // Of a tensor and the module around products: how many there are, and what was gathered.
   std::map<std::pair<std::uint32_t, std::uint32_t>, int> readers_;
