@@ -21,14 +21,17 @@ class ExpertCutter : Cutter {
 
   void Run() {
     bool has_experts = false;
-    for (ModelOp& op : std::exchange(model_.ops, {})) {
-      if (model_.SpecOf(op).kind == OpKind::kExperts) {
-        has_experts = true;
-        CutParameters(op);
-        Replace(std::move(op));
-      } else {
-        model_.ops.push_back(std::move(op));
+    std::vector<ModelOp> ops = std::exchange(model_.ops, {});
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      if (model_.SpecOf(ops[i]).kind != OpKind::kExperts) {
+        model_.ops.push_back(std::move(ops[i]));
+        continue;
       }
+      has_experts = true;
+      const bool has_biases = i + 1 < ops.size() && AreBiases(ops[i], ops[i + 1]);
+      CutParameters(ops[i], has_biases ? &ops[i + 1] : nullptr);
+      Replace(std::move(ops[i]), has_biases ? &ops[i + 1] : nullptr);
+      i += has_biases ? 1 : 0;
     }
     if (!has_experts) {
       Refuse("1: model " + Quoted(model_.name) + " has no experts");
@@ -38,21 +41,34 @@ class ExpertCutter : Cutter {
   }
 
  private:
+  // Does `next` add to what the experts `op` return the biases that stand beside their matrices?
+  [[nodiscard]] bool AreBiases(const ModelOp& op, const ModelOp& next) const {
+    const ModuleId module = ExpertsModule(model_, op);
+    return model_.SpecOf(next).kind == OpKind::kOther && next.outputs.size() == 1 &&
+           next.inputs == op.outputs && !next.params.empty() &&
+           std::all_of(next.params.begin(), next.params.end(),
+                       [&](ParamId p) { return model_.params[p.value].module == module; });
+  }
+
   // A matrix per expert: those of the first experts stay. All experts in one tensor: its first
-  // part.
-  void CutParameters(ModelOp& op) {
+  // part. `biases` may be null.
+  void CutParameters(ModelOp& op, const ModelOp* biases) {
     const std::int64_t experts = model_.SpecOf(op).experts;
     std::int64_t here = experts;
     Divide(here, op, "experts");
     const std::size_t matrices = model_.SpecOf(op).gated ? 3 : 2;
     const bool is_stacked = op.params.size() < matrices * static_cast<std::size_t>(experts);
+    std::vector<ParamId> params = op.params;
+    if (biases != nullptr && is_stacked) {
+      params.insert(params.end(), biases->params.begin(), biases->params.end());
+    }
     for (const ParamId p : model_.modules[ExpertsModule(model_, op).value].params) {
-      if (std::find(op.params.begin(), op.params.end(), p) == op.params.end()) {
+      if (std::find(params.begin(), params.end(), p) == params.end()) {
         Refuse("1: experts with " + Quoted(model_.params[p.value].fqn) +
                ", a bias, cannot be shared out so far");
       }
     }
-    for (const ParamId p : op.params) {
+    for (const ParamId p : params) {
       Parameter& param = model_.params[p.value];
       if (param.tied_to.valid() || param.parts != 1 ||
           (is_stacked && (param.shape.empty() || param.shape.front() != experts))) {
@@ -82,7 +98,7 @@ class ExpertCutter : Cutter {
     }
   }
 
-  void Replace(ModelOp op) {
+  void Replace(ModelOp op, const ModelOp* biases) {
     const OpSpec whole = model_.SpecOf(op);
     const std::int64_t rows = whole.rows * whole.experts_per_token;
     OpSpec spec;
@@ -116,8 +132,21 @@ class ExpertCutter : Cutter {
     const TensorId counts = AddCounts(whole.experts);
     x = Add(op, "to_experts", leave, {x, counts}, {});
     x = Add(op, op.name, experts, {x}, op.params);
+    if (biases != nullptr) {
+      OpSpec added = model_.SpecOf(*biases);
+      added.rows = rows;
+      added.in = whole.in;
+      added.other.outputs.front().elements = rows * whole.in;
+      const Tensor sum = model_.tensors[Add(op, biases->name, added, {x}, biases->params).value];
+      model_.tensors.pop_back();
+      x = std::exchange(op.outputs, biases->outputs).front();
+      model_.tensors[x.value] = sum;
+      model_.ops.back().outputs = {x};
+      op.returns_input = biases->returns_input;
+    }
     x = Add(op, "from_experts", exchange, {x}, {});
-    std::for_each(model_.ops.end() - 3, model_.ops.end(), [&](ModelOp& o) { o.module = module; });
+    std::for_each(model_.ops.end() - (biases != nullptr ? 4 : 3), model_.ops.end(),
+                  [&](ModelOp& o) { o.module = module; });
     op.inputs = {x, router};
     op.name = "combine";
     op.params.clear();

@@ -129,12 +129,15 @@ std::pair<Program, std::vector<bool>> LowerWith(const LowerInput& in,
   program.tensor_size = in.plan.tensor_size;
   program.context_size = in.plan.context_size;
   for (std::uint32_t i = 0; i < in.model.ops.size(); ++i) {
-    const OpSpec& spec = in.model.SpecOf(in.model.ops[i]);
-    if (spec.kind == OpKind::kExperts && spec.routed) {
+    const std::vector<ParamId>& params = in.model.ops[i].params;
+    if (params.empty()) {
+      continue;
+    }
+    const Parameter& param = in.model.params[params.front().value];
+    if (param.parts > 1) {
       program.expert_ops.push_back(i);
     }
-    const std::vector<ParamId>& params = in.model.ops[i].params;
-    if (!params.empty() && in.model.params[params.front().value].has_partial_gradient) {
+    if (param.has_partial_gradient) {
       program.partial_ops.push_back(i);
     }
   }
