@@ -31,7 +31,6 @@ std::span<const CommandFunction> CommandFunctions() {
       {"diff", DiffCommand},
       {"export", ExportCommand},
       {"eval", EvalCommand},
-      {"generate", GenerateCommand},
       {"checkpoint", CheckpointCommand},
       {"page", PageCommand},
       {"config", ConfigCommand},

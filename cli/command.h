@@ -170,7 +170,6 @@ int BaselinesCommand(const Arguments& arguments);
 int DiffCommand(const Arguments& arguments);
 int ExportCommand(const Arguments& arguments);
 int EvalCommand(const Arguments& arguments);
-int GenerateCommand(const Arguments& arguments);
 int CheckpointCommand(const Arguments& arguments);
 int PageCommand(const Arguments& arguments);
 int ConfigCommand(const Arguments& arguments);

@@ -16,7 +16,6 @@ function(sw_embed_commands target)
       commands/estimate.json
       commands/eval.json
       commands/export.json
-      commands/generate.json
       commands/goodput.json
       commands/hang.json
       commands/import-run.json

@@ -15,8 +15,6 @@ std::span<const Emitter> Emitters() {
       {"torchtitan", "TOML, and a Python recipe for versions without it", EmitTorchtitan, true},
       {"lightning", "strategy and module for Lightning, beside plan data", EmitLightning},
       {"fairscale", "plan data and the Python that applies it with FairScale", EmitFairscale},
-      {"fairseq", "Hydra configuration for fairseq-hydra-train", EmitFairseq, true},
-      {"vissl", "Hydra configuration for VISSL", EmitVissl, true},
       {"slurm", "sbatch script", EmitSlurm},
       {"torchrun", "start script", EmitTorchrun},
   }};

@@ -38,10 +38,8 @@ struct Emitter {
 [[nodiscard]] Emission EmitTrainer(const PlanFile& file, const EmitOptions& options);
 [[nodiscard]] Emission EmitDeepSpeed(const PlanFile& file, const EmitOptions& options);
 [[nodiscard]] Emission EmitTorchtitan(const PlanFile& file, const EmitOptions& options);
-[[nodiscard]] Emission EmitFairseq(const PlanFile& file, const EmitOptions& options);
 [[nodiscard]] Emission EmitLightning(const PlanFile& file, const EmitOptions& options);
 [[nodiscard]] Emission EmitFairscale(const PlanFile& file, const EmitOptions& options);
-[[nodiscard]] Emission EmitVissl(const PlanFile& file, const EmitOptions& options);
 [[nodiscard]] Emission EmitSlurm(const PlanFile& file, const EmitOptions& options);
 [[nodiscard]] Emission EmitTorchrun(const PlanFile& file, const EmitOptions& options);
 

@@ -13,8 +13,8 @@
 
 namespace shardwright {
 
-using SettingValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>,
-                                  std::vector<std::int64_t>>;
+using SettingValue =
+    std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>>;
 
 // "zero_optimization.stage" = 3. Dots in a key separate nested tables.
 struct Setting {
@@ -28,8 +28,7 @@ struct Setting {
 template <class S>
 using SettingMember = std::variant<std::optional<bool> S::*, std::optional<std::int64_t> S::*,
                                    std::optional<double> S::*, std::optional<std::string> S::*,
-                                   std::optional<std::vector<std::string>> S::*,
-                                   std::optional<std::vector<std::int64_t>> S::*>;
+                                   std::optional<std::vector<std::string>> S::*>;
 
 template <class S>
 struct SettingRow {

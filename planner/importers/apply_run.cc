@@ -390,9 +390,6 @@ void CheckCounts(const RunSettings& run, const PlanFile& file) {
   if (run.accelerate) {
     check(run.accelerate->num_processes, "num_processes");
   }
-  if (run.fairseq) {
-    check(run.fairseq->distributed_world_size, "distributed_training.distributed_world_size");
-  }
   if (run.accelerate && run.accelerate->dp_shard_size) {
     const Mesh mesh = {
         {run.accelerate->dp_replicate_size.value_or(1), *run.accelerate->dp_shard_size}};
@@ -528,23 +525,12 @@ void CheckSizes(const RunSettings& run) {
     check(a->dp_replicate_size, kMostRanks,
           "parallelism_config.parallelism_config_dp_replicate_size");
   }
-  if (const auto& f = run.fairseq) {
-    check(f->batch_size, kMostSamples, "dataset.batch_size");
-    check(f->tokens_per_sample, kMostTokens, "task.tokens_per_sample");
-    check(f->distributed_world_size, kMostRanks, "distributed_training.distributed_world_size");
-    check(f->bucket_cap_mb, kMostMib, "distributed_training.bucket_cap_mb");
-    for (const std::int64_t steps : f->update_freq.value_or(std::vector<std::int64_t>())) {
-      check(steps, kMostSteps, "optimization.update_freq");
-    }
-  }
 }
 
 void ApplyRun(const RunSettings& run, PlanFile& file) {
   CheckCounts(run, file);
   if (run.torchtitan) {
     ApplyTorchtitan(*run.torchtitan, run.files.front(), file);
-  } else if (run.fairseq) {
-    ApplyFairseq(*run.fairseq, file);
   } else {
     ApplyHf(run, file);
   }
@@ -555,8 +541,6 @@ std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& fi
   if (run.torchtitan) {
     AppendUnset(TorchtitanRows(), *run.torchtitan, ToTorchtitan(file), list);
     list.push_back({"PYTORCH_ALLOC_CONF", AllocatorConf(file.job.allocator)});
-  } else if (run.fairseq) {
-    AppendUnset(FairseqRows(), *run.fairseq, ToFairseq(file), list);
   } else if (run.deepspeed) {
     AppendUnset(DeepSpeedRows(), Merged(run), ToDeepSpeed(file), list);
     NameInlineKeys(run, list);

@@ -99,25 +99,6 @@ bool ReadValue(const JsonValue& json, std::optional<std::vector<std::string>>& v
   return json.IsArray();
 }
 
-bool ReadValue(const JsonValue& json, std::optional<std::vector<std::int64_t>>& value) {
-  std::optional<std::int64_t> number;
-  if (ReadValue(json, number)) {
-    value = std::vector<std::int64_t>{*number};
-    return true;
-  }
-  std::vector<std::int64_t> list;
-  for (std::size_t i = 0; json.IsArray() && i < json.size(); ++i) {
-    if (!ReadValue(json[i], number)) {
-      return false;
-    }
-    list.push_back(*number);
-  }
-  if (json.IsArray()) {
-    value = list;
-  }
-  return json.IsArray();
-}
-
 std::string_view TypeName(const SettingValue& value) {
   constexpr std::array<std::string_view, 6> kNames = {
       "a boolean", "an integer", "a number", "a string", "a list of strings", "a list of integers"};

@@ -28,8 +28,6 @@ namespace shardwright {
 [[nodiscard]] bool ReadValue(const JsonValue& json, std::optional<double>& value);
 [[nodiscard]] bool ReadValue(const JsonValue& json, std::optional<std::string>& value);
 [[nodiscard]] bool ReadValue(const JsonValue& json, std::optional<std::vector<std::string>>& value);
-[[nodiscard]] bool ReadValue(const JsonValue& json,
-                             std::optional<std::vector<std::int64_t>>& value);
 // "a boolean", ... for errors.
 [[nodiscard]] std::string_view TypeName(const SettingValue& value);
 

@@ -132,29 +132,6 @@ void ReadTorchtitan(const JsonValue& root, const std::string& file, RunSettings&
   Put(std::move(result), file, run.torchtitan, run);
 }
 
-// --- fairseq
-
-// max_tokens bounds a batch by tokens; with samples of equal length that is a number of samples.
-void PutFairseq(ReadResult<FairseqSettings> result, const std::optional<JsonValue>& max_tokens,
-                const std::string& file, RunSettings& run) {
-  FairseqSettings& s = result.settings;
-  if (max_tokens && !s.batch_size && s.tokens_per_sample.value_or(0) > 0) {
-    s.batch_size = std::max<std::int64_t>(1, max_tokens->AsInt(1) / *s.tokens_per_sample);
-  }
-  Put(std::move(result), file, run.fairseq, run);
-}
-
-void ReadFairseq(const JsonValue& root, const std::string& file, RunSettings& run) {
-  const auto dataset = root.Find("dataset");
-  PutFairseq(ReadSettings<FairseqSettings>(root, FairseqRows(), SettingKeys::Of("fairseq")),
-             dataset ? dataset->Find("max_tokens") : std::nullopt, file, run);
-}
-
-void ReadFairseqFlags(const JsonValue& root, const std::string& file, RunSettings& run) {
-  PutFairseq(ReadSettings<FairseqSettings>(root, FairseqRows(), SettingKeys::Of("fairseq-train")),
-             root.Find("max_tokens"), file, run);
-}
-
 // --- all
 
 // A file that another one names: beside that one, under its path or its name alone, or where the
@@ -213,10 +190,8 @@ void PlaceAdapters(RunSettings& run) {
 }
 
 using Read = void (*)(const JsonValue& root, const std::string& file, RunSettings& run);
-constexpr std::array<std::pair<std::string_view, Read>, 10> kReaders = {{
+constexpr std::array<std::pair<std::string_view, Read>, 8> kReaders = {{
     {"torchtitan", ReadTorchtitan},
-    {"fairseq", ReadFairseq},
-    {"fairseq-train", ReadFairseqFlags},
     {"accelerate", ReadAccelerate},
     {"trainer",
      [](const JsonValue& root, const std::string& file, RunSettings& run) {
@@ -260,8 +235,9 @@ void ReadOne(const std::string& file, RunSettings& run) {
   throw InputError(
       file, "no key that tells the framework",
       "settings of torchtitan (TOML), Accelerate (YAML or JSON), DeepSpeed (JSON), the Trainer or "
-      "a script around it (TrainingArguments as JSON or YAML), axolotl or NeMo Automodel (YAML) or "
-      "fairseq (YAML or command line), or PEFT's adapter_config.json");
+      "a script around it (TrainingArguments as JSON or YAML), axolotl or NeMo Automodel (YAML), "
+      "or "
+      "PEFT's adapter_config.json");
 }
 
 void ReadNamedFiles(RunSettings& run) {
@@ -288,10 +264,9 @@ void ReadNamedFiles(RunSettings& run) {
 
 void CheckTogether(const RunSettings& run) {
   const bool hf = run.accelerate || run.trainer || run.deepspeed;
-  if (int(run.torchtitan.has_value()) + int(run.fairseq.has_value()) + int(hf) > 1) {
+  if (run.torchtitan && hf) {
     throw InputError(run.files.back(), "settings of a second framework",
-                     "one run: torchtitan's, fairseq's, or Accelerate's, the Trainer's and "
-                     "DeepSpeed's");
+                     "one run: torchtitan's, or Accelerate's, the Trainer's and DeepSpeed's");
   }
   if (run.deepspeed && run.deepspeed->bf16.value_or(false) && run.deepspeed->fp16.value_or(false)) {
     throw InputError(run.files.back(), "bf16 and fp16", "one of them");
@@ -325,7 +300,6 @@ std::string NameOfFrameworks(const RunSettings& run) {
     name += has ? (name.empty() ? "" : " + ") + std::string(part) : std::string();
   };
   add(run.torchtitan.has_value(), "torchtitan");
-  add(run.fairseq.has_value(), "fairseq");
   add(run.accelerate.has_value(), "Accelerate");
   add(run.trainer && !run.script.automodel, "Trainer");
   add(run.script.automodel.has_value(), "NeMo Automodel");
@@ -377,7 +351,6 @@ RunSettings ReadRun(std::span<const std::string> files) {
   run.framework = NameOfFrameworks(run);
   run.target = run.script.HasOwnTrainer() ? ""  // no emitter writes its settings
                : run.torchtitan           ? "torchtitan"
-               : run.fairseq              ? "fairseq"
                : run.deepspeed            ? "deepspeed"
                : run.accelerate           ? "accelerate"
                : run.script.dp_shard + run.script.dp_replicate > 0 ? "accelerate"  // has meshes
@@ -399,14 +372,6 @@ RunFacts FactsOf(const RunSettings& run) {
                                                                 : "torch-compile-2024";
     facts.has_micro_batch = facts.has_accumulation = true;
     facts.has_optimizer = facts.has_recompute = facts.has_precision = true;
-    return facts;
-  }
-  if (run.fairseq) {
-    facts.sequence_length = run.fairseq->tokens_per_sample.value_or(0);
-    facts.kernel_set = "torch-2022";
-    facts.has_micro_batch = run.fairseq->batch_size.has_value();
-    facts.has_accumulation = facts.has_optimizer = facts.has_recompute = true;
-    facts.has_precision = true;
     return facts;
   }
   facts.kernel_set = StackOf(run);

@@ -10,7 +10,6 @@
 
 #include "planner/emitters/accelerate.h"
 #include "planner/emitters/deepspeed.h"
-#include "planner/emitters/fairseq.h"
 #include "planner/emitters/torchtitan.h"
 #include "planner/emitters/trainer.h"
 #include "schedule/plan_file.h"
@@ -80,10 +79,9 @@ struct ScriptFacts {
   [[nodiscard]] bool HasOwnTrainer() const { return is_llamafactory_v1 || automodel; }
 };
 
-// One file of each kind at most; a run is torchtitan's, fairseq's, or some of the other three.
+// One file of each kind at most; a run is torchtitan's, or some of the other three.
 struct RunSettings {
   std::optional<TorchtitanSettings> torchtitan;
-  std::optional<FairseqSettings> fairseq;
   std::optional<AccelerateSettings> accelerate;
   std::optional<TrainerSettings> trainer;
   std::optional<DeepSpeedSettings> deepspeed;
@@ -119,8 +117,7 @@ struct RunFacts {
 
 // Reads torchtitan's TOML, Accelerate's YAML or JSON, DeepSpeed's JSON, TrainingArguments as JSON
 // or YAML, also among those of TRL's or LLaMA-Factory's scripts, axolotl's and NeMo Automodel's
-// YAML, and fairseq's YAML or command line, and PEFT's adapter_config.json beside them; which of
-// them a file is, its keys tell. A file that another one names is looked for beside that one, then
+// YAML, and PEFT's adapter_config.json beside them; which of them a file is, its keys tell. A file that another one names is looked for beside that one, then
 // where the program runs. Throws InputError for keys that the framework does not have, values that
 // it refuses, features that cannot be predicted, and files that contradict each other.
 [[nodiscard]] RunSettings ReadRun(std::span<const std::string> files);

@@ -23,7 +23,7 @@ ANSWERS = ("estimate", "plan", "simulate", "sweep", "goodput", "baselines", "dif
            "emit", "import-run", "report", "inspect", "inspect-trace", "topo", "list", "doctor")
 # The others, each with the reason why an assistant does not get it.
 WITHHELD = {
-    "run": "trains", "eval": "runs a model", "generate": "runs a model", "checkpoint": "writes weights", "export": "runs the user's Python code",
+    "run": "trains", "eval": "runs a model", "checkpoint": "writes weights", "export": "runs the user's Python code",
     "calibrate": "measures this machine", "validate": "is for tables of published runs",
     "price": "is for tables of published kernels", "page": "writes a page for a browser", "config": "shows the user's defaults",
 }

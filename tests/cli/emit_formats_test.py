@@ -216,17 +216,6 @@ class Formats(ShardwrightTestCase):
                 if "block" in flags:
                     self.assertEqual(zero.leaf_module.classes, ["LlamaDecoderLayer"])
 
-    def test_yaml(self):
-        """What PyYAML reads of the other targets."""
-        self.emit("fairseq", GPT2, "--dialect fairscale --precision fp16-mixed --accumulation 3")
-        settings = yaml.safe_load((self.folder / "out" / "fairseq.yaml").read_text())
-        self.assertEqual(settings["optimization"], {"clip_norm": 1.0, "update_freq": [3]})
-        self.assertEqual(settings["distributed_training"]["ddp_backend"], "fully_sharded")
-        self.emit("vissl", GPT2, "--dialect fairscale --precision fp32")
-        settings = yaml.safe_load((self.folder / "out" / "vissl.yaml").read_text())["config"]
-        self.assertEqual(settings["DISTRIBUTED"], {"NUM_NODES": 1, "NUM_PROC_PER_NODE": 4})
-        self.assertIs(settings["MODEL"]["FSDP_CONFIG"]["AUTO_SETUP_FSDP"], True)
-
 
 if __name__ == "__main__":
     main()

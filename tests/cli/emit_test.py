@@ -161,7 +161,6 @@ class Emit(ShardwrightTestCase):
             ("deepspeed", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --dialect zero3 --offload parameters "
                           "--optimizer adamw:fused"),
             ("accelerate", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --wrap accelerate --precision fp32/bf16/bf16"),
-            ("fairseq", "--model opt-125m --cluster dgx-a100 --seq 512 --dialect fairscale --precision fp16-mixed --optimizer adamw:for_loop"),
         ):
             with self.subTest(target=target):
                 self.plan(words)
@@ -173,8 +172,7 @@ class Emit(ShardwrightTestCase):
 
     def test_what_no_setting_says_is_a_loss(self):
         for target, flags, field, expected in (
-                ("trainer", "--dialect ddp --offload activations", "plan.offload.activations", ("true", "false")),
-                ("vissl", "--dialect fairscale --precision fp32 --optimizer adadelta", "job.optimizer.kind", ("adadelta", "sgd"))):
+                ("trainer", "--dialect ddp --offload activations", "plan.offload.activations", ("true", "false")),):
             with self.subTest(target=target):
                 self.plan("--model gpt2 --cluster dgx-a100 --seq 128 " + flags)
                 losses = {loss["field"]: (loss["planned"], loss["emitted"]) for loss in self.emit(target)["losses"]}

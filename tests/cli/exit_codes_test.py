@@ -19,7 +19,6 @@ WORDS = {
     "emit": ("none.json", "--to", "accelerate"), "import-run": ("none.toml", "--cluster", "dgx-a100"),
     "export": ("none.json", "--seq", "128"),
     "run": ("none.json",), "eval": ("none.json", "--checkpoint", "none", "--data", "random"),
-    "generate": ("none.json", "--checkpoint", "none", "--prompt", "x"),
     "checkpoint": ("inspect", "none"), "compare": ("none.json", "none.gz"), "advise": ("none.gz", "--plan", "none.json"),
     "validate": ("none.json",),
     "price": ("none.json",), "calibrate": ("none.gz", "-o", "new.json"),

@@ -529,54 +529,10 @@ def command_line(rng):
     return run
 
 
-def fairseq_train(rng):
-    """fairseq-train's command line."""
-    run = Run(rng, "gpt2")
-    tokens = rng.choice((512, 1024))
-    table = {"task": "language_modeling", "arch": "transformer_lm_gpt", "tokens_per_sample": tokens,
-             "ddp_backend": rng.choice(("fully_sharded", "fully_sharded", "pytorch_ddp")), "optimizer": rng.choice(("adam", "sgd")),
-             **rng.choice(({"batch_size": 2}, {"max_tokens": 2 * tokens}))}
-    table.update(run.some({"distributed_world_size": [run.ranks], "bucket_cap_mb": [25, 100], "criterion": ["cross_entropy"],
-                           "weight_decay": [0.0, 0.1], "clip_norm": [0.0, 1.0], "update_freq": [1, 4], "min_params_to_wrap": [10**6]}, 0.5))
-    table.update(run.some({"momentum": [0.9]}, 0.9) if table["optimizer"] == "sgd" else {})
-    switches = run.some({"fp16": [True], "memory_efficient_fp16": [True], "checkpoint_activations": [True], "offload_activations": [True]})
-    if table["ddp_backend"] == "fully_sharded":
-        switches.update(run.some({"no_reshard_after_forward": [True], "fp32_reduce_scatter": [True]}))
-        if rng.random() < 0.3 and "memory_efficient_fp16" not in switches:
-            switches["cpu_offload"], table["optimizer"] = True, "cpu_adam"
-            table.pop("momentum", None)
-    words = ["fairseq-train", "data", *(word for key, value in table.items() for word in ("--" + key.replace("_", "-"), str(value))),
-             *("--" + key.replace("_", "-") for key in switches)]
-    run.add("train.sh", "fairseq-train", {**table, **switches}, " ".join(words) + "\n")
-    return run
-
-
-def fairseq(rng):
-    run = Run(rng, "gpt2")
-    tokens = rng.choice((512, 1024))
-    flat = {"distributed_training.ddp_backend": rng.choice(("fully_sharded", "fully_sharded", "pytorch_ddp")),
-            "model._name": "transformer_lm_gpt", "task.tokens_per_sample": tokens,
-            **rng.choice(({"dataset.batch_size": 2}, {"dataset.max_tokens": 2 * tokens}))}
-    flat.update(run.some({"common.fp16": [True], "common.memory_efficient_fp16": [True, False],
-                          "distributed_training.distributed_world_size": [run.ranks],
-                          "distributed_training.no_reshard_after_forward": [True, False], "distributed_training.fp32_reduce_scatter": [True, False],
-                          "distributed_training.cpu_offload": [False], "distributed_training.bucket_cap_mb": [25, 100],
-                          "task._name": ["language_modeling"], "criterion._name": ["cross_entropy"], "optimizer._name": ["adam", "sgd"], "optimizer.momentum": [0.9],
-                          "model.offload_activations": [True, False],
-                          "optimizer.weight_decay": [0.0, 0.1], "optimization.clip_norm": [0.0, 1.0], "optimization.update_freq": [[1], [4]],
-                          "model.checkpoint_activations": [True, False], "model.min_params_to_wrap": [10**6, 10**8]}, 0.5))
-    if flat.get("optimizer._name") != "sgd":
-        flat.pop("optimizer.momentum", None)
-    table = nested(flat)
-    run.add("fairseq.yaml", "fairseq", table, yaml_of(table))
-    return run
-
-
 GENERATORS = {"torchtitan": torchtitan, "accelerate-fsdp1": lambda rng: accelerate_fsdp(rng, 1),
               "accelerate-fsdp2": lambda rng: accelerate_fsdp(rng, 2), "accelerate-deepspeed": accelerate_deepspeed,
               "accelerate-ddp": accelerate_ddp, "deepspeed": deepspeed, "trainer": trainer, "trl": lambda rng: trainer(rng, trl),
-              "llamafactory": lambda rng: trainer(rng, llamafactory), "llamafactory-v1": llamafactory_v1, "axolotl": axolotl, "command-line": command_line,
-              "fairseq": fairseq, "fairseq-train": fairseq_train}
+              "llamafactory": lambda rng: trainer(rng, llamafactory), "llamafactory-v1": llamafactory_v1, "axolotl": axolotl, "command-line": command_line}
 
 
 # --- The way around
@@ -662,8 +618,8 @@ class FromRuns(ShardwrightTestCase):
             if flag in flags:
                 del flags[flags.index(flag):flags.index(flag) + 2]
         flags += ["--kernel-set", kernels["name"], "--attention", kernels["attention"], "--loss-chunks", str(kernels["loss_chunks"])]
-        if target in ("torchtitan", "fairseq"):
-            return files, flags + (["--model", "qwen3-0.6b"] if target == "torchtitan" else [])
+        if target == "torchtitan":
+            return files, [*flags, "--model", "qwen3-0.6b"]
         recipe = recipe_of(emitted, run.model, bool(run.said.keys() & {"axolotl"}) or "finetuning_type" in run.said.get("trainer", ()) or
                            "template" in run.said.get("trainer", ()))
         if target == "trainer":

@@ -204,8 +204,7 @@ class RunFolder(TrainingTestCase):
                                             "says; the folder was renamed or copied; the newest good one is c/step-00000001; "
                                             "--resume-from 1 goes on from it\n"))
         for command in (("checkpoint", "inspect", "c"), ("eval", "p.json", "--checkpoint", "c", "--data", "random:8"),
-                        ("checkpoint", "export", "c", "-o", "x.safetensors"), ("generate", "p.json", "--checkpoint", "c", "--prompt",
-                                                                              "a")):
+                        ("checkpoint", "export", "c", "-o", "x.safetensors")):
             code, out, err = self.run_program(*command)
             self.assertEqual((code, out), (3, ""), command)
             self.assertIn("got step 2, expected 9, as the folder's name says", err)
@@ -374,30 +373,6 @@ class RunFolder(TrainingTestCase):
             self.assertAlmostEqual(own["gradient_norm"], other["gradient_norm"], 4)
         self.plan("free.json", 2, "--global-batch", "4", "--clip", "off")
         self.assertNotIn("gradient_norm", self.train("free.json", "--steps", "1")[0])
-
-    def test_generation(self):
-        # Five letters, so that each stands at every place of a sample.
-        (self.folder / "abc.txt").write_text("abcde" * 400)
-        (self.folder / "config.json").write_text(json.dumps(dict(TINY, resid_pdrop=0.0, embd_pdrop=0.0, n_embd=32)))
-        self.plan("p.json", 2, "--global-batch", "8", model="./config.json")
-        options = self.options(optimizer={"learning_rate": 0.01})
-        code, _, err = self.run_program("run", "p.json", "--data", "abc.txt", "--steps", "120", *options, "--checkpoint", "c")
-        self.assertEqual(code, 0, err)
-        generate = ("generate", "p.json", "--checkpoint", "c", "--prompt", "deab")
-        # Also beyond the sixteen tokens of a sample, and on another number of ranks.
-        self.assertEqual(self.succeed(*generate, "--tokens", "30"), "deab" + "cdeab" * 6 + "\n")
-        self.plan("one.json", 1, "--global-batch", "4", model="./config.json")
-        self.assertEqual(json.loads(self.succeed("generate", "one.json", *generate[2:], "--tokens", "3", "--json"))["text"], "cde")
-        # Cold draws are the largest scores; hot ones are any byte, and the seed's alone.
-        self.assertEqual(self.succeed(*generate, "--tokens", "8", "--temperature", "0.01"), "deabcdeabcde\n")
-        hot = [json.loads(self.succeed(*generate, "--tokens", "40", "--temperature", "100", "--seed", seed, "--json"))["tokens"]
-               for seed in ("1", "1", "2")]
-        self.assertEqual(hot[0], hot[1])
-        self.assertNotEqual(hot[0], hot[2])
-        self.assertGreater(len(set(hot[0])), 20)
-        self.assert_fails(2, "generate needs one of --prompt and --prompt-tokens", *generate[:4])
-        self.assert_fails(3, "the prompt: got token 256, expected tokens below the model's vocabulary of 256", *generate[:4],
-                          "--prompt-tokens", "1,256")
 
 
 class PlansOfOthers(TrainingTestCase):

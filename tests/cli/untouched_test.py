@@ -30,7 +30,7 @@ MORE = {"estimate": {"MODEL": "gpt2", "CLUSTER": "dgx-a100"}, "plan": {"--model"
         "baselines": {"--model": "gpt2", "--cluster": "dgx-a100", "--seq": "128"},
         "goodput": {"--tokens": "1e9", "--mtbf": "1 h", "--checkpoint-time": "1 s"}, "emit": {"--to": "accelerate"},
         "import-run": {"FILE": "run.toml", "--cluster": "dgx-a100"}, "export": {"--seq": "8"}, "run": {"--steps": "1"},
-        "eval": {"--checkpoint": "checkpoints", "--data": "random"}, "generate": {"--checkpoint": "checkpoints", "--prompt": "x"},
+        "eval": {"--checkpoint": "checkpoints", "--data": "random"},
         "compare": {"MEASURED": "trace.json"}, "topo": {"ACTION": "import"}, "checkpoint": {"ACTION": "inspect"},
         "calibrate": {"--cluster": "dgx-a100", "--date": "2026-01-01"}, "check": {"BUDGET": "budget.toml"}}
 NEEDS_OUTPUT = ("calibrate", "export")

@@ -223,13 +223,6 @@ def reload(job, folder, model, plain=None):
     again, info = type(plain or model).from_pretrained(job.folder / folder, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     inputs, _ = next(iter(batches(job.kind, job.ids)))
-    if job.kind in ("gpt2", "mixtral") and not job.adapted:  # the same tokens, one after the other
-        prompt = job.ids[:8].tolist()
-        own = json.loads(job.run("generate", "plan.json", "--init", folder, "--prompt-tokens", ",".join(map(str, prompt)),
-                                 "--tokens", "20", "--json"))["tokens"]
-        again.generation_config.eos_token_id = None
-        theirs = again.eval().generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)
-        assert own == theirs[0, 8:].tolist(), (own, theirs)
     with torch.no_grad():
         far = (again.eval()(**inputs).logits - model.eval()(**inputs).logits).abs().amax(-1).flatten()
     # A router's choice between two experts with nearly equal scores may fall otherwise, for a few tokens.

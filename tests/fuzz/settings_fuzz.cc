@@ -1,4 +1,4 @@
-// DeepSpeed's and Trainer's JSON, and command lines of fairseq and of scripts around the Trainer.
+// DeepSpeed's and Trainer's JSON, and command lines of scripts around the Trainer.
 
 #include <vector>
 

@@ -1,4 +1,4 @@
-// YAML of Accelerate, fairseq, axolotl and scripts around the Trainer.
+// YAML of Accelerate, axolotl and scripts around the Trainer.
 
 #include <vector>
 

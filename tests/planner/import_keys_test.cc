@@ -11,7 +11,6 @@
 
 #include "planner/emitters/accelerate.h"
 #include "planner/emitters/deepspeed.h"
-#include "planner/emitters/fairseq.h"
 #include "planner/emitters/torchtitan.h"
 #include "planner/emitters/trainer.h"
 #include "planner/importers/document.h"
@@ -52,8 +51,6 @@ TEST_CASE("Keys: each used one is a key of a settings struct, or says who takes 
       {"trainer", [](std::string_view key) { return HasRow(TrainerRows(), key); }},
       {"axolotl", [](std::string_view key) { return HasRow(TrainerRows(), key); }},
       {"deepspeed", [](std::string_view key) { return HasRow(DeepSpeedRows(), key); }},
-      {"fairseq", [](std::string_view key) { return HasRow(FairseqRows(), key); }},
-      {"fairseq-train", [](std::string_view key) { return HasRow(FairseqRows(), key); }},
   };
   for (const auto& [name, has_row] : kFrameworks) {
     std::size_t nothing = 0;
@@ -65,7 +62,7 @@ TEST_CASE("Keys: each used one is a key of a settings struct, or says who takes 
         CHECK(has_row(row.meaning));
       }
     }
-    CHECK(nothing >= (std::string(name) == "fairseq-train" ? 0 : 9));
+    CHECK(nothing >= 9);
   }
 }
 

@@ -297,23 +297,6 @@ TEST_CASE("Trainer: whose kernels") {
         std::pair(std::string("hf-liger"), std::size_t{1}));
 }
 
-TEST_CASE("fairseq: a command line") {
-  const PlanFile file = Imported(
-      {{"run.sh",
-        "fairseq-train data/bin \\\n  --arch transformer_lm_gpt --ddp-backend fully_sharded --fp16 "
-        "\\\n"
-        "  --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --weight-decay 0.01 \\\n"
-        "  --tokens-per-sample 128 --max-tokens 512 --update-freq 4 --checkpoint-activations "
-        "--memory-efficient-fp16\n"}});
-  CHECK(file.plan.dialect == Dialect::kFairscale);
-  CHECK(file.plan.micro_batch == 4);  // 512 tokens in samples of 128
-  CHECK(file.plan.accumulation == 4);
-  CHECK(file.job.precision.master == DType::kFp16);
-  CHECK(file.plan.recompute.size() == 12);
-  CHECK(file.job.clip_gradients);
-  CHECK(file.job.optimizer.impl == OptimizerImpl::kForLoop);  // fairseq/optim/adam.py
-}
-
 std::string AssumedOf(const Files& files) {
   const Folder folder;
   const RunSettings run = Read(folder, files);
@@ -423,9 +406,6 @@ void CopyWhatTheScriptSays(std::string_view target, const PlanFile& from, PlanFi
     to.job.optimizer = from.job.optimizer;
     to.job.clip_gradients = from.job.clip_gradients;
   }
-  if (target == "fairseq") {
-    to.job.optimizer.impl = from.job.optimizer.impl;
-  }
   if (target == "deepspeed" || IsZero(from.plan.dialect) ||
       (target == "accelerate" && from.plan.dialect == Dialect::kDdp)) {
     to.plan.recompute = from.plan.recompute;
@@ -445,8 +425,7 @@ TEST_CASE("a plan with Muon is not emitted") {
 TEST_CASE("emit, then import: the plan as emitted comes back from every target") {
   int compared = 0;
   for (const PlanFile& file : Variants()) {
-    for (const std::string_view target :
-         {"accelerate", "trainer", "deepspeed", "torchtitan", "fairseq"}) {
+    for (const std::string_view target : {"accelerate", "trainer", "deepspeed", "torchtitan"}) {
       const auto emitter = std::find_if(Emitters().begin(), Emitters().end(),
                                         [&](const Emitter& e) { return e.name == target; });
       REQUIRE(emitter != Emitters().end());
@@ -537,9 +516,6 @@ TEST_CASE("errors name file, key, value, rule and the nearest key") {
   CHECK(json(R"({"output_dir": "o", "bf16": true, "fp16": true})") ==
         "d.json: fp16: got true, expected false beside bf16");
   CHECK(json(R"({"hello": 1})").starts_with("d.json: got no key that tells the framework"));
-  CHECK(ErrorOf({{"run.sh", "fairseq-train --ddp-backend c10d --update-freqs 4"}}) ==
-        "run.sh: update_freqs: got 4, expected a key of this file to be known; did you mean "
-        "\"update_freq\"?");
   CHECK(ErrorOf({{"a.json", R"({"output_dir": "o", "gradient_accumulation_steps": 2})"},
                  {"d.json", R"({"zero_optimization": {}, "gradient_accumulation_steps": 4})"}}) ==
         "d.json: gradient_accumulation_steps: got 4, expected 2, as a.json says");
@@ -609,10 +585,8 @@ TEST_CASE("random damage of every format never does worse than an error") {
       {"d.json", kAutoDeepSpeed},
       {"t.json", R"({"output_dir": "o", "fsdp": "full_shard auto_wrap", "weight_decay": 0.1,
                      "fsdp_config": {"version": 1, "transformer_layer_cls_to_wrap": ["GPT2Block"]}})"},
-      {"f.yaml",
-       "common:\n  fp16: true\ndistributed_training:\n  ddp_backend: fully_sharded\n"
-       "optimization:\n  update_freq: [2]\n  clip_norm: 1.0\n"},
-      {"f.sh", "fairseq-train x --ddp-backend fully_sharded --fp16 --update-freq 2 --arch a"}};
+      {"f.sh",
+       "torchrun train.py --output_dir o --bf16 --fsdp \"full_shard auto_wrap\" --optim sgd"}};
   std::mt19937 random(17);
   const PlanFile base = Base(2);
   int read = 0;

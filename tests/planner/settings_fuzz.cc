@@ -53,14 +53,6 @@ constexpr const char* kAutomodel =
 constexpr const char* kTorchrun =
     "# --no 1\ntorchrun --nproc_per_node=4 --nnodes 2 train.py --bf16 True --optim sgd "
     "--per_device_train_batch_size 2 --fsdp \"full_shard auto_wrap\" --model_max_length 64";
-constexpr const char* kFairseq =
-    "fairseq-train data/bin --arch transformer_lm_gpt --ddp-backend fully_sharded --fp16 "
-    "--update-freq 2 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0";
-constexpr const char* kFairseqYaml =
-    "common:\n  fp16: true\ndistributed_training:\n  ddp_backend: fully_sharded\n"
-    "  distributed_world_size: 8\noptimization:\n  update_freq: [2]\n  clip_norm: 1.0\n"
-    "task:\n  tokens_per_sample: 512\nmodel:\n  _name: transformer_lm\n  checkpoint_activations: "
-    "true\n";
 
 // GPT-2 on two nodes, on which what was read is applied.
 PlanFile Base() {
@@ -96,8 +88,6 @@ std::vector<FuzzTarget> Targets() {
       Settings("axolotl, YAML", kAxolotl, ".yml"),
       Settings("NeMo Automodel, YAML", kAutomodel, ".yaml"),
       Settings("torchrun, command line", kTorchrun, ".sh"),
-      Settings("fairseq, command line", kFairseq, ".sh"),
-      Settings("fairseq, YAML", kFairseqYaml, ".yaml"),
   };
 }
 

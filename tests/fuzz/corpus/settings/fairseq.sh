@@ -1,1 +1,0 @@
-fairseq-train data/bin --arch transformer_lm_gpt --ddp-backend fully_sharded --fp16 --update-freq 2 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
