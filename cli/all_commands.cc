@@ -7,7 +7,7 @@
 namespace shardwright {
 
 std::span<const CommandFunction> CommandFunctions() {
-  static constexpr std::array<CommandFunction, 30> kFunctions = {{
+  static constexpr std::array<CommandFunction, 29> kFunctions = {{
       {"estimate", EstimateCommand},
       {"plan", PlanCommand},
       {"simulate", SimulateCommand},

@@ -5,7 +5,7 @@
 namespace shardwright {
 
 std::span<const Emitter> Emitters() {
-  static constexpr std::array<Emitter, 12> kEmitters = {{
+  static constexpr std::array<Emitter, 10> kEmitters = {{
       {"fsdp2", "plan data and the Python that applies it with fully_shard", EmitFsdp2},
       {"fsdp1", "plan data and the Python that applies it with FullyShardedDataParallel",
        EmitFsdp1},

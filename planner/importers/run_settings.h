@@ -117,9 +117,10 @@ struct RunFacts {
 
 // Reads torchtitan's TOML, Accelerate's YAML or JSON, DeepSpeed's JSON, TrainingArguments as JSON
 // or YAML, also among those of TRL's or LLaMA-Factory's scripts, axolotl's and NeMo Automodel's
-// YAML, and PEFT's adapter_config.json beside them; which of them a file is, its keys tell. A file that another one names is looked for beside that one, then
-// where the program runs. Throws InputError for keys that the framework does not have, values that
-// it refuses, features that cannot be predicted, and files that contradict each other.
+// YAML, and PEFT's adapter_config.json beside them; which of them a file is, its keys tell. A file
+// that another one names is looked for beside that one, then where the program runs. Throws
+// InputError for keys that the framework does not have, values that it refuses, features that
+// cannot be predicted, and files that contradict each other.
 [[nodiscard]] RunSettings ReadRun(std::span<const std::string> files);
 
 // Before anything is multiplied or divided by them: ranks x samples x steps stay inside 64 bits.

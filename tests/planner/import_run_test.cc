@@ -449,7 +449,7 @@ TEST_CASE("emit, then import: the plan as emitted comes back from every target")
       ++compared;
     }
   }
-  CHECK(compared == 5 * 22);
+  CHECK(compared == 4 * 22);
 }
 
 TEST_CASE("sizes that nothing can be divided by, or whose products have no room, are refused") {
@@ -463,10 +463,6 @@ TEST_CASE("sizes that nothing can be divided by, or whose products have no room,
   CHECK(ErrorOf(
             {{"t.json", R"({"output_dir": "o", "per_device_train_batch_size": 5000000000000})"}}) ==
         "t.json: per_device_train_batch_size: got 5000000000000" + samples);
-  CHECK(ErrorOf({{"f.yaml",
-                  "task:\n  _name: language_modeling\ndistributed_training:\n"
-                  "  bucket_cap_mb: 8999999999999999\n"}}) ==
-        "f.yaml: distributed_training.bucket_cap_mb: got 8999999999999999" + samples);
   CHECK(ErrorOf({{"r.toml",
                   "[training]\nseq_len = 8\n[parallelism]\n"
                   "data_parallel_replicate_degree = 4\n"
