@@ -98,20 +98,28 @@ void Checkpoint::AddFile(const SavedFile& saved) {
   for (const SafetensorsEntry& entry : header.entries) {
     entries[entry.name] = &entry;
   }
+  std::map<std::string, std::int64_t> counts;  // elements of a tensor, stretch behind stretch
+  for (const SavedStretch& stretch : saved.stretches) {
+    counts[stretch.tensor] += stretch.count;
+  }
+  std::map<std::string, std::int64_t> ends;  // of its stretches so far, in bytes
   for (const SavedStretch& stretch : saved.stretches) {
     const auto found = entries.find(stretch.tensor);
     const SavedTensor& tensor = Find(stretch.tensor);
-    if (found == entries.end() || found->second->Elements() != stretch.count ||
+    const std::int64_t count = counts[stretch.tensor];
+    if (found == entries.end() || found->second->Elements() != count ||
         found->second->dtype != tensor.dtype) {
       throw InputError(path,
-                       "no " + std::to_string(stretch.count) + " elements of " +
-                           Quoted(stretch.tensor) + " in " + SafetensorsName(tensor.dtype),
+                       "no " + std::to_string(count) + " elements of " + Quoted(stretch.tensor) +
+                           " in " + SafetensorsName(tensor.dtype),
                        "what the manifest says");
     }
+    std::int64_t& end = ends[stretch.tensor];
+    const std::int64_t bytes = stretch.count * SizeOf(tensor.dtype);
     files_->places[stretch.tensor].push_back(
         {stretch.begin, stretch.count,
-         mapped.At(header.data_begin + found->second->begin,
-                   found->second->end - found->second->begin)});
+         mapped.At(header.data_begin + found->second->begin + end, bytes)});
+    end += bytes;
   }
 }
 
@@ -184,10 +192,10 @@ void CheckFits(const Checkpoint& checkpoint, const Model& model,
     ++storages;
     const std::string fqn = FqnOfPart(model, id, part);
     const SavedTensor& tensor = checkpoint.Find(fqn);
-    if (tensor.shape != param.shape) {
+    if (tensor.shape != param.WholeShape()) {
       throw InputError(checkpoint.folder() + ": tensor " + Quoted(fqn),
                        "shape " + ShapeText(tensor.shape),
-                       ShapeText(param.shape) + ", as in " + model.name);
+                       ShapeText(param.WholeShape()) + ", as in " + model.name);
     }
   }
   const auto saved = std::count_if(

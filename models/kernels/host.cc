@@ -310,6 +310,18 @@ OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
     case OpKind::kCrossEntropy:
       op.saves_input = 0b11;
       op.extra_saved = Bytes(Product({rows, kFp32Bytes}));  // log-sums
+      if (spec.tensor_ranks > 0) {  // largest logit, sum of exponentials, the label's logit
+        op.forward_exchange = {std::exchange(op.forward, {Pass(context, 3 * rows, 1)}),
+                               Bytes(Product({3 * rows, kFp32Bytes}))};
+      }
+      break;
+    case OpKind::kExchange:
+    case OpKind::kGatherTokens:
+    case OpKind::kScatterTokens:
+      if (spec.context_ranks > 0) {  // tokens do not lie in the order of ranks
+        const std::int64_t e = Product({rows, spec.in});
+        op.forward = op.backward_data = {Pass(context, e, e)};
+      }
       break;
     default:
       SetElementwise(context, &op);
