@@ -39,9 +39,10 @@ void CheckCuts(const Model& model, const Job& job) {
     check((!cuts_tokens && model.tensor_ranks == 1) || spec.dropout_p == 0.0 ||
               job.mode != JobMode::kTrain,
           "the host drops no elements of a part of the tokens or features");
-    check(spec.alibi_max == 0.0 || (model.tensor_ranks == 1 &&
-              (!cuts_tokens || model.context_method == ContextMethod::kGather)),
-          "the host knows no slopes of a part of the heads");
+    check(
+        spec.alibi_max == 0.0 || (model.tensor_ranks == 1 &&
+                                  (!cuts_tokens || model.context_method == ContextMethod::kGather)),
+        "the host knows no slopes of a part of the heads");
   }
 }
 

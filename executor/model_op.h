@@ -64,7 +64,7 @@ struct CutPlace {
                                         std::int64_t count) const {
     const std::int64_t piece = count / 2;
     const bool is_tail = context_ranks > 1 && token >= piece;
-    return is_tail ? (2 * context_ranks - 1 - rank) * piece + token - piece
+    return is_tail             ? (2 * context_ranks - 1 - rank) * piece + token - piece
            : context_ranks > 1 ? rank * piece + token
                                : rank * count + token;
   }

@@ -213,9 +213,9 @@ SavedFile WriteRankFile(const std::string& unfinished, std::int64_t rank, const 
     const SavedStretch& next = stretch.stretch;
     std::vector<const StretchData*>& parts = by_name[next.tensor];
     SavedStretch* const last = parts.empty() ? nullptr : &saved.stretches.back();
-    SW_CHECK(last == nullptr ||
-                 (last->tensor == next.tensor && last->begin + last->count <= next.begin),
-             "stretches of " + next.tensor + " on one rank in another order");
+    SW_CHECK(
+        last == nullptr || (last->tensor == next.tensor && last->begin + last->count <= next.begin),
+        "stretches of " + next.tensor + " on one rank in another order");
     if (last != nullptr && last->begin + last->count == next.begin) {
       last->count += next.count;
     } else {

@@ -117,7 +117,8 @@ void DescribeState(const Model& model, const Job& job, Manifest& manifest) {
       manifest.aliases.push_back({fqn, model.params[param.tied_to.value].fqn});
       continue;
     }
-    manifest.tensors.push_back({fqn, TensorKind::kParameter, job.precision.master, param.WholeShape()});
+    manifest.tensors.push_back(
+        {fqn, TensorKind::kParameter, job.precision.master, param.WholeShape()});
     for (const std::string_view state : OptimizerStateNames(job.optimizer.kind)) {
       if (param.trainable && job.mode == JobMode::kTrain) {
         manifest.tensors.push_back(

@@ -71,9 +71,9 @@ class Fsdp2Rules : public StepRules {
     // place.
     std::vector<std::pair<ParamId, BufferId>> kept_grads;
     std::vector<BufferId> kept_order;  // the gradients that UnitState::accumulated began with
-    BufferId clone;  // the 1/g kept by reshard to a smaller group
-    BufferId kept;   // the last such
-    BufferId stale;  // one that nothing gathered from, until the next comes
+    BufferId clone;                    // the 1/g kept by reshard to a smaller group
+    BufferId kept;                     // the last such
+    BufferId stale;                    // one that nothing gathered from, until the next comes
     OpId cloned;
   };
 

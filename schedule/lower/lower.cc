@@ -236,7 +236,8 @@ static void CheckKernels(const LowerInput& in) {
     throw InputError("kernel set", "attention with scores in memory", "a fused one",
                      "plan.context_method is a ring, which merges what blocks of keys give");
   }
-  if (in.plan.tensor_size > 1 && !k.host_kernels && (is_other || k.fp8 == Fp8Products::kPerTensor)) {
+  if (in.plan.tensor_size > 1 && !k.host_kernels &&
+      (is_other || k.fp8 == Fp8Products::kPerTensor)) {
     throw InputError("kernel set", is_other ? Quoted(k.name) : "fp8 with a scale per tensor",
                      "torch-eager or torch-compile, in bf16 or fp8 with a scale per row",
                      "plan.tensor_size is " + std::to_string(in.plan.tensor_size) +

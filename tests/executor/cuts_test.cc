@@ -110,8 +110,8 @@ Case Draw(std::mt19937& random, bool cuts_tokens) {
   c.plan.replicate_size = 1 + static_cast<std::int64_t>(random() % 2);
   c.plan.micro_batch = 1 + static_cast<std::int64_t>(random() % 2);
   c.plan.accumulation = 1 + static_cast<std::int64_t>(random() % 2);
-  c.plan.sync = OneOf(std::array{SyncMode::kEvery, SyncMode::kLast, SyncMode::kReplicateLast},
-                      random);
+  c.plan.sync =
+      OneOf(std::array{SyncMode::kEvery, SyncMode::kLast, SyncMode::kReplicateLast}, random);
   CutAndWrap(c);
   if (random() % 3 == 0) {
     for (UnitPlan& unit : c.plan.units) {
@@ -128,16 +128,14 @@ Case Draw(std::mt19937& random, bool cuts_tokens) {
   if (random() % 4 == 0) {  // gradients of several micro-batches in a dtype of their own
     c.precision.param = DType::kBf16;
   }
-  c.description = c.type + ", shard " + std::to_string(c.plan.shard_size) + " x " +
-                  std::to_string(c.plan.replicate_size) +
-                  ", tp=" + std::to_string(c.plan.tensor_size) +
-                  ", cp=" + std::to_string(c.plan.context_size) +
-                  (c.plan.context_method == ContextMethod::kUlysses ? " by heads" : "") +
-                  ", micro-batch " + std::to_string(c.plan.micro_batch) + " x " +
-                  std::to_string(c.plan.accumulation) + ", " +
-                  std::to_string(c.plan.recompute.size()) + " regions" +
-                  (c.clips ? ", clipped" : "") +
-                  (c.precision.param == DType::kBf16 ? ", bf16" : "");
+  c.description =
+      c.type + ", shard " + std::to_string(c.plan.shard_size) + " x " +
+      std::to_string(c.plan.replicate_size) + ", tp=" + std::to_string(c.plan.tensor_size) +
+      ", cp=" + std::to_string(c.plan.context_size) +
+      (c.plan.context_method == ContextMethod::kUlysses ? " by heads" : "") + ", micro-batch " +
+      std::to_string(c.plan.micro_batch) + " x " + std::to_string(c.plan.accumulation) + ", " +
+      std::to_string(c.plan.recompute.size()) + " regions" + (c.clips ? ", clipped" : "") +
+      (c.precision.param == DType::kBf16 ? ", bf16" : "");
   return c;
 }
 
@@ -171,7 +169,10 @@ Case DrawLegal(std::mt19937& random, bool cuts_tokens) {
       const std::unique_ptr<Dataset> data = OpenDataset("random:64", c.model, 3);
       (void)LowerSetup(SetupOf(c, c.plan, *data));
       return c;
-    } catch (const InputError&) {
+    } catch (const InputError& e) {
+      if (std::getenv("SHARDWRIGHT_VERBOSE") != nullptr) {
+        MESSAGE("refused: " << std::string(e.what()));
+      }
       continue;
     }
   }
@@ -241,9 +242,8 @@ void CheckRandom(bool cuts_tokens) {
   for (const auto& [type, jobs] : worst.types) {
     types += " " + type + " " + std::to_string(jobs);
   }
-  MESSAGE(count << " jobs:" << types << "; the largest difference of an update is "
-                << worst.update << " of its bound, in bf16 " << worst.update16 << ", of a loss "
-                << worst.loss);
+  MESSAGE(count << " jobs:" << types << "; the largest difference of an update is " << worst.update
+                << " of its bound, in bf16 " << worst.update16 << ", of a loss " << worst.loss);
   CHECK(worst.update > 1e-4);  // a bound that anything passes would be worth nothing
 }
 

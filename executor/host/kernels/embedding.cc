@@ -67,15 +67,15 @@ void SumLists(const RowSum& sum, std::span<const Entry> entries, std::int64_t pa
     while (last < entries.size() && entries[last].first == row) {
       ++last;
     }
-    ForEachChunk(
-        row < 0 || row == padding_row ? 0 : end - first, [&](std::int64_t begin, std::int64_t count) {
-          ChunkBuffer total;
-          std::fill_n(total.values.data(), count, 0.0F);
-          for (std::size_t k = i; k < last; ++k) {
-            AddGradientRows(sum, entries[k].second, first + begin, count, total.values.data());
-          }
-          StoreParamGrad(total.values.data(), count, grad, row * sum.features + first + begin);
-        });
+    ForEachChunk(row < 0 || row == padding_row ? 0 : end - first, [&](std::int64_t begin,
+                                                                      std::int64_t count) {
+      ChunkBuffer total;
+      std::fill_n(total.values.data(), count, 0.0F);
+      for (std::size_t k = i; k < last; ++k) {
+        AddGradientRows(sum, entries[k].second, first + begin, count, total.values.data());
+      }
+      StoreParamGrad(total.values.data(), count, grad, row * sum.features + first + begin);
+    });
     i = last;
   }
 }
@@ -87,17 +87,16 @@ void EmbeddingForward(const ModelOpCall& call) {
   const std::int64_t rows = call.batch * spec.rows;
   const ConstView& table = call.params[0];
   const View& y = call.outputs[0];
-  ForEachRowChunk(call.team, rows, spec.out,
-                  [&](std::int64_t i, std::int64_t begin, std::int64_t count) {
-                    ChunkBuffer buffer;
-                    const std::int64_t row = TableRow(call, i);
-                    std::fill_n(buffer.values.data(), count, 0.0F);
-                    const float* const values =
-                        row < 0 ? buffer.values.data()
-                                : ReadFloats(table, row * spec.out + begin, count,
-                                             buffer.values.data());
-                    StoreFloats(values, count, y, i * spec.out + begin);
-                  });
+  ForEachRowChunk(
+      call.team, rows, spec.out, [&](std::int64_t i, std::int64_t begin, std::int64_t count) {
+        ChunkBuffer buffer;
+        const std::int64_t row = TableRow(call, i);
+        std::fill_n(buffer.values.data(), count, 0.0F);
+        const float* const values =
+            row < 0 ? buffer.values.data()
+                    : ReadFloats(table, row * spec.out + begin, count, buffer.values.data());
+        StoreFloats(values, count, y, i * spec.out + begin);
+      });
 }
 
 // Positions are sorted by id; each table row with gradients then gets one sum, in fp32 and in the
@@ -126,8 +125,8 @@ void EmbeddingBackward(const ModelOpCall& call) {
   }
   const std::int64_t least = std::max<std::int64_t>(kLeastColumns, LeastRows(rows));
   ForEachPart(call.team, spec.out, least, [&](std::int64_t begin, std::int64_t end, std::size_t) {
-    SumLists(sum, std::span(entries, static_cast<std::size_t>(rows)), PaddingRow(call), begin,
-             end, grad);
+    SumLists(sum, std::span(entries, static_cast<std::size_t>(rows)), PaddingRow(call), begin, end,
+             grad);
   });
 }
 

@@ -24,23 +24,22 @@ void MoveRows(const ModelOpCall& call, bool is_backward) {
   const std::int64_t bytes = (swaps ? spec.in / ranks : spec.in) * SizeOf(call.compute);
   // Parts of the heads, for which the tokens of all ranks go, or come back.
   const bool is_of_heads = swaps && packs == (spec.transposed == is_backward);
-  auto* const whole = static_cast<std::byte*>(
-      packs ? const_cast<void*>(call.inputs[0].data) : own.data);  // packing only reads
-  ForEachPart(call.team, ranks * call.batch * tokens, LeastRows(spec.in),
-              [&](std::int64_t first, std::int64_t last, std::size_t) {
-                for (std::int64_t i = first; i < last; ++i) {
-                  const std::int64_t token = i % tokens, sample = i / tokens % call.batch;
-                  const std::int64_t rank = i / tokens / call.batch;
-                  const std::int64_t row =
-                      is_of_heads ? (sample * tokens + token) * ranks + rank
-                                  : sample * tokens * ranks +
-                                        call.cut.PositionOf(rank, token, tokens);
-                  std::byte* const part = call.exchange.data() + i * bytes;
-                  std::byte* const here = whole + row * bytes;
-                  std::memcpy(packs ? part : here, packs ? here : part,
-                              static_cast<std::size_t>(bytes));
-                }
-              });
+  auto* const whole = static_cast<std::byte*>(packs ? const_cast<void*>(call.inputs[0].data)
+                                                    : own.data);  // packing only reads
+  ForEachPart(
+      call.team, ranks * call.batch * tokens, LeastRows(spec.in),
+      [&](std::int64_t first, std::int64_t last, std::size_t) {
+        for (std::int64_t i = first; i < last; ++i) {
+          const std::int64_t token = i % tokens, sample = i / tokens % call.batch;
+          const std::int64_t rank = i / tokens / call.batch;
+          const std::int64_t row =
+              is_of_heads ? (sample * tokens + token) * ranks + rank
+                          : sample * tokens * ranks + call.cut.PositionOf(rank, token, tokens);
+          std::byte* const part = call.exchange.data() + i * bytes;
+          std::byte* const here = whole + row * bytes;
+          std::memcpy(packs ? part : here, packs ? here : part, static_cast<std::size_t>(bytes));
+        }
+      });
 }
 
 }  // namespace
