@@ -4,7 +4,6 @@
 
 #include "core/error.h"
 #include "executor/internal/binder.h"
-#include "models/cut_context.h"
 #include "topologies/mesh.h"
 
 namespace shardwright {
@@ -27,22 +26,16 @@ void CheckExperts(const Model& model) {
 
 void CheckCuts(const Model& model, const Job& job) {
   const bool cuts_tokens = model.context_ranks > 1;
-  const auto check = [&](bool is_known, const std::string& why) {
-    if (!is_known) {
-      throw InputError(cuts_tokens ? "plan: context_size" : "plan: tensor_size",
-                       std::to_string(model.context_ranks * model.tensor_ranks), "1, since " + why);
-    }
-  };
-  check(!cuts_tokens || !IsRing(model.context_method), "the host runs no ring");
   for (const ModelOp& op : model.ops) {
     const OpSpec& spec = model.SpecOf(op);
-    check((!cuts_tokens && model.tensor_ranks == 1) || spec.dropout_p == 0.0 ||
-              job.mode != JobMode::kTrain,
-          "the host drops no elements of a part of the tokens or features");
-    check(
-        spec.alibi_max == 0.0 || (model.tensor_ranks == 1 &&
-                                  (!cuts_tokens || model.context_method == ContextMethod::kGather)),
-        "the host knows no slopes of a part of the heads");
+    const bool drops = spec.dropout_p > 0.0 && job.mode == JobMode::kTrain;
+    if ((cuts_tokens || model.tensor_ranks > 1) && (drops || spec.alibi_max > 0.0)) {
+      throw InputError(cuts_tokens ? "plan: context_size" : "plan: tensor_size",
+                       std::to_string(model.context_ranks * model.tensor_ranks),
+                       std::string("1, since the host has no ") +
+                           (drops ? "dropout" : "ALiBi slopes") +
+                           " of a part of the tokens or heads");
+    }
   }
 }
 

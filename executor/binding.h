@@ -30,8 +30,8 @@ struct ExecutorInput {
   const TrainingOptions& training;
 };
 
-// Throws InputError for what the host does not run of ranks that cut layers or tokens: rings,
-// dropout, ALiBi of a part of the heads.
+// Throws InputError for what the host does not run of ranks that cut layers or tokens: dropout and
+// ALiBi.
 void CheckCuts(const Model& model, const Job& job);
 
 struct BoundBody {

@@ -232,8 +232,10 @@ static void CheckKernels(const LowerInput& in) {
                         k.loss_metrics > 0 || k.keeps_logits || k.shifted_logits ||
                         k.softmax_keeps_input || k.autocast_weights || k.fused_reductions ||
                         !k.fp32_logits;
-  if (IsRing(in.plan.context_method) && !IsFused(k.attention)) {
-    throw InputError("kernel set", "attention with scores in memory", "a fused one",
+  const bool is_own = k.host_kernels || k.cuda_kernels;
+  if (IsRing(in.plan.context_method) && (is_own || !IsFused(k.attention))) {
+    throw InputError("kernel set", is_own ? Quoted(k.name) : "attention with scores in memory",
+                     is_own ? "one of PyTorch's" : "a fused one",
                      "plan.context_method is a ring, which merges what blocks of keys give");
   }
   if (in.plan.tensor_size > 1 && !k.host_kernels &&

@@ -25,6 +25,11 @@ class CutsRun(TrainingTestCase):
     def decoder(self, shard, *flags):
         return self.plan("p.json", MESHES[shard], "--shard", shard, "--global-batch", "4", *flags, model="./decoder.json")
 
+    def refused(self, text, *words):
+        code, _, err = self.run_program(*words)
+        self.assertEqual(code, 3, err)
+        self.assertIn(text, err)
+
     def losses(self, steps):
         return [step["loss"] for step in steps]
 
@@ -81,13 +86,11 @@ class CutsRun(TrainingTestCase):
             self.assert_near(self.losses(self.train(self.decoder(shard), *flags)), self.losses(expected), shard)
 
     def test_what_cannot_be_run_is_said(self):
-        MESHES["2,cp=2:ring"] = 2
-        for model, shard, text in ((DECODER, "2,cp=2:ring", "plan: context_size: got 2, expected 1, since the host runs no ring"),
-                                   (dict(TINY, model_type="gptj", n_positions=16, rotary_dim=4), "2,cp=2", "drops no elements")):
-            (self.folder / "decoder.json").write_text(json.dumps(model))
-            code, _, err = self.run_program("run", self.decoder(shard), "--data", "random:100", "--steps", "1")
-            self.assertEqual(code, 3)
-            self.assertIn(text, err)
+        self.refused("kernel set: got \"shardwright-host\", expected one of PyTorch's", "plan", "--model", "./decoder.json", "--seq", "16",
+                     "--cluster", "2xH100", "--kernel-set", "shardwright-host", "--no-search", "--shard", "2,cp=2:ring")
+        (self.folder / "decoder.json").write_text(json.dumps(dict(TINY, model_type="gptj", rotary_dim=4)))
+        self.refused("plan: context_size: got 2, expected 1, since the host has no dropout of a part of the tokens or heads",
+                     "run", self.decoder("2,cp=2"), "--data", "random:100", "--steps", "1")
 
 
 if __name__ == "__main__":

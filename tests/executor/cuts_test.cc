@@ -61,7 +61,8 @@ Model DecoderOf(const std::string& type, std::mt19937& random) {
   text += field("hidden_size", OneOf(std::array{16, 24, 40}, random)) +
           field("num_hidden_layers", 1 + static_cast<std::int64_t>(random() % 2)) +
           field("num_attention_heads", heads) +
-          field("num_key_value_heads", OneOf(std::array{2, 4, 8}, random)) +
+          field("num_key_value_heads",
+                std::min(heads, OneOf(std::array<std::int64_t, 3>{2, 4, 8}, random))) +
           field("head_dim", OneOf(std::array{4, 8}, random)) +
           field("intermediate_size", OneOf(std::array{20, 36}, random)) +
           field("vocab_size", OneOf(std::array{40, 52}, random)) +
@@ -169,9 +170,9 @@ Case DrawLegal(std::mt19937& random, bool cuts_tokens) {
       const std::unique_ptr<Dataset> data = OpenDataset("random:64", c.model, 3);
       (void)LowerSetup(SetupOf(c, c.plan, *data));
       return c;
-    } catch (const InputError& e) {
+    } catch (const InputError& refused) {
       if (std::getenv("SHARDWRIGHT_VERBOSE") != nullptr) {
-        MESSAGE("refused: " << std::string(e.what()));
+        MESSAGE("refused: " << std::string(refused.what()));
       }
       continue;
     }
@@ -255,6 +256,83 @@ TEST_CASE("cut layers: random decoders train like one rank") {
 
 TEST_CASE("cut tokens: random decoders train like one rank") {
   CheckRandom(/*cuts_tokens=*/true);
+}
+
+// Runs with `kernel`, or with a program in which a group's collectives of one kind and phase do
+// nothing, and tells how far its updates are from one rank's, over the bound.
+double ShareOfBound(const Case& c, const ModelKernel& kernel, OpCode lost = OpCode::kCompute,
+                    Phase phase = Phase::kBackward) {
+  const std::unique_ptr<Dataset> data = OpenDataset("random:64", c.model, 3);
+  const Outcome expected = Train(SetupOf(c, WholePlan(c), *data));
+  Setup setup = SetupOf(c, c.plan, *data);
+  setup.kernel = kernel;
+  const Program legal = LowerSetup(setup);
+  Program program = legal;
+  int count = 0;
+  for (Op& op : program.step.ops) {
+    const OpShape& shape = program.ShapeOf(op);
+    if (shape.code == lost && op.phase == phase && shape.group.valid() &&
+        (program.groups[shape.group.value].name == "tp" ||
+         program.groups[shape.group.value].name == "cp")) {
+      OpShape nothing;
+      nothing.code = OpCode::kStreamWait;
+      nothing.stream = shape.stream;
+      program.shapes.push_back(nothing);
+      op.shape = ShapeId(program.shapes.size() - 1);
+      ++count;
+    }
+  }
+  CHECK((lost == OpCode::kCompute || count > 0));
+  const Outcome outcome = TrainProgram(setup, program, legal);
+  setup.kernel = HostKernel;
+  setup.steps = 0;
+  return UpdateDifference(outcome, expected, Train(setup)) / Bound(c);
+}
+
+// The host's kernels, but those of `kind` at another place.
+ModelKernel Displaced(OpKind kind, CutPlace place) {
+  return [=](const ModelOpCall& call, bool is_backward) {
+    ModelOpCall changed = call;
+    if (call.spec->kind == kind) {
+      changed.cut = place;
+    }
+    HostKernel(changed, is_backward);
+  };
+}
+
+TEST_CASE("cuts: planted faults are far from one rank's run") {
+  std::mt19937 random(5);
+  Case c;
+  c.model = DecoderOf("qwen3", random);
+  while (c.model.params.size() < 20) {  // two layers
+    c.model = DecoderOf("qwen3", random);
+  }
+  c.plan.dialect = Dialect::kFsdp2;
+  c.plan.shard_size = 2;
+  c.plan.micro_batch = 2;
+  const auto cut = [&](std::int64_t tensor, std::int64_t context, bool clips) {
+    c.plan.tensor_size = tensor;
+    c.plan.context_size = context;
+    c.clips = clips;
+    CutAndWrap(c);
+  };
+  cut(1, 2, false);
+  CHECK(ShareOfBound(c, HostKernel) < 1.0);
+  for (const OpKind kind : {OpKind::kRope, OpKind::kAttention, OpKind::kGatherTokens}) {
+    CAPTURE(static_cast<int>(kind));
+    CHECK(ShareOfBound(c, Displaced(kind, {0, 1})) > 10.0);
+  }
+  CHECK(ShareOfBound(c, HostKernel, OpCode::kReduceScatter) > 10.0);
+  cut(2, 1, false);
+  CHECK(ShareOfBound(c, HostKernel) < 1.0);
+  for (const OpKind kind : {OpKind::kEmbedding, OpKind::kCrossEntropy}) {
+    CAPTURE(static_cast<int>(kind));
+    CHECK(ShareOfBound(c, Displaced(kind, {0, 1})) > 10.0);
+  }
+  CHECK(ShareOfBound(c, HostKernel, OpCode::kAllReduce) > 10.0);  // of the norms' gradients
+  cut(2, 1, true);
+  CHECK(ShareOfBound(c, HostKernel) < 1.0);
+  CHECK(ShareOfBound(c, HostKernel, OpCode::kAllReduce, Phase::kOptimizer) > 10.0);
 }
 
 TEST_CASE("cuts: random delays change no bit") {

@@ -104,17 +104,12 @@ GemmOperand ColumnsAt(const HeadPlace& place, std::int64_t r, std::int64_t h) {
   return OperandAt(place, place.At(r, h), 1, place.row);
 }
 
-// The key that stands for the same token.
-std::int64_t PositionOf(const ModelOpCall& call, std::int64_t query) {
-  const OpSpec& spec = *call.spec;
-  return spec.context_ranks > 0 ? call.cut.PositionHere(query, spec.seq_q)
-                                : query + std::max<std::int64_t>(0, spec.seq_k - spec.seq_q);
-}
-
 KeyRange VisibleKeys(const ModelOpCall& call, std::int64_t query) {
   const OpSpec& spec = *call.spec;
   // The last query sees the last key; with fewer keys than queries the first sees the first.
-  const std::int64_t own = PositionOf(call, query);
+  const std::int64_t own = spec.context_ranks > 0
+                               ? call.cut.PositionHere(query, spec.seq_q)
+                               : query + std::max<std::int64_t>(0, spec.seq_k - spec.seq_q);
   KeyRange range{0, spec.seq_k};
   if (spec.window > 0) {
     range.begin = std::max<std::int64_t>(0, own - spec.window + 1);
@@ -195,7 +190,7 @@ void ComputeScores(const ModelOpCall& call, const HeadPlaces& heads, const Atten
                 tile.keys);
     }
     for (std::int64_t j = 0; j < tile.keys && slope != 0.0F; ++j) {
-      row[j] += slope * static_cast<float>(tile.key + j - PositionOf(call, tile.query + i));
+      row[j] += slope * static_cast<float>(tile.key + j - (tile.query + i));
     }
   }
 }

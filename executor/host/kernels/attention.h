@@ -15,9 +15,6 @@ namespace shardwright {
 [[nodiscard]] GemmOperand RowsAt(const HeadPlace& place, std::int64_t r, std::int64_t h);
 [[nodiscard]] GemmOperand ColumnsAt(const HeadPlace& place, std::int64_t r, std::int64_t h);
 
-// The key that stands for a query's token.
-[[nodiscard]] std::int64_t PositionOf(const ModelOpCall& call, std::int64_t query);
-
 // Keys [begin, end) that a query sees.
 struct KeyRange {
   std::int64_t begin = 0, end = 0;
