@@ -90,6 +90,7 @@ void CutAndWrap(Case& c) {
   Model cut = c.model;
   CutForPlan(cut, {}, c.plan, {"ep", "tp", "cp"});
   c.plan.units = Wrap(cut, ParseWrap("block", "test"), {}, c.plan.dialect, "test");
+  AddExpertUnits(cut, c.plan.units);
 }
 
 // May be a plan that is refused. `cuts_tokens`: by context parallel, otherwise by tensor parallel.
@@ -103,6 +104,7 @@ Case Draw(std::mt19937& random, bool cuts_tokens) {
   if (cuts_tokens) {
     c.plan.context_size = ranks;
     c.plan.shard_size *= ranks;
+    c.plan.expert_size = c.type == "mixtral" && random() % 2 == 0 ? 2 : 1;
     c.plan.context_method =
         OneOf(std::array{ContextMethod::kGather, ContextMethod::kUlysses}, random);
   } else {
@@ -132,7 +134,7 @@ Case Draw(std::mt19937& random, bool cuts_tokens) {
   c.description =
       c.type + ", shard " + std::to_string(c.plan.shard_size) + " x " +
       std::to_string(c.plan.replicate_size) + ", tp=" + std::to_string(c.plan.tensor_size) +
-      ", cp=" + std::to_string(c.plan.context_size) +
+      ", cp=" + std::to_string(c.plan.context_size) + ", ep=" + std::to_string(c.plan.expert_size) +
       (c.plan.context_method == ContextMethod::kUlysses ? " by heads" : "") + ", micro-batch " +
       std::to_string(c.plan.micro_batch) + " x " + std::to_string(c.plan.accumulation) + ", " +
       std::to_string(c.plan.recompute.size()) + " regions" + (c.clips ? ", clipped" : "") +
