@@ -8,7 +8,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from shardwright_test_case import main
-from training_test_case import TINY, TrainingTestCase
+from training_test_case import TrainingTestCase
 
 DECODER = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
            "num_key_value_heads": 4, "intermediate_size": 24, "attention_bias": True, "max_position_embeddings": 16}
@@ -85,10 +85,18 @@ class CutsRun(TrainingTestCase):
         for shard in ("2,tp=2", "2,cp=2"):
             self.assert_near(self.losses(self.train(self.decoder(shard), *flags)), self.losses(expected), shard)
 
+    def test_generation(self):
+        """The tokens of one rank, whoever has their logits."""
+        self.train(self.decoder("1"), "--steps", "2", "--checkpoint", "c")
+        for shard in ("1", "2,tp=2", "4,cp=4"):
+            found = self.succeed("generate", self.decoder(shard), "--checkpoint", "c", "--tokens", "3,50,7", "--count", "12")
+            self.assertEqual(found.strip(), self.succeed("generate", self.decoder("1"), "--checkpoint", "c", "--tokens", "3,50,7",
+                                                         "--count", "12").strip(), shard)
+
     def test_what_cannot_be_run_is_said(self):
         self.refused("kernel set: got \"shardwright-host\", expected one of PyTorch's", "plan", "--model", "./decoder.json", "--seq", "16",
                      "--cluster", "2xH100", "--kernel-set", "shardwright-host", "--no-search", "--shard", "2,cp=2:ring")
-        (self.folder / "decoder.json").write_text(json.dumps(dict(TINY, model_type="gptj", rotary_dim=4)))
+        (self.folder / "decoder.json").write_text(json.dumps(dict(DECODER, model_type="phi", resid_pdrop=0.1)))
         self.refused("plan: context_size: got 2, expected 1, since the host has no dropout of a part of the tokens or heads",
                      "run", self.decoder("2,cp=2"), "--data", "random:100", "--steps", "1")
 

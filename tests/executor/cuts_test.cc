@@ -143,7 +143,7 @@ Case Draw(std::mt19937& random, bool cuts_tokens) {
 }
 
 // The job with this plan. Plain descent; the last step alone changes the weights.
-Setup SetupOf(const Case& c, const Plan& plan, const Dataset& data) {
+Setup SetupOf(const Case& c, const Plan& plan) {
   Setup s = DescentSetup(c.model, 1e-50);  // 0 in fp32
   CutForPlan(s.model, {}, plan, {"ep", "tp", "cp"});
   s.plan = plan;
@@ -153,11 +153,12 @@ Setup SetupOf(const Case& c, const Plan& plan, const Dataset& data) {
   s.training.clip_norm = 0.05;
   s.training.schedule = {.kind = ScheduleKind::kStep, .gamma = kRate * 1e50};
   s.steps = 2;
-  const Sampler sampler{data.size(),
+  const std::shared_ptr<Dataset> data = OpenDataset("random:64", s.model, 3);
+  const Sampler sampler{data->size(),
                         MeshOf(plan).DataCount() * plan.micro_batch * plan.accumulation};
-  s.run.inputs = [model = s.model, &data, sampler](const BatchKey& key,
-                                                   std::span<const View> views) {
-    WriteBatch(model, data, sampler, {key.step, key.first_sample, key.count, key.cut}, views);
+  s.run.inputs = [model = s.model, data, sampler](const BatchKey& key,
+                                                  std::span<const View> views) {
+    WriteBatch(model, *data, sampler, {key.step, key.first_sample, key.count, key.cut}, views);
   };
   return s;
 }
@@ -169,8 +170,7 @@ Case DrawLegal(std::mt19937& random, bool cuts_tokens) {
       if (c.mesh().RankCount() > 8) {
         continue;
       }
-      const std::unique_ptr<Dataset> data = OpenDataset("random:64", c.model, 3);
-      (void)LowerSetup(SetupOf(c, c.plan, *data));
+      (void)LowerSetup(SetupOf(c, c.plan));
       return c;
     } catch (const InputError& refused) {
       if (std::getenv("SHARDWRIGHT_VERBOSE") != nullptr) {
@@ -211,9 +211,8 @@ void Check(const Case& c, Worst& worst) {
   if (std::getenv("SHARDWRIGHT_VERBOSE") != nullptr) {
     MESSAGE(c.description);
   }
-  const std::unique_ptr<Dataset> data = OpenDataset("random:64", c.model, 3);
-  const Setup whole = SetupOf(c, WholePlan(c), *data);
-  Setup setup = SetupOf(c, c.plan, *data);
+  const Setup whole = SetupOf(c, WholePlan(c));
+  Setup setup = SetupOf(c, c.plan);
   const Outcome expected = Train(whole);
   const Outcome outcome = Train(setup);
   CHECK(outcome.findings == std::vector<std::string>{});
@@ -264,9 +263,8 @@ TEST_CASE("cut tokens: random decoders train like one rank") {
 // nothing, and tells how far its updates are from one rank's, over the bound.
 double ShareOfBound(const Case& c, const ModelKernel& kernel, OpCode lost = OpCode::kCompute,
                     Phase phase = Phase::kBackward) {
-  const std::unique_ptr<Dataset> data = OpenDataset("random:64", c.model, 3);
-  const Outcome expected = Train(SetupOf(c, WholePlan(c), *data));
-  Setup setup = SetupOf(c, c.plan, *data);
+  const Outcome expected = Train(SetupOf(c, WholePlan(c)));
+  Setup setup = SetupOf(c, c.plan);
   setup.kernel = kernel;
   const Program legal = LowerSetup(setup);
   Program program = legal;
@@ -343,8 +341,7 @@ TEST_CASE("cuts: random delays change no bit") {
   for (int i = 0; i < (is_deep ? 40 : 2); ++i) {
     const Case c = DrawLegal(random, i % 2 == 1);
     CAPTURE(c.description);
-    const std::unique_ptr<Dataset> data = OpenDataset("random:64", c.model, 3);
-    Setup setup = SetupOf(c, c.plan, *data);
+    Setup setup = SetupOf(c, c.plan);
     const Outcome expected = Train(setup);
     for (int run = 0; run < 3; ++run) {
       setup.host.delay_percent = 10 + static_cast<int>(random() % 40);
