@@ -274,7 +274,7 @@ std::vector<OptimizerRange> Binder::FactoredRanges(const Contents& params,
                            "\"adafactor\" with " + param.fqn + " of more than two dimensions",
                            "another one, since the executor factors matrices alone");
         }
-        if (r.count != param.Elements()) {
+        if (r.count != param.Elements() * param.tensor_parts) {
           throw InputError("plan: job.optimizer.kind", "\"adafactor\" with a part of " + param.fqn,
                            "whole vectors and matrices, which dialect ddp has");
         }

@@ -89,9 +89,9 @@ class CutsRun(TrainingTestCase):
         """The tokens of one rank, whoever has their logits."""
         self.train(self.decoder("1"), "--steps", "2", "--checkpoint", "c")
         for shard in ("1", "2,tp=2", "4,cp=4"):
-            found = self.succeed("generate", self.decoder(shard), "--checkpoint", "c", "--tokens", "3,50,7", "--count", "12")
-            self.assertEqual(found.strip(), self.succeed("generate", self.decoder("1"), "--checkpoint", "c", "--tokens", "3,50,7",
-                                                         "--count", "12").strip(), shard)
+            found = self.succeed("generate", self.decoder(shard), "--checkpoint", "c", "--prompt-tokens", "3,50,7", "--tokens", "12")
+            self.assertEqual(found.strip(), self.succeed("generate", self.decoder("1"), "--checkpoint", "c", "--prompt-tokens", "3,50,7",
+                                                         "--tokens", "12").strip(), shard)
 
     def test_what_cannot_be_run_is_said(self):
         self.refused("kernel set: got \"shardwright-host\", expected one of PyTorch's", "plan", "--model", "./decoder.json", "--seq", "16",

@@ -147,6 +147,7 @@ Setup SetupOf(const Case& c, const Plan& plan) {
   Setup s = DescentSetup(c.model, 1e-50);  // 0 in fp32
   CutForPlan(s.model, {}, plan, {"ep", "tp", "cp"});
   s.plan = plan;
+  s.loss_chunks = plan.context_size > 1 ? 1 + plan.micro_batch : 1;
   s.job.precision = c.precision;
   s.job.sequence_length = kLength;
   s.job.clip_gradients = c.clips;
