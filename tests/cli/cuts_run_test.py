@@ -96,7 +96,7 @@ class CutsRun(TrainingTestCase):
     def test_what_cannot_be_run_is_said(self):
         self.refused("kernel set: got \"shardwright-host\", expected one of PyTorch's", "plan", "--model", "./decoder.json", "--seq", "16",
                      "--cluster", "2xH100", "--kernel-set", "shardwright-host", "--no-search", "--shard", "2,cp=2:ring")
-        (self.folder / "decoder.json").write_text(json.dumps(dict(DECODER, model_type="phi", resid_pdrop=0.1)))
+        (self.folder / "decoder.json").write_text(json.dumps(dict(DECODER, model_type="seed_oss", attention_dropout=0.1)))
         self.refused("plan: context_size: got 2, expected 1, since the host has no dropout of a part of the tokens or heads",
                      "run", self.decoder("2,cp=2"), "--data", "random:100", "--steps", "1")
 
