@@ -80,10 +80,18 @@ class CutsRun(TrainingTestCase):
             self.assert_near(self.losses(self.train(self.decoder(shard), "--steps", "1", "--init", "first.safetensors")), expected, shard)
 
     def test_evaluation(self):
-        flags = ("--steps", "2", "--test-data", "random:8", "--eval-every", "1")
-        expected = self.train(self.decoder("1"), *flags)
-        for shard in ("2,tp=2", "2,cp=2"):
-            self.assert_near(self.losses(self.train(self.decoder(shard), *flags)), self.losses(expected), shard)
+        """Losses and right answers of a text, whoever has the words or the tokens."""
+        (self.folder / "digits").write_text("".join(str(n * n) for n in range(400)))
+        flags = ("--data", "text:digits", "--test-data", "text:digits", "--steps", "20", "--eval-every", "10", "--json")
+        found = {}
+        for shard in ("1", "2,tp=2", "1,tp=4", "2,cp=2"):
+            code, out, err = self.run_program("run", self.decoder(shard), *flags)
+            self.assertEqual(code, 0, err)
+            found[shard] = json.loads(out)["tests"]
+            self.assertGreater(found[shard][-1]["test_correct"], 100)
+            for name in ("step", "test_correct", "test_count"):
+                self.assertEqual([test[name] for test in found[shard]], [test[name] for test in found["1"]], (shard, name))
+            self.assert_near([test["test_loss"] for test in found[shard]], [test["test_loss"] for test in found["1"]], shard)
 
     def test_generation(self):
         """The tokens of one rank, whoever has their logits."""
