@@ -93,14 +93,6 @@ class CutsRun(TrainingTestCase):
                 self.assertEqual([test[name] for test in found[shard]], [test[name] for test in found["1"]], (shard, name))
             self.assert_near([test["test_loss"] for test in found[shard]], [test["test_loss"] for test in found["1"]], shard)
 
-    def test_generation(self):
-        """The tokens of one rank, whoever has their logits."""
-        self.train(self.decoder("1"), "--steps", "2", "--checkpoint", "c")
-        for shard in ("1", "2,tp=2", "4,cp=4"):
-            found = self.succeed("generate", self.decoder(shard), "--checkpoint", "c", "--prompt-tokens", "3,50,7", "--tokens", "12")
-            self.assertEqual(found.strip(), self.succeed("generate", self.decoder("1"), "--checkpoint", "c", "--prompt-tokens", "3,50,7",
-                                                         "--tokens", "12").strip(), shard)
-
     def test_what_cannot_be_run_is_said(self):
         self.refused("kernel set: got \"shardwright-host\", expected one of PyTorch's", "plan", "--model", "./decoder.json", "--seq", "16",
                      "--cluster", "2xH100", "--kernel-set", "shardwright-host", "--no-search", "--shard", "2,cp=2:ring")
