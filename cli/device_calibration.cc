@@ -96,7 +96,7 @@ TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string 
   RunOptions run;
   run.trace = true;
   run.inputs = [&](const BatchKey& key, std::span<const View> views) {
-    WriteBatch(model, *data, sampler, {key.step, key.first_sample, key.count}, views);
+    WriteBatch(model, *data, sampler, {key.step, key.first_sample, key.count, key.cut}, views);
   };
   HostOptions host;
   host.threads = result.file.cluster.ThreadsPerRank();

@@ -28,7 +28,7 @@ DatasetEvaluator::DatasetEvaluator(const SessionInput& input, const HostOptions&
 RunOptions DatasetEvaluator::Options() {
   RunOptions run;
   run.inputs = [this](const BatchKey& key, std::span<const View> views) {
-    const BatchRange range = {key.step, key.first_sample, key.count};
+    const BatchRange range = {key.step, key.first_sample, key.count, key.cut};
     WriteBatch(model_, data_, sampler_, range, views);
   };
   if (processes_ != nullptr) {

@@ -222,8 +222,8 @@ RunOptions OptionsOf(const Arguments& arguments, const RunFlags& flags, const Ru
   run.trace = !flags.trace.empty();
   run.poison = arguments.Has("--poison");
   run.inputs = [&parts](const BatchKey& key, std::span<const View> views) {
-    WriteBatch(parts.file.model, parts.data, parts.sampler, {key.step, key.first_sample, key.count},
-               views);
+    WriteBatch(parts.file.model, parts.data, parts.sampler,
+               {key.step, key.first_sample, key.count, key.cut}, views);
   };
   run.epoch_of = [&parts](std::int64_t step) { return EpochOf(parts.sampler, step); };
   if (arguments.Has("--emulate-network")) {

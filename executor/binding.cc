@@ -24,14 +24,18 @@ void CheckExperts(const Model& model) {
 
 }  // namespace
 
-void CheckUncut(const Program& program) {
-  if (program.tensor_size > 1) {
-    throw InputError("plan: tensor_size", std::to_string(program.tensor_size),
-                     "1, since plans that cut layers over ranks are not run yet");
-  }
-  if (program.context_size > 1) {
-    throw InputError("plan: context_size", std::to_string(program.context_size),
-                     "1, since plans that cut tokens over ranks are not run yet");
+void CheckCuts(const Model& model, const Job& job) {
+  const bool cuts_tokens = model.context_ranks > 1;
+  for (const ModelOp& op : model.ops) {
+    const OpSpec& spec = model.SpecOf(op);
+    const bool drops = spec.dropout_p > 0.0 && job.mode == JobMode::kTrain;
+    if ((cuts_tokens || model.tensor_ranks > 1) && (drops || spec.alibi_max > 0.0)) {
+      throw InputError(cuts_tokens ? "plan: context_size" : "plan: tensor_size",
+                       std::to_string(model.context_ranks * model.tensor_ranks),
+                       std::string("1, since the host has no ") +
+                           (drops ? "dropout" : "ALiBi slopes") +
+                           " of a part of the tokens or heads");
+    }
   }
 }
 

@@ -30,8 +30,9 @@ struct ExecutorInput {
   const TrainingOptions& training;
 };
 
-// Throws InputError for programs of ranks that cut layers or tokens, which no device runs yet.
-void CheckUncut(const Program& program);
+// Throws InputError for what the host does not run of ranks that cut layers or tokens: dropout and
+// ALiBi.
+void CheckCuts(const Model& model, const Job& job);
 
 struct BoundBody {
   std::vector<Call> calls;                     // by op

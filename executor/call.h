@@ -103,8 +103,8 @@ struct ModelCall {
 // First values of a unit's shard (`unit` valid) or of all non-parameter buffers.
 struct InitializeCall {
   UnitId unit;
-  std::int64_t part = 0;  // of the experts, that this rank has
-  std::vector<ShardPiece> pieces;
+  std::int64_t part = 0;           // of the experts, that this rank has
+  std::vector<ShardPiece> pieces;  // of whole parameters (InWhole)
   std::int64_t elements = 0;
   DType dtype = DType::kFp32;
   std::byte* data = nullptr;
@@ -117,6 +117,7 @@ struct NormCall {
   double divisor = 1.0;
   std::byte* norm = nullptr;
   bool in_place = true;
+  std::vector<ElementRange> copies = {};  // likewise divided; another rank counts them
 };
 // Multiplies the gradients by min(1, max_norm / (sqrt(*norm) + 1e-6)), where `divides` after the
 // division that the norm left out. The sums of squares of other parts are added to `norm` first.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -12,13 +13,14 @@
 
 namespace shardwright {
 
-Evaluation CountCorrect(const ConstView& scores, const ConstView& labels) {
+Evaluation CountCorrect(const ConstView& scores, const ConstView& labels, const WordsHere& words) {
   Evaluation result;
   const auto* label = static_cast<const std::int64_t*>(labels.data);
   SW_CHECK(labels.elements > 0 && scores.elements % labels.elements == 0, "whole rows");
   const std::int64_t classes = scores.elements / labels.elements;
   for (std::int64_t row = 0; row < labels.elements; ++row) {
-    if (label[row] < 0) {
+    const std::int64_t here = label[row] - words.index * classes;
+    if (label[row] < 0 || here < 0 || here >= classes) {
       continue;
     }
     ++result.counted;
@@ -32,7 +34,12 @@ Evaluation CountCorrect(const ConstView& scores, const ConstView& labels) {
         best = c;
       }
     }
-    result.correct += best == label[row] ? 1 : 0;
+    bool wins = best == here;
+    for (std::int64_t rank = 0; rank < std::ssize(words.shared) / (3 * labels.elements); ++rank) {
+      const float its = words.shared[static_cast<std::size_t>(3 * (rank * labels.elements + row))];
+      wins = wins && (rank < words.index ? its < largest : its <= largest);
+    }
+    result.correct += wins ? 1 : 0;
   }
   return result;
 }
@@ -41,22 +48,29 @@ ModelKernel EvaluationCounter::Watch(ModelKernel kernel) {
   return [this, kernel = std::move(kernel)](const ModelOpCall& call, bool is_backward) {
     kernel(call, is_backward);
     const OpKind kind = call.spec->kind;
-    if (!is_backward && (kind == OpKind::kNllLoss || kind == OpKind::kCrossEntropy)) {
-      Add(call.dropout, CountCorrect(call.inputs[0], call.inputs[1]),
-          LoadFloat(DType::kFp32, call.outputs[0].data, 0), call.reduction);
+    if (!is_backward && call.part != OpPart::kBeforeExchange &&
+        (kind == OpKind::kNllLoss || kind == OpKind::kCrossEntropy)) {
+      WordsHere words;
+      if (call.spec->tensor_ranks > 0) {
+        words = {call.cut.index,
+                 {reinterpret_cast<const float*>(call.exchange.data()),
+                  call.exchange.size() / sizeof(float)}};
+      }
+      Add(call.dropout, CountCorrect(call.inputs[0], call.inputs[1], words),
+          LoadFloat(DType::kFp32, call.outputs[0].data, 0), call.reduction, call.cut.index);
     }
   };
 }
 
 void EvaluationCounter::Add(const DropoutKey& key, Evaluation counted, float loss,
-                            LossReduction reduction) {
+                            LossReduction reduction, std::int64_t cut) {
   if (counted.counted > 0) {  // a micro-batch of empty places has no mean
     counted.loss_sum = reduction == LossReduction::kSum
                            ? loss
                            : static_cast<double>(loss) * static_cast<double>(counted.counted);
   }
   const std::lock_guard lock(mutex_);
-  parts_.push_back({key.step, key.first_sample, counted});
+  parts_.push_back({key.step, key.first_sample, cut, counted});
 }
 
 Evaluation EvaluationCounter::Take(MessagePassing* processes) {
@@ -77,14 +91,15 @@ Evaluation EvaluationCounter::Take(MessagePassing* processes) {
       }
     }
   }
-  std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) {
-    return std::pair(a.step, a.first_sample) < std::pair(b.step, b.first_sample);
-  });
+  const auto place = [](const Part& part) {
+    return std::tuple(part.step, part.first_sample, part.cut);
+  };
+  std::sort(parts_.begin(), parts_.end(),
+            [&](const Part& a, const Part& b) { return place(a) < place(b); });
   Evaluation total;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const Part& part = parts_[i];
-    if (i > 0 && part.step == parts_[i - 1].step &&
-        part.first_sample == parts_[i - 1].first_sample) {
+    if (i > 0 && place(part) == place(parts_[i - 1])) {
       throw RunError("results of the evaluation: two losses of sample " +
                      std::to_string(part.first_sample));
     }

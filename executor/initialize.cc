@@ -31,8 +31,9 @@ double FanIn(const Parameter& weight, const OpSpec& spec) {
   if (weight.shape.size() < 2) {
     return static_cast<double>(std::max<std::int64_t>(weight.Elements(), 1));
   }
-  const std::int64_t outputs = spec.transposed ? weight.shape[1] : weight.shape[0];
-  const std::int64_t inputs = weight.Elements() / std::max<std::int64_t>(outputs, 1);
+  const std::int64_t outputs = weight.WholeShape()[spec.transposed ? 1 : 0];
+  const std::int64_t inputs =
+      weight.Elements() * weight.tensor_parts / std::max<std::int64_t>(outputs, 1);
   return static_cast<double>(inputs);
 }
 

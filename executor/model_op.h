@@ -53,6 +53,27 @@ enum class OpPart : std::uint8_t {
 
 enum class LossReduction : std::uint8_t { kMean, kSum };
 
+// This rank among those that cut layers (its part of heads, features and words) or tokens.
+struct CutPlace {
+  std::int64_t index = 0;
+  std::int64_t context_ranks = 1;  // that have tokens of the same samples
+
+  // The place in its sample of token `token` of the `count` that rank `rank` has. Of ranks that cut
+  // tokens each has a piece of the head and, as far from the end, a piece of the tail.
+  [[nodiscard]] std::int64_t PositionOf(std::int64_t rank, std::int64_t token,
+                                        std::int64_t count) const {
+    const std::int64_t piece = count / 2;
+    const bool is_tail = context_ranks > 1 && token >= piece;
+    return is_tail             ? (2 * context_ranks - 1 - rank) * piece + token - piece
+           : context_ranks > 1 ? rank * piece + token
+                               : rank * count + token;
+  }
+  // The same for this rank. Ranks that cut layers compute on all tokens.
+  [[nodiscard]] std::int64_t PositionHere(std::int64_t token, std::int64_t count) const {
+    return context_ranks > 1 ? PositionOf(index, token, count) : token;
+  }
+};
+
 // Labels below zero take no part in a loss.
 inline constexpr std::int64_t kNoLabel = -100;  // PyTorch's ignore_index
 
@@ -97,8 +118,10 @@ struct ModelOpCall {
 
   // Exchange::bytes of this rank before it; after it those of all ranks one behind the other
   // (forward) or their sum (backward). Experts of routed rows: int64 rows per rank and expert here.
+  // Moved tokens: part after part, those of each rank. A part of the words: three numbers a row.
   OpPart part = OpPart::kWhole;
   std::span<std::byte> exchange;
+  CutPlace cut;
 
   DropoutKey dropout;
   LossReduction reduction = LossReduction::kMean;

@@ -23,6 +23,7 @@ struct BatchKey {
   std::int64_t step = 0;
   std::int64_t first_sample = 0;  // of this micro-batch, within the step's global batch
   std::int64_t count = 0;         // samples
+  CutPlace cut = {};              // which of their tokens, where ranks cut those
 };
 // Fills the model's input tensors (in tensor order; ids and labels as int64, images in the compute
 // dtype) for one micro-batch. Called from the host threads of several ranks at once.

@@ -36,7 +36,33 @@ std::vector<ShardPiece> ShardPieces(const Model& model, const UnitInfo& unit,
 }
 
 std::int64_t PartOf(const Program& program, Rank rank) {
-  return PlaceInGroup(MeshOf(program).Experts(), rank).index;
+  const Mesh mesh = MeshOf(program);
+  return PlaceInGroup(mesh.tensor > 1 ? mesh.Of({Axis::kTensor}) : mesh.Experts(), rank).index;
+}
+
+std::vector<ShardPiece> InWhole(const Model& model, std::span<const ShardPiece> pieces,
+                                std::int64_t part) {
+  std::vector<ShardPiece> whole;
+  for (const ShardPiece& piece : pieces) {
+    const Parameter& param = model.params[piece.param.value];
+    if (param.tensor_parts == 1) {
+      whole.push_back(piece);
+      continue;
+    }
+    // Elements that follow one another here and in the whole: all, or a row.
+    const std::int64_t run =
+        param.tensor_dimension == 0 ? param.Elements() : param.Elements() / param.shape.front();
+    const std::int64_t end = piece.param_begin + piece.count;
+    for (std::int64_t at = piece.param_begin; at < end;) {
+      const std::int64_t row = at / run;
+      ShardPiece& next = whole.emplace_back(piece);
+      next.param_begin = (row * param.tensor_parts + part) * run + at % run;
+      next.shard_offset += at - piece.param_begin;
+      next.count = std::min(end, (row + 1) * run) - at;
+      at += next.count;
+    }
+  }
+  return whole;
 }
 
 }  // namespace shardwright

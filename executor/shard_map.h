@@ -29,7 +29,14 @@ struct ShardPiece {
                                                   std::int64_t shard_index,
                                                   std::int64_t shard_count);
 
-// Which part of the experts a rank has, where ranks share them out; otherwise 0.
+// Which part of the layers a rank has, where ranks cut them, or of the experts, where ranks share
+// them out; otherwise 0.
 [[nodiscard]] std::int64_t PartOf(const Program& program, Rank rank);
+
+// The same pieces with `param_begin` in the whole parameter, of which the rank has part `part`:
+// those of parameters that are cut by columns become one piece a row.
+[[nodiscard]] std::vector<ShardPiece> InWhole(const Model& model,
+                                              std::span<const ShardPiece> pieces,
+                                              std::int64_t part);
 
 }  // namespace shardwright

@@ -149,6 +149,7 @@ class ContextCutter : Cutter {
     spec.heads /= ranks_;
     spec.kv_heads /= ranks_;
     Keep(op, spec);
+    swap.transposed = true;
     (void)Add(last, "_out", op.outputs.front(), swap, features, result);
     model_.ops.back().returns_input = std::move(last.returns_input);
   }

@@ -140,6 +140,7 @@ class TensorCutter : Cutter {
       Refuse(op, "a table of positions or of token types");
     }
     Divide(spec.vocab, op, "words");
+    spec.tensor_ranks = ranks_;
     CutParameter(op, op.params.front(), 0);
     Scatter(std::move(op), spec, spec.out);
   }
@@ -201,6 +202,7 @@ class TensorCutter : Cutter {
     }
     Divide(param.shape[dimension], op, "rows or columns");
     param.tensor_parts = ranks_;
+    param.tensor_dimension = dimension;
   }
 
   // All tokens of the first input, in front of `op`.

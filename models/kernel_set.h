@@ -184,7 +184,7 @@ struct OpKernels {
   std::vector<Kernel> backward_data;    // gradients of the inputs
   std::vector<Kernel> backward_weight;  // gradients of the parameters (skipped when frozen)
   std::vector<Kernel> metrics;          // after the micro-batch's last pass; read the inputs
-  Exchange forward_exchange;            // all-gathered
+  Exchange forward_exchange;            // all-gathered, by a cut loss among those that cut it
   Exchange backward_exchange;           // summed over the ranks, where an input wants a gradient
   // In forward, one behind the other before `forward`: reduced over the ranks that cut the layer.
   std::vector<Exchange> tensor_sums;

@@ -288,6 +288,14 @@ std::int64_t Parameter::Elements() const {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
+std::vector<std::int64_t> Parameter::WholeShape() const {
+  std::vector<std::int64_t> whole = shape;
+  if (tensor_parts > 1) {
+    whole[tensor_dimension] *= tensor_parts;
+  }
+  return whole;
+}
+
 std::int64_t CountParameters(const Model& model, bool trainable_only) {
   std::int64_t count = 0;
   for (const Parameter& param : model.params) {

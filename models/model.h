@@ -22,11 +22,14 @@ struct Parameter {
   bool full_precision = false;      // mixed precision leaves it alone; of batch norms only
   std::int64_t parts = 1;         // ranks that have an equal part each of the model's (CutExperts)
   std::int64_t tensor_parts = 1;  // the same of CutTensor
+  std::size_t tensor_dimension = 0;  // of `shape`, which CutTensor divides
   // Whole on each of the ranks of CutTensor, and each has the gradient of its own tokens or heads.
   bool has_partial_gradient = false;
 
   // Product of `shape`.
   [[nodiscard]] std::int64_t Elements() const;
+  // The shape before CutTensor.
+  [[nodiscard]] std::vector<std::int64_t> WholeShape() const;
 };
 
 struct Module {
@@ -208,8 +211,8 @@ struct OpSpec {
   std::int64_t height_out = 0, width_out = 0;  // conv/pool output
   std::int64_t kernel = 0, stride = 0, padding = 0, groups = 1;
   std::int64_t experts = 0, experts_per_token = 0;
-  // kGatherTokens, kScatterTokens, kCrossEntropy of a part of the vocabulary: ranks that cut the
-  // layer
+  // kGatherTokens, kScatterTokens, kEmbedding and kCrossEntropy of a part of the vocabulary: ranks
+  // that cut the layer
   std::int64_t tensor_ranks = 0;
   // kAttention, and kGatherTokens in front of it: ranks that have a part of the tokens each. seq_q
   // is of one rank, seq_k of all.
@@ -228,7 +231,8 @@ struct OpSpec {
   RopeAngles rope = {};           // kRope
   bool packed_by_head = false;    // packed q, k, v: [head][q, k, v], otherwise [q, k, v][head]
   bool packed_gate = false;       // kGatedActivation: rows of the input are gate, then up
-  bool transposed = false;        // kLinear: the weight is [in, out]
+  bool transposed = false;        // kLinear: the weight is [in, out]; kExchange of CutContext:
+                                  // heads come back, and tokens go
   bool bias_only = false;         // kLinear, kConv2d: the bias is trained and the weight is not
   bool tokens_out = false;        // kConv2d: the output is (pixels, channels)
   bool up_last = false;           // kExperts: matrices are gate, down, up instead of gate, up, down

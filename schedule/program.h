@@ -149,8 +149,8 @@ enum class Role : std::uint8_t {
   kParamGrad,   // gradient storage of the op's parameters
   kState,       // optimizer state
   kWorkspace,
-  kExchange,  // model op: what it shares with the other data-parallel ranks; written before it is
-              // exchanged, read afterwards
+  kExchange,  // model op: what it shares with other ranks, which a collective moves; written before
+              // it is exchanged, read afterwards
   kLabels,    // a linear layer that runs the loss behind it: the labels
   kLoss,      // and the loss
 };

@@ -98,20 +98,31 @@ void Checkpoint::AddFile(const SavedFile& saved) {
   for (const SafetensorsEntry& entry : header.entries) {
     entries[entry.name] = &entry;
   }
+  const auto fail = [&](const SavedTensor& tensor, std::int64_t count) {
+    throw InputError(path,
+                     "no " + std::to_string(count) + " elements of " + Quoted(tensor.name) +
+                         " in " + SafetensorsName(tensor.dtype),
+                     "what the manifest says");
+  };
+  std::map<std::string, std::int64_t> ends;  // of a tensor's stretches so far, in bytes
   for (const SavedStretch& stretch : saved.stretches) {
     const auto found = entries.find(stretch.tensor);
     const SavedTensor& tensor = Find(stretch.tensor);
-    if (found == entries.end() || found->second->Elements() != stretch.count ||
-        found->second->dtype != tensor.dtype) {
-      throw InputError(path,
-                       "no " + std::to_string(stretch.count) + " elements of " +
-                           Quoted(stretch.tensor) + " in " + SafetensorsName(tensor.dtype),
-                       "what the manifest says");
+    const std::int64_t bytes = stretch.count * SizeOf(tensor.dtype);
+    std::int64_t& end = ends[stretch.tensor];
+    if (found == entries.end() || found->second->dtype != tensor.dtype ||
+        bytes > found->second->end - found->second->begin - end) {
+      fail(tensor, stretch.count);
     }
     files_->places[stretch.tensor].push_back(
         {stretch.begin, stretch.count,
-         mapped.At(header.data_begin + found->second->begin,
-                   found->second->end - found->second->begin)});
+         mapped.At(header.data_begin + found->second->begin + end, bytes)});
+    end += bytes;
+  }
+  for (const auto& [name, end] : ends) {
+    if (end != entries[name]->end - entries[name]->begin) {
+      fail(Find(name), end / SizeOf(Find(name).dtype));
+    }
   }
 }
 
@@ -184,10 +195,10 @@ void CheckFits(const Checkpoint& checkpoint, const Model& model,
     ++storages;
     const std::string fqn = FqnOfPart(model, id, part);
     const SavedTensor& tensor = checkpoint.Find(fqn);
-    if (tensor.shape != param.shape) {
+    if (tensor.shape != param.WholeShape()) {
       throw InputError(checkpoint.folder() + ": tensor " + Quoted(fqn),
                        "shape " + ShapeText(tensor.shape),
-                       ShapeText(param.shape) + ", as in " + model.name);
+                       ShapeText(param.WholeShape()) + ", as in " + model.name);
     }
   }
   const auto saved = std::count_if(

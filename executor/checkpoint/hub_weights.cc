@@ -153,7 +153,7 @@ void HubWeights::Match(const Model& model) {
     const std::string name = FindStoredName(names, param.fqn);
     const std::string& target = model.params[param.tied_to.value].fqn;
     if (!name.empty() && found_.count(target) == 0) {
-      Take({name, param.shape, {target}}, name, own);
+      Take({name, param.WholeShape(), {target}}, name, own);
     }
     used.insert(name);
   }

@@ -210,23 +210,26 @@ SavedFile WriteRankFile(const std::string& unfinished, std::int64_t rank, const 
   saved.name = RankFileName(rank);
   std::map<std::string, std::vector<const StretchData*>> by_name;
   for (const StretchData& stretch : share.stretches) {
-    std::vector<const StretchData*>& parts = by_name[stretch.stretch.tensor];
-    if (parts.empty()) {
-      saved.stretches.push_back(stretch.stretch);
+    const SavedStretch& next = stretch.stretch;
+    std::vector<const StretchData*>& parts = by_name[next.tensor];
+    SavedStretch* const last = parts.empty() ? nullptr : &saved.stretches.back();
+    SW_CHECK(
+        last == nullptr || (last->tensor == next.tensor && last->begin + last->count <= next.begin),
+        "stretches of " + next.tensor + " on one rank in another order");
+    if (last != nullptr && last->begin + last->count == next.begin) {
+      last->count += next.count;
     } else {
-      SavedStretch& whole = saved.stretches.back();
-      SW_CHECK(whole.tensor == stretch.stretch.tensor &&
-                   whole.begin + whole.count == stretch.stretch.begin,
-               "two stretches of " + stretch.stretch.tensor + " on one rank");
-      whole.count += stretch.stretch.count;
+      saved.stretches.push_back(next);
     }
     parts.push_back(&stretch);
   }
   std::vector<SafetensorsEntry> entries;
-  for (const SavedStretch& whole : saved.stretches) {
-    entries.push_back({.name = whole.tensor,
-                       .dtype = by_name.at(whole.tensor).front()->SavedDType(),
-                       .shape = {whole.count}});
+  for (const auto& [name, parts] : by_name) {
+    std::int64_t count = 0;
+    for (const StretchData* const part : parts) {
+      count += part->stretch.count;
+    }
+    entries.push_back({.name = name, .dtype = parts.front()->SavedDType(), .shape = {count}});
   }
   CheckpointFile out((std::filesystem::path(unfinished) / saved.name).string());
   std::vector<std::byte> buffer;

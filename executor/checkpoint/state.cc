@@ -60,11 +60,11 @@ const std::byte* At(const std::byte* memory, std::int64_t element, DType dtype) 
 // Calls `f` with every stretch of the k-th state, state by state; those of one tensor follow one
 // another, by ascending elements. Only trainable parameters have states.
 template <class F>
-void ForEachState(const BoundUnit& unit, F f) {
+void ForEachState(const Model& model, std::int64_t part, const BoundUnit& unit, F f) {
   const std::size_t count = unit.states.empty() ? 0 : unit.states.front().data.size();
   for (std::size_t k = 0; k < count; ++k) {
     for (const BoundStates& states : unit.states) {
-      for (const ShardPiece& piece : states.pieces) {
+      for (const ShardPiece& piece : InWhole(model, states.pieces, part)) {
         f(k, piece, states.data[k] + piece.shard_offset * SizeOf(unit.dtype));
       }
     }
@@ -83,8 +83,9 @@ void LoadStretch(const TensorReader& read, const SavedStretch& from, DType dtype
 void LoadParameters(const TensorReader& read, const Model& model, std::int64_t part,
                     const BoundCopy& to, const MemoryCopy& copy) {
   std::vector<std::byte> shard(static_cast<std::size_t>(to.elements * SizeOf(to.dtype)));
+  const std::vector<ShardPiece> pieces = InWhole(model, to.pieces, part);
   std::vector<const ShardPiece*> absent;
-  for (const ShardPiece& piece : to.pieces) {
+  for (const ShardPiece& piece : pieces) {
     if (!read(FqnOf(model, piece, part), piece.param_begin, piece.count, to.dtype,
               shard.data() + piece.shard_offset * SizeOf(to.dtype))) {
       absent.push_back(&piece);
@@ -116,11 +117,12 @@ void DescribeState(const Model& model, const Job& job, Manifest& manifest) {
       manifest.aliases.push_back({fqn, model.params[param.tied_to.value].fqn});
       continue;
     }
-    manifest.tensors.push_back({fqn, TensorKind::kParameter, job.precision.master, param.shape});
+    manifest.tensors.push_back(
+        {fqn, TensorKind::kParameter, job.precision.master, param.WholeShape()});
     for (const std::string_view state : OptimizerStateNames(job.optimizer.kind)) {
       if (param.trainable && job.mode == JobMode::kTrain) {
         manifest.tensors.push_back(
-            {StateName(state, fqn), TensorKind::kState, job.precision.master, param.shape});
+            {StateName(state, fqn), TensorKind::kState, job.precision.master, param.WholeShape()});
       }
     }
   }
@@ -135,18 +137,18 @@ std::vector<StretchData> StretchesOf(const Model& model, OptimizerKind optimizer
   const auto names = OptimizerStateNames(optimizer);
   const std::int64_t part = rank.part;
   for (const BoundUnit& unit : rank.units) {
-    for (const ShardPiece& piece : unit.pieces) {
+    for (const ShardPiece& piece : InWhole(model, unit.pieces, part)) {
       stretches.push_back({{FqnOf(model, piece, part), piece.param_begin, piece.count},
                            unit.dtype,
                            At(unit.parameters, piece.shard_offset, unit.dtype)});
     }
-    for (const ShardPiece& piece : unit.copy_only) {
+    for (const ShardPiece& piece : InWhole(model, unit.copy_only, part)) {
       stretches.push_back({{FqnOf(model, piece, part), piece.param_begin, piece.count},
                            unit.copy->dtype,
                            At(unit.copy->data, piece.shard_offset, unit.copy->dtype),
                            unit.dtype});
     }
-    ForEachState(unit, [&](std::size_t k, const ShardPiece& piece, std::byte* data) {
+    ForEachState(model, part, unit, [&](std::size_t k, const ShardPiece& piece, std::byte* data) {
       stretches.push_back(
           {{StateName(names[k], FqnOf(model, piece, part)), piece.param_begin, piece.count},
            unit.dtype,
@@ -187,7 +189,7 @@ void LoadState(const TensorReader& read, const Model& model, OptimizerKind optim
       LoadParameters(read, model, part, *unit.copy, rank.copy);
     }
     if (with_states) {
-      ForEachState(unit, [&](std::size_t k, const ShardPiece& piece, std::byte* data) {
+      ForEachState(model, part, unit, [&](std::size_t k, const ShardPiece& piece, std::byte* data) {
         LoadStretch(
             read, {StateName(names[k], FqnOf(model, piece, part)), piece.param_begin, piece.count},
             unit.dtype, data, rank.copy);

@@ -21,7 +21,12 @@
 namespace shardwright {
 
 void CheckCudaPlan(const SessionInput& in) {
-  CheckUncut(in.program);
+  if (in.program.tensor_size * in.program.context_size > 1) {
+    throw InputError(
+        "plan: tensor_size, context_size",
+        std::to_string(in.program.tensor_size) + ", " + std::to_string(in.program.context_size),
+        "1, since GPUs do not run plans that cut layers or tokens over ranks yet");
+  }
   if (in.program.expert_size > 1) {
     throw InputError("plan: expert_size", std::to_string(in.program.expert_size),
                      "1, since plans that share out experts run on the host device only",

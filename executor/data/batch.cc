@@ -8,6 +8,23 @@
 namespace shardwright {
 namespace {
 
+// Of a sequence this rank's tokens, where ranks have parts of it.
+void WriteTokens(const Dataset& data, std::int64_t sample, InputKind input, const CutPlace& cut,
+                 const View& out) {
+  if (cut.context_ranks == 1) {
+    return data.Write(sample, input, out);
+  }
+  std::vector<std::byte> sequence(
+      static_cast<std::size_t>(out.elements * cut.context_ranks * SizeOf(out.dtype)));
+  data.Write(sample, input, {sequence.data(), out.dtype, out.elements * cut.context_ranks});
+  const std::int64_t size = SizeOf(out.dtype);
+  for (std::int64_t t = 0; t < out.elements; ++t) {
+    std::memcpy(static_cast<std::byte*>(out.data) + t * size,
+                sequence.data() + cut.PositionHere(t, out.elements) * size,
+                static_cast<std::size_t>(size));
+  }
+}
+
 void WriteEmpty(InputKind kind, const View& out) {
   if (kind == InputKind::kLabels) {
     auto* labels = static_cast<std::int64_t*>(out.data);
@@ -50,7 +67,7 @@ void WriteBatch(const Model& model, const Dataset& data, const Sampler& sampler,
       if (sample < 0) {
         WriteEmpty(tensor.input, one);
       } else {
-        data.Write(sample, tensor.input, one);
+        WriteTokens(data, sample, tensor.input, range.cut, one);
       }
     }
   }

@@ -20,6 +20,7 @@ struct BatchRange {
   std::int64_t step = 0;
   std::int64_t first = 0;  // first place in the step's global batch
   std::int64_t count = 0;  // samples of the micro-batch
+  CutPlace cut = {};       // which of their tokens
 };
 
 // Fills `views`, one per input tensor: samples one after the other, shared inputs (positions) once.

@@ -187,7 +187,7 @@ DataShape DataShapeOf(const Model& model) {
         shape.features = tensor.elements;
         break;
       case InputKind::kTokens:
-        shape.tokens = tensor.elements;
+        shape.tokens = tensor.elements * model.context_ranks;
         break;
       case InputKind::kTokenTypes:
         shape.is_masked = true;  // only BERT has them
@@ -196,7 +196,7 @@ DataShape DataShapeOf(const Model& model) {
         shape.has_decoder = true;
         break;
       case InputKind::kLabels:
-        shape.labels = tensor.elements;
+        shape.labels = tensor.elements * model.context_ranks;
         break;
     }
   }
@@ -204,10 +204,10 @@ DataShape DataShapeOf(const Model& model) {
     const OpSpec& spec = model.SpecOf(op);
     if (spec.kind == OpKind::kEmbedding &&
         model.tensors[op.inputs.front().value].input == InputKind::kTokens) {
-      shape.vocabulary = spec.vocab;
+      shape.vocabulary = spec.vocab * model.tensor_ranks;
     }
     if (spec.kind == OpKind::kNllLoss || spec.kind == OpKind::kCrossEntropy) {
-      shape.classes = spec.in;
+      shape.classes = spec.in * model.tensor_ranks;
     }
   }
   return shape;

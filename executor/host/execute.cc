@@ -103,6 +103,7 @@ class Executor {
     const double divisor = call.divisor * step_.LossScale();
     if (call.in_place) {
       DivideAll(call.gradients, divisor);
+      DivideAll(call.copies, divisor);
     }
     const double sum = SumSquares(call.gradients);
     const auto norm = static_cast<float>(call.in_place ? sum : sum / divisor / divisor);

@@ -23,7 +23,7 @@ void RunKernel(const ModelOpCall& call, bool is_backward) {
 
 // Checks what the kernels need; returns the placement, which the members are made from.
 Placement Check(const SessionInput& in) {
-  CheckUncut(in.program);
+  CheckCuts(in.model, in.job);
   if (!in.kernels.host_kernels) {
     throw InputError("plan: kernel_set", '"' + in.kernels.name + '"',
                      "\"shardwright-host\", the kernels that the host device has",

@@ -125,7 +125,10 @@ class Binder {
   [[nodiscard]] std::vector<OptimizerRange> FactoredRanges(const Contents& params,
                                                            std::vector<OptimizerRange> ranges,
                                                            Bytes state) const;
-  [[nodiscard]] std::vector<ElementRange> GradientRanges(std::span<const Access> accesses) const;
+  // `copies`: only those that IsCopy says so of, or only the others.
+  [[nodiscard]] std::vector<ElementRange> GradientRanges(std::span<const Access> accesses,
+                                                         std::optional<bool> copies = {}) const;
+  [[nodiscard]] bool IsCopy(ParamId param) const;
   void FillUnits(Binding& binding) const;
   [[nodiscard]] std::vector<BoundStates> StatesOf(const UnitBuffers& unit,
                                                   const Contents& shard) const;

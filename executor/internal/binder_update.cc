@@ -27,14 +27,15 @@ Call Binder::BindInitialize(const OpView& v) {
   call.part = PartOf(program_, rank_);
   call.dtype = contents.dtype;
   call.elements = ElementsOf(to);
-  call.pieces = contents.pieces;
+  call.pieces = InWhole(in_.model, contents.pieces, call.part);
   // Weights that are computed with beside the masters come before these.
   UnitBuffers& unit = units_[v.op->subject];
   unit.copy = std::exchange(unit.shard, to);
   return call;
 }
 
-std::vector<ElementRange> Binder::GradientRanges(std::span<const Access> accesses) const {
+std::vector<ElementRange> Binder::GradientRanges(std::span<const Access> accesses,
+                                                 std::optional<bool> copies) const {
   std::vector<ElementRange> ranges;
   for (const Access& access : accesses) {
     if (access.role != Role::kParamGrad) {
@@ -42,8 +43,10 @@ std::vector<ElementRange> Binder::GradientRanges(std::span<const Access> accesse
     }
     const Contents& contents = ContentsOf(access.buffer);
     for (const ShardPiece& piece : contents.pieces) {
-      ranges.push_back({At(access.buffer) + piece.shard_offset * SizeOf(contents.dtype),
-                        piece.count, contents.dtype});
+      if (!copies || *copies == IsCopy(piece.param)) {
+        ranges.push_back({At(access.buffer) + piece.shard_offset * SizeOf(contents.dtype),
+                          piece.count, contents.dtype});
+      }
     }
   }
   return ranges;
@@ -51,7 +54,8 @@ std::vector<ElementRange> Binder::GradientRanges(std::span<const Access> accesse
 
 Call Binder::BindNorm(std::span<const Access> accesses, const OpView& v) {
   NormCall call;
-  call.gradients = GradientRanges(accesses);
+  call.gradients = GradientRanges(accesses, false);
+  call.copies = GradientRanges(accesses, true);
   call.divisor = v.shape->divisor;
   call.norm = At(v.outputs.front().buffer);
   // ZeRO takes the norm of 16-bit parts, which it leaves as they are.
@@ -60,6 +64,12 @@ Call Binder::BindNorm(std::span<const Access> accesses, const OpView& v) {
   });
   call.in_place = norm_divides_;
   return call;
+}
+
+// Of ranks that cut layers the first counts the parameters that all of them have.
+bool Binder::IsCopy(ParamId param) const {
+  return program_.tensor_size > 1 && in_.model.params[param.value].tensor_parts == 1 &&
+         PartOf(program_, rank_) > 0;
 }
 
 Call Binder::BindClip(std::span<const Access> accesses, const OpView& v) {
@@ -264,7 +274,7 @@ std::vector<OptimizerRange> Binder::FactoredRanges(const Contents& params,
                            "\"adafactor\" with " + param.fqn + " of more than two dimensions",
                            "another one, since the executor factors matrices alone");
         }
-        if (r.count != param.Elements()) {
+        if (r.count != param.Elements() * param.tensor_parts) {
           throw InputError("plan: job.optimizer.kind", "\"adafactor\" with a part of " + param.fqn,
                            "whole vectors and matrices, which dialect ddp has");
         }

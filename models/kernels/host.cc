@@ -233,6 +233,12 @@ void SetElementwise(const LowerContext& context, OpKernels* op) {
     case OpKind::kSelect:
       op->forward = {Pass(context, e, e)};
       return;
+    case OpKind::kExchange:
+    case OpKind::kGatherTokens:
+      if (spec.context_ranks > 0) {  // tokens do not lie in the order of ranks
+        op->forward = op->backward_data = {Pass(context, e, e)};
+      }
+      return;
     case OpKind::kMul:
       op->saves_input = 0b11;
       return;
@@ -246,6 +252,18 @@ void SetBatchNorm(OpKernels* general, OpKernels* op) {
   op->extra_saved = general->extra_saved;
   op->forward_exchange = std::move(general->forward_exchange);
   op->backward_exchange = std::move(general->backward_exchange);
+}
+
+// Kept: log-sums. Ranks with a part of the words share three numbers of a row: the largest logit,
+// the sum of exponentials and the label's logit.
+void SetHostCrossEntropy(const LowerContext& context, OpKernels* op) {
+  const std::int64_t rows = Rows(context);
+  op->saves_input = 0b11;
+  op->extra_saved = Bytes(Product({rows, kFp32Bytes}));
+  if (context.spec.tensor_ranks > 0) {
+    op->forward_exchange = {{Pass(context, Product({rows, context.spec.in}), 3 * rows)},
+                            Bytes(Product({3, rows, kFp32Bytes}))};
+  }
 }
 
 }  // namespace
@@ -308,8 +326,7 @@ OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
       op.saves_input = 0b10;
       break;
     case OpKind::kCrossEntropy:
-      op.saves_input = 0b11;
-      op.extra_saved = Bytes(Product({rows, kFp32Bytes}));  // log-sums
+      SetHostCrossEntropy(context, &op);
       break;
     default:
       SetElementwise(context, &op);

@@ -102,12 +102,18 @@ def _saved_tensors(folder: pathlib.Path, manifest: Mapping[str, Any]) -> dict[st
         if not path.is_file() or path.stat().st_size != file["size_bytes"]:
             raise InputError(f"{path}: expected a file of {file['size_bytes']} bytes, as the manifest says")
         header, begin = _header(path)
+        at: dict[str, int] = {}  # by tensor: the end of its stretches so far, which lie one behind the other
         for part in file["stretches"]:
             saved = tensors[part["tensor"]]
             first, end = header[part["tensor"]]["data_offsets"]
-            if not 0 <= first <= end or end - first != part["count"] * saved.dtype.itemsize or begin + end > file["size_bytes"]:
+            first = at.get(part["tensor"], first)
+            at[part["tensor"]] = first + part["count"] * saved.dtype.itemsize
+            if not 0 <= first <= at[part["tensor"]] <= end or begin + end > file["size_bytes"]:
                 raise ValueError(f"bytes {first} to {end} of {part['tensor']} in {file['name']}")
             saved.stretches.append(_Stretch(part["begin"], part["count"], file["name"], begin + first))
+        for name, end in at.items():
+            if end != header[name]["data_offsets"][1]:
+                raise ValueError(f"{name} in {file['name']} has more bytes than stretches")
     for name, saved in tensors.items():
         saved.stretches.sort()
         end = 0

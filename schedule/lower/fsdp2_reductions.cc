@@ -61,6 +61,9 @@ void Fsdp2Rules::WeightGradWritten(std::uint32_t model_op, UnitId u) {
 // The unit's gradients outlive their micro-batch.
 void Fsdp2Rules::KeepGrads(UnitId u) {
   if (!AddsInPlace(u)) {
+    if (!At(u).accumulated.valid()) {
+      comm_[u.value].kept_order = At(u).grads;
+    }
     AccumulateUnsharded(u);
     return;
   }
@@ -120,6 +123,17 @@ void Fsdp2Rules::SumOverTensor(UnitId u) {
   for (const auto& [storage, grad] : comm_[u.value].kept_grads) {
     add(grad);
   }
+  std::map<ParamId, Bytes> begin_of;  // in the sum of micro-batches, one behind the other
+  Bytes begin{0};
+  for (const BufferId grad : comm_[u.value].kept_order) {
+    for (const ParamId p : e_.in.model.ops[e_.program.buffers[grad.value].subject].params) {
+      const Parameter& param = e_.in.model.params[p.value];
+      const ParamId storage = param.tied_to.valid() ? param.tied_to : p;
+      if (param.trainable && begin_of.emplace(storage, begin).second) {
+        begin += Bytes(param.Elements() * SizeOf(PrecisionOf(u).reduce));
+      }
+    }
+  }
   std::map<BufferId, Bytes> ends;  // of what is reduced
   for (const ParamSlot& slot : Info(u).params) {
     const Parameter& param = e_.in.model.params[slot.param.value];
@@ -130,7 +144,7 @@ void Fsdp2Rules::SumOverTensor(UnitId u) {
     const Buffer& buffer = e_.program.buffers[grad.value];
     const Bytes bytes(param.Elements() * SizeOf(buffer.dtype));
     Bytes& end = ends[grad];
-    end = grad == accumulated ? buffer.size : end + bytes;
+    end = (grad == accumulated ? begin_of[slot.param] : end) + bytes;
     e_.AddCollective(
         Collective(OpCode::kAllReduce, Stream::kCompute, e_.AddTensor(), bytes, buffer.dtype),
         {Phase::kBackward, u.value}, {});

@@ -70,9 +70,10 @@ class Fsdp2Rules : public StepRules {
     // Gradients of earlier micro-batches in .grad, by parameter, to which later ones are added in
     // place.
     std::vector<std::pair<ParamId, BufferId>> kept_grads;
-    BufferId clone;  // the 1/g kept by reshard to a smaller group
-    BufferId kept;   // the last such
-    BufferId stale;  // one that nothing gathered from, until the next comes
+    std::vector<BufferId> kept_order;  // the gradients that UnitState::accumulated began with
+    BufferId clone;                    // the 1/g kept by reshard to a smaller group
+    BufferId kept;                     // the last such
+    BufferId stale;                    // one that nothing gathered from, until the next comes
     OpId cloned;
   };
 

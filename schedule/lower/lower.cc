@@ -223,17 +223,19 @@ std::optional<Model> WithoutMissingGradients(const LowerInput& in) {
   return changed;
 }
 
-// A loss whose vocabulary is cut over ranks is known for torch-eager and torch-compile only. Kernel
-// sets that fuse or chunk the loss, keep its logits, or scale fp8 by tensor are refused under
-// tensor parallel.
+// A loss whose vocabulary is cut over ranks is known for torch-eager, torch-compile and
+// shardwright-host only. Kernel sets that fuse or chunk the loss, keep its logits, or scale fp8 by
+// tensor are refused under tensor parallel.
 static void CheckKernels(const LowerInput& in) {
   const KernelSetOptions& k = in.kernels;
-  const bool is_other = (k.fused_loss && !k.fused_elementwise) || k.loss_chunks > 1 ||
-                        k.loss_metrics > 0 || k.keeps_logits || k.shifted_logits ||
-                        k.softmax_keeps_input || k.autocast_weights || k.fused_reductions ||
-                        !k.fp32_logits;
-  if (IsRing(in.plan.context_method) && !IsFused(k.attention)) {
-    throw InputError("kernel set", "attention with scores in memory", "a fused one",
+  const bool is_fused = (k.fused_loss && !k.fused_elementwise) || k.fused_reductions;
+  const bool is_other = (is_fused && !k.host_kernels) || k.loss_chunks > 1 || k.loss_metrics > 0 ||
+                        k.keeps_logits || k.shifted_logits || k.softmax_keeps_input ||
+                        k.autocast_weights || !k.fp32_logits;
+  const bool is_own = k.host_kernels || k.cuda_kernels;
+  if (IsRing(in.plan.context_method) && (is_own || !IsFused(k.attention))) {
+    throw InputError("kernel set", is_own ? Quoted(k.name) : "attention with scores in memory",
+                     is_own ? "one of PyTorch's" : "a fused one",
                      "plan.context_method is a ring, which merges what blocks of keys give");
   }
   if (in.plan.tensor_size > 1 && (is_other || k.fp8 == Fp8Products::kPerTensor)) {

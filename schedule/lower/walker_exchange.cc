@@ -35,7 +35,8 @@ BufferId Walker::AddForwardExchange(std::uint32_t i, Phase phase) {
   AddCompute(i, phase, e_.Intern(shape, exchange.before));
   UseInputs(i, phase);
   e_.body->Use(mine, AccessMode::kWrite, Role::kExchange);
-  const GroupId group = DataParallelGroup();
+  const bool is_cut = e_.in.model.SpecOf(e_.in.model.ops[i]).tensor_ranks > 0;
+  const GroupId group = is_cut ? e_.AddTensor() : DataParallelGroup();
   const Bytes bytes = e_.program.groups[group.value].size * exchange.bytes;
   const BufferId all = e_.Alloc(bytes, Category::kTemporary, Stream::kCompute);
   e_.AddCollective(
@@ -147,19 +148,24 @@ void Walker::MoveTokens(std::uint32_t i, Phase phase, BufferId from, BufferId to
   const Bytes bytes =
       std::max(e_.a.tensor_bytes[op.inputs[0].value], e_.a.tensor_bytes[op.outputs[0].value]);
   const OpKernels& kernels = e_.a.KernelsOf(i);
-  BufferId between;
-  if (!(is_backward ? kernels.backward_data : kernels.forward).empty()) {
-    between = e_.Alloc(bytes, Category::kTemporary, Stream::kCompute);
+  const bool copies = !(is_backward ? kernels.backward_data : kernels.forward).empty();
+  BufferId sent = from, received = to;
+  for (BufferId* const between : {&sent, &received}) {
+    // Torch's two copies of an exchange for heads are one op here; the host's are two.
+    const bool is_copied = (between == &sent) != gathers || (swaps && e_.in.kernels.host_kernels);
+    if (copies && is_copied) {
+      *between = e_.Alloc(bytes, Category::kTemporary, Stream::kCompute);
+    }
   }
-  const auto copy = [&](BufferId source, BufferId target) {
-    AddCompute(i, phase, is_backward ? BackwardShape(i, false) : ForwardShape(i));
-    e_.body->Use(source, AccessMode::kRead, Role::kInput);
-    e_.body->Use(target, AccessMode::kWrite, Role::kOutput);
+  const auto copy = [&](const Access& source, const Access& target) {
+    const bool packs = source.role == Role::kInput;
+    AddCompute(i, phase, is_backward ? BackwardShape(i, false) : ForwardShape(i),
+               packs || sent == from ? 0 : 1);
+    e_.body->Use(source.buffer, AccessMode::kRead, source.role);
+    e_.body->Use(target.buffer, AccessMode::kWrite, target.role);
   };
-  const BufferId sent = between.valid() && !gathers ? between : from;
-  const BufferId received = between.valid() && gathers ? between : to;
   if (sent != from) {
-    copy(from, sent);
+    copy({.buffer = from, .role = Role::kInput}, {.buffer = sent, .role = Role::kExchange});
   }
   const OpCode code = swaps     ? OpCode::kAllToAll
                       : gathers ? OpCode::kAllGather
@@ -167,18 +173,19 @@ void Walker::MoveTokens(std::uint32_t i, Phase phase, BufferId from, BufferId to
   const OpShape shape =
       Collective(code, Stream::kCompute, spec.context_ranks > 0 ? e_.AddContext() : e_.AddTensor(),
                  bytes, e_.in.job.precision.param);
-  const Touch reads = {sent, AccessMode::kRead, Role::kInput};
-  const Touch writes = {received, AccessMode::kWrite, Role::kOutput};
+  const Touch reads = {sent, AccessMode::kRead, Role::kExchange};
+  const Touch writes = {received, AccessMode::kWrite, Role::kExchange, 1};
   if (e_.in.kernels.fused_elementwise) {  // a compiler's graph issues it, no hook of a module
     e_.Add(shape, {}, phase, unit.value, {reads, writes});
   } else {
     e_.AddCollective(shape, {phase, unit.value}, {reads, writes});
   }
-  if (received != to) {
-    copy(received, to);
+  if (sent != from) {
+    e_.body->Free(sent);
   }
-  if (between.valid()) {
-    e_.body->Free(between);
+  if (received != to) {
+    copy({.buffer = received, .role = Role::kExchange}, {.buffer = to, .role = Role::kOutput});
+    e_.body->Free(received);
   }
 }
 

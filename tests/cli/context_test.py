@@ -64,7 +64,6 @@ class Context(ShardwrightTestCase):
         self.refused(3, "a divisor of half of the 4098 tokens", "plan", *JOB[:-1], "4098", "--no-search", "--shard", "cp=2")
         self.refused(3, "expected a multiple of 4", "plan", *JOB, "--global-batch", "6", "--shard", "cp=2")
         self.plan("--shard", "cp=2")
-        self.refused(3, "plan: context_size: got 2, expected 1, since plans that cut tokens over ranks are not run yet", "run", "p.json")
 
     def test_any(self):
         answer = json.loads(self.succeed("plan", *JOB, "--global-batch", "4", "--shard", "cp=any", "--json"))

@@ -5,7 +5,6 @@ import os
 import pathlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,16 +29,6 @@ class ExpertsRun(TrainingTestCase):
     def mixture(self, name, shard, *flags):
         ranks = int(shard.split(",")[0])
         return self.plan(name, ranks, "--shard", shard, "--micro-batch", "1", *flags, model="./mixture.json")
-
-    def processes(self, ranks, *arguments):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        runs = [subprocess.Popen([shardwright_test_case.PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                 cwd=self.folder,
-                                 env=dict(os.environ, OPENBLAS_NUM_THREADS="1", RANK=str(rank), WORLD_SIZE=str(ranks),
-                                          LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
-                for rank in range(ranks)]
-        return [(*run.communicate(timeout=300), run.returncode) for run in runs]
 
     def test_processes_and_traces(self):
         """The bits of threads; each span joins the simulated one by its op."""

@@ -1,12 +1,16 @@
 """Small models to train, and what their runs leave."""
 
 import json
+import os
 import pathlib
+import socket
 import struct
+import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
+import shardwright_test_case
 from shardwright_test_case import ShardwrightTestCase
 
 # Two layers of small width on bytes: a step takes milliseconds.
@@ -62,6 +66,17 @@ class TrainingTestCase(ShardwrightTestCase):
         code, out, err = self.run_program("run", plan, "--data", "random:100", "--json", *flags)
         self.assertEqual(code, 0, err)
         return json.loads(out)["steps"]
+
+    def processes(self, ranks, *arguments):
+        """What each of so many processes of one run writes, and its exit code."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        runs = [subprocess.Popen([shardwright_test_case.PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                 cwd=self.folder,
+                                 env=dict(os.environ, OPENBLAS_NUM_THREADS="1", RANK=str(rank), WORLD_SIZE=str(ranks),
+                                          LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
+                for rank in range(ranks)]
+        return [(*run.communicate(timeout=300), run.returncode) for run in runs]
 
     def checkpoints(self, folder):
         """The names of a folder's checkpoints, and of whatever an interrupted run has left there."""

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -171,42 +170,6 @@ Plan UnshardedPlan(const Case& c) {
   return plan;
 }
 
-double Largest(const std::vector<float>& weights) {
-  double most = 0.0;
-  for (const float w : weights) {
-    most = std::isfinite(w) ? std::max(most, std::abs(static_cast<double>(w)))
-                            : std::numeric_limits<double>::infinity();
-  }
-  return most;
-}
-
-// The largest difference of each tensor's elements over its largest update, or over a hundredth of
-// the model's largest where that is more: some gradients are sums that cancel to nothing, as that
-// of a router whose one weight is normalised to 1.
-double Difference(const Outcome& x, const Outcome& y, const Outcome& first) {
-  REQUIRE(x.weights.size() == y.weights.size());
-  std::vector<double> updates, differences;
-  for (std::size_t p = 0; p < x.weights.size(); ++p) {
-    std::vector<float> update = y.weights[p], difference = y.weights[p];
-    REQUIRE(x.weights[p].size() == update.size());
-    for (std::size_t i = 0; i < update.size(); ++i) {
-      difference[i] -= x.weights[p][i];
-      update[i] -= first.weights[p][i];
-    }
-    updates.push_back(Largest(update));
-    differences.push_back(Largest(difference));
-  }
-  const double most = *std::max_element(updates.begin(), updates.end());
-  REQUIRE(std::isfinite(most));
-  REQUIRE(most > 0.0);
-  const double least = most / 100.0;
-  double worst = 0.0;
-  for (std::size_t p = 0; p < updates.size(); ++p) {
-    worst = std::max(worst, differences[p] / std::max(updates[p], least));
-  }
-  return worst;
-}
-
 // A sum of n terms in another order, or with its factors multiplied elsewhere, differs by Gamma(2
 // n) of its terms' magnitude. Here n is at most the rows of the batch and a hundred features; some
 // twenty such sums stand one behind the other between the loss and the first gradients.
@@ -243,7 +206,7 @@ TEST_CASE("shared-out experts: random mixtures train like ranks that have all ex
       CHECK(difference < 8 * kUnit);
     }
     setup.steps = 0;
-    const double difference = Difference(outcome, expected, Train(setup));
+    const double difference = UpdateDifference(outcome, expected, Train(setup));
     CHECK(difference < Bound(c));
     worst = std::max(worst, difference / Bound(c));
   }
@@ -346,7 +309,7 @@ TEST_CASE("shared-out experts: 16-bit types train like ranks that have all exper
       CHECK(expected.skipped_steps == 0);
       CHECK(outcome.losses[0] == doctest::Approx(expected.losses[0]).epsilon(0.01));
       setup.steps = 0;
-      const double difference = Difference(outcome, expected, Train(setup));
+      const double difference = UpdateDifference(outcome, expected, Train(setup));
       CHECK(difference < 0.125);
       CHECK(difference > 0.0);
     }

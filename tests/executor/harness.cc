@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "core/error.h"
@@ -23,8 +24,9 @@ std::vector<std::vector<float>> Collect(const Model& model, const Program& progr
                                         const Runtime& runtime, std::int64_t replica) {
   const auto parts = AllParts(model);
   std::vector<std::vector<float>> weights(parts.size());
-  for (std::int64_t s = 0; s < program.shard_size; ++s) {
-    const Rank rank(static_cast<std::size_t>(replica * program.shard_size + s));
+  const std::int64_t ranks = program.shard_size * program.tensor_size;
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const Rank rank(static_cast<std::size_t>(replica * ranks + r));
     for (const BoundUnit& unit : runtime.BindingOf(rank).units) {
       const auto collect = [&](const ShardPiece& piece, DType dtype, const std::byte* device) {
         const auto size = static_cast<std::int64_t>(SizeOf(dtype));
@@ -36,15 +38,16 @@ std::vector<std::vector<float>> Collect(const Model& model, const Program& progr
         const auto at = std::find(parts.begin(), parts.end(),
                                   is_cut ? place : std::pair(piece.param, std::int64_t{0}));
         std::vector<float>& whole = weights[static_cast<std::size_t>(at - parts.begin())];
-        whole.resize(static_cast<std::size_t>(model.params[piece.param.value].Elements()));
+        const Parameter& param = model.params[piece.param.value];
+        whole.resize(static_cast<std::size_t>(param.Elements() * param.tensor_parts));
         for (std::int64_t i = 0; i < piece.count; ++i) {
           whole[static_cast<std::size_t>(piece.param_begin + i)] = LoadFloat(dtype, data.data(), i);
         }
       };
-      for (const ShardPiece& piece : unit.pieces) {
+      for (const ShardPiece& piece : InWhole(model, unit.pieces, runtime.PartOf(rank))) {
         collect(piece, unit.dtype, unit.parameters);
       }
-      for (const ShardPiece& piece : unit.copy_only) {
+      for (const ShardPiece& piece : InWhole(model, unit.copy_only, runtime.PartOf(rank))) {
         collect(piece, unit.copy->dtype, unit.copy->data);
       }
     }
@@ -177,6 +180,41 @@ void HostKernel(const ModelOpCall& call, bool is_backward) {
   } else {
     ForwardOnHost(call);
   }
+}
+
+namespace {
+
+double Largest(const std::vector<float>& weights) {
+  double most = 0.0;
+  for (const float w : weights) {
+    most = std::isfinite(w) ? std::max(most, std::abs(static_cast<double>(w)))
+                            : std::numeric_limits<double>::infinity();
+  }
+  return most;
+}
+
+}  // namespace
+
+double UpdateDifference(const Outcome& x, const Outcome& y, const Outcome& first) {
+  SW_CHECK(x.weights.size() == y.weights.size(), "weights of two models");
+  std::vector<double> updates, differences;
+  for (std::size_t p = 0; p < x.weights.size(); ++p) {
+    std::vector<float> update = y.weights[p], difference = y.weights[p];
+    SW_CHECK(x.weights[p].size() == update.size(), "parameters of two shapes");
+    for (std::size_t i = 0; i < update.size(); ++i) {
+      difference[i] -= x.weights[p][i];
+      update[i] -= first.weights[p][i];
+    }
+    updates.push_back(Largest(update));
+    differences.push_back(Largest(difference));
+  }
+  const double most = *std::max_element(updates.begin(), updates.end());
+  SW_CHECK(std::isfinite(most) && most > 0.0, "updates that are numbers");
+  double worst = 0.0;
+  for (std::size_t p = 0; p < updates.size(); ++p) {
+    worst = std::max(worst, differences[p] / std::max(updates[p], most / 100.0));
+  }
+  return worst;
 }
 
 double RelativeDifference(const Outcome& x, const Outcome& y) {

@@ -71,4 +71,9 @@ void HostKernel(const ModelOpCall& call, bool is_backward);
 // The largest difference between two sets of weights, over the largest weight.
 [[nodiscard]] double RelativeDifference(const Outcome& x, const Outcome& y);
 
+// The largest difference of each tensor's elements over its largest update since `first`, or over a
+// hundredth of the model's largest where that is more: some gradients are sums that cancel to
+// nothing, as that of a router whose one weight is normalised to 1.
+[[nodiscard]] double UpdateDifference(const Outcome& x, const Outcome& y, const Outcome& first);
+
 }  // namespace shardwright::testing

@@ -163,7 +163,8 @@ TEST_CASE("layers that ranks cut: plans that cannot be are refused") {
   c.job.precision.param = DType::kFp16;
   CHECK(refusal(c).find("fp32 and bf16 alone") != std::string::npos);
   c = Of(4, 1, 2);
-  CHECK(refusal(c, "shardwright-host").find("torch-eager or torch-compile") != std::string::npos);
+  CHECK(refusal(c, "shardwright-host") == "none");
+  CHECK(refusal(c, "shardwright-cuda").find("torch-eager or torch-compile") != std::string::npos);
   CHECK(refusal(c, "hf-liger").find("torch-eager or torch-compile") != std::string::npos);
 }
 

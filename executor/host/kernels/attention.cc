@@ -30,7 +30,7 @@ struct Softmax {
 void UpdateRow(const ModelOpCall& call, const AttentionTile& tile, std::int64_t i,
                const Softmax& softmax, float* scores, float* output) {
   const OpSpec& spec = *call.spec;
-  const KeyRange columns = VisibleColumns(spec, tile, i);
+  const KeyRange columns = VisibleColumns(call, tile, i);
   float* const row = scores + i * tile.keys;
   std::fill(row, row + columns.begin, 0.0F);
   std::fill(row + columns.end, row + tile.keys, 0.0F);
@@ -71,7 +71,7 @@ void AttendQueries(const ModelOpCall& call, const HeadPlaces& heads, AttentionTi
   std::fill_n(scratch.softmax.largest, tile.queries, -INFINITY);
   std::fill_n(scratch.softmax.sums, tile.queries, 0.0F);
   const std::int64_t kv_head = tile.head / (spec.heads / spec.kv_heads);
-  for (tile = NextTile(spec, tile); tile.keys > 0; tile = NextTile(spec, tile)) {
+  for (tile = NextTile(call, tile); tile.keys > 0; tile = NextTile(call, tile)) {
     ComputeScores(call, heads, tile, scratch.scores, nullptr, scratch.gemm);
     for (std::int64_t i = 0; i < tile.queries; ++i) {
       UpdateRow(call, tile, i, scratch.softmax, scratch.scores, scratch.output);
@@ -104,9 +104,12 @@ GemmOperand ColumnsAt(const HeadPlace& place, std::int64_t r, std::int64_t h) {
   return OperandAt(place, place.At(r, h), 1, place.row);
 }
 
-KeyRange VisibleKeys(const OpSpec& spec, std::int64_t query) {
+KeyRange VisibleKeys(const ModelOpCall& call, std::int64_t query) {
+  const OpSpec& spec = *call.spec;
   // The last query sees the last key; with fewer keys than queries the first sees the first.
-  const std::int64_t own = query + std::max<std::int64_t>(0, spec.seq_k - spec.seq_q);
+  const std::int64_t own = spec.context_ranks > 0
+                               ? call.cut.PositionHere(query, spec.seq_q)
+                               : query + std::max<std::int64_t>(0, spec.seq_k - spec.seq_q);
   KeyRange range{0, spec.seq_k};
   if (spec.window > 0) {
     range.begin = std::max<std::int64_t>(0, own - spec.window + 1);
@@ -119,18 +122,18 @@ KeyRange VisibleKeys(const OpSpec& spec, std::int64_t query) {
   return range;
 }
 
-KeyRange VisibleColumns(const OpSpec& spec, const AttentionTile& tile, std::int64_t i) {
-  const KeyRange keys = VisibleKeys(spec, tile.query + i);
+KeyRange VisibleColumns(const ModelOpCall& call, const AttentionTile& tile, std::int64_t i) {
+  const KeyRange keys = VisibleKeys(call, tile.query + i);
   KeyRange columns{std::clamp<std::int64_t>(keys.begin - tile.key, 0, tile.keys),
                    std::clamp<std::int64_t>(keys.end - tile.key, 0, tile.keys)};
   columns.begin = std::min(columns.begin, columns.end);
   return columns;
 }
 
-AttentionTile NextTile(const OpSpec& spec, AttentionTile tile) {
+AttentionTile NextTile(const ModelOpCall& call, AttentionTile tile) {
   // Both ends of the visible range grow with the query. Dropout wants keys in fours.
-  const std::int64_t begin = VisibleKeys(spec, tile.query).begin / 4 * 4;
-  const std::int64_t end = VisibleKeys(spec, tile.query + tile.queries - 1).end;
+  const std::int64_t begin = VisibleKeys(call, tile.query).begin / 4 * 4;
+  const std::int64_t end = VisibleKeys(call, tile.query + tile.queries - 1).end;
   tile.key = std::max(tile.key, begin);
   tile.keys = std::clamp<std::int64_t>(end - tile.key, 0, kAttentionKeys);
   return tile;

@@ -19,7 +19,7 @@ namespace shardwright {
 struct KeyRange {
   std::int64_t begin = 0, end = 0;
 };
-[[nodiscard]] KeyRange VisibleKeys(const OpSpec& spec, std::int64_t query);
+[[nodiscard]] KeyRange VisibleKeys(const ModelOpCall& call, std::int64_t query);
 
 // Queries [query, query + queries) by keys [key, key + keys) of one head of one sample.
 struct AttentionTile {
@@ -28,11 +28,11 @@ struct AttentionTile {
   std::int64_t key = 0, keys = 0;
 };
 // The columns of the tile that row `i` sees.
-[[nodiscard]] KeyRange VisibleColumns(const OpSpec& spec, const AttentionTile& tile,
+[[nodiscard]] KeyRange VisibleColumns(const ModelOpCall& call, const AttentionTile& tile,
                                       std::int64_t i);
 // The tile from `key` on that holds all keys that any of its queries sees, at most
 // kAttentionKeys; no keys: no further tile.
-[[nodiscard]] AttentionTile NextTile(const OpSpec& spec, AttentionTile tile);
+[[nodiscard]] AttentionTile NextTile(const ModelOpCall& call, AttentionTile tile);
 
 // What is multiplied into q k^T: the spec's factor, or 1 / sqrt(head_dim).
 [[nodiscard]] float ScoreFactor(const OpSpec& spec);

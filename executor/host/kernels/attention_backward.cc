@@ -115,7 +115,7 @@ class AttentionGrad {
       scratch_.products[i] = product;
     }
     std::fill_n(scratch_.dq, tile.queries * spec_.head_dim, 0.0F);
-    for (tile = NextTile(spec_, tile); tile.keys > 0; tile = NextTile(spec_, tile)) {
+    for (tile = NextTile(call_, tile); tile.keys > 0; tile = NextTile(call_, tile)) {
       RunTile(tile, kv_head, group_head);
       tile.key += tile.keys;
     }
@@ -153,7 +153,7 @@ class AttentionGrad {
 
   // Probabilities, and gradients of scores, of one query; zeros where it sees nothing.
   void RunRow(const AttentionTile& tile, std::int64_t i, std::int64_t group_head) {
-    const KeyRange columns = VisibleColumns(spec_, tile, i);
+    const KeyRange columns = VisibleColumns(call_, tile, i);
     const std::int64_t n = columns.end - columns.begin;
     const std::int64_t row = i * tile.keys;
     for (float* const values : {scratch_.probabilities, scratch_.grads, scratch_.dropped}) {

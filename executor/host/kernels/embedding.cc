@@ -15,14 +15,27 @@
 namespace shardwright {
 namespace {
 
-// The table row of each id.
-std::int64_t TableRow(const OpSpec& spec, const ConstView& ids, std::int64_t i) {
-  const std::int64_t row = static_cast<const std::int64_t*>(ids.data)[i] + spec.index_offset;
-  if (row < 0 || row >= spec.vocab) {
+// The table row of id `i`; -1: another rank has it.
+std::int64_t TableRow(const ModelOpCall& call, std::int64_t i) {
+  const OpSpec& spec = *call.spec;
+  const std::int64_t id = static_cast<const std::int64_t*>(call.inputs[0].data)[i];
+  const std::int64_t row = id + spec.index_offset;
+  const std::int64_t all = spec.vocab * std::max<std::int64_t>(spec.tensor_ranks, 1);
+  if (row < 0 || row >= all) {
     throw InputError("the data", "an id whose row in the table is " + std::to_string(row),
-                     "0 to " + std::to_string(spec.vocab - 1));
+                     "0 to " + std::to_string(all - 1));
   }
-  return row;
+  if (spec.tensor_ranks == 0) {
+    return row;
+  }
+  return row / spec.vocab == call.cut.index ? row % spec.vocab : -1;
+}
+
+// The row that gets no gradient; -1: none of this rank's.
+std::int64_t PaddingRow(const ModelOpCall& call) {
+  const OpSpec& spec = *call.spec;
+  const std::int64_t first = spec.tensor_ranks > 0 ? call.cut.index * spec.vocab : 0;
+  return std::max<std::int64_t>(spec.padding_row - first, -1);
 }
 
 // Adds the table's row from `from`, or replaces it.
@@ -46,7 +59,7 @@ void AddGradientRows(const RowSum& sum, std::int64_t row, std::int64_t begin, st
 using Entry = std::pair<std::int64_t, std::int64_t>;  // table row, position
 
 // Features [first, end) of the gradients of all table rows.
-void SumLists(const RowSum& sum, std::span<const Entry> entries, const OpSpec& spec,
+void SumLists(const RowSum& sum, std::span<const Entry> entries, std::int64_t padding_row,
               std::int64_t first, std::int64_t end, const ParamGrad& grad) {
   for (std::size_t i = 0; i < entries.size();) {
     const std::int64_t row = entries[i].first;
@@ -54,15 +67,15 @@ void SumLists(const RowSum& sum, std::span<const Entry> entries, const OpSpec& s
     while (last < entries.size() && entries[last].first == row) {
       ++last;
     }
-    ForEachChunk(
-        row == spec.padding_row ? 0 : end - first, [&](std::int64_t begin, std::int64_t count) {
-          ChunkBuffer total;
-          std::fill_n(total.values.data(), count, 0.0F);
-          for (std::size_t k = i; k < last; ++k) {
-            AddGradientRows(sum, entries[k].second, first + begin, count, total.values.data());
-          }
-          StoreParamGrad(total.values.data(), count, grad, row * spec.out + first + begin);
-        });
+    ForEachChunk(row < 0 || row == padding_row ? 0 : end - first, [&](std::int64_t begin,
+                                                                      std::int64_t count) {
+      ChunkBuffer total;
+      std::fill_n(total.values.data(), count, 0.0F);
+      for (std::size_t k = i; k < last; ++k) {
+        AddGradientRows(sum, entries[k].second, first + begin, count, total.values.data());
+      }
+      StoreParamGrad(total.values.data(), count, grad, row * sum.features + first + begin);
+    });
     i = last;
   }
 }
@@ -74,13 +87,16 @@ void EmbeddingForward(const ModelOpCall& call) {
   const std::int64_t rows = call.batch * spec.rows;
   const ConstView& table = call.params[0];
   const View& y = call.outputs[0];
-  ForEachRowChunk(call.team, rows, spec.out,
-                  [&](std::int64_t i, std::int64_t begin, std::int64_t count) {
-                    ChunkBuffer buffer;
-                    const std::int64_t at = TableRow(spec, call.inputs[0], i) * spec.out + begin;
-                    StoreFloats(ReadFloats(table, at, count, buffer.values.data()), count, y,
-                                i * spec.out + begin);
-                  });
+  ForEachRowChunk(
+      call.team, rows, spec.out, [&](std::int64_t i, std::int64_t begin, std::int64_t count) {
+        ChunkBuffer buffer;
+        const std::int64_t row = TableRow(call, i);
+        std::fill_n(buffer.values.data(), count, 0.0F);
+        const float* const values =
+            row < 0 ? buffer.values.data()
+                    : ReadFloats(table, row * spec.out + begin, count, buffer.values.data());
+        StoreFloats(values, count, y, i * spec.out + begin);
+      });
 }
 
 // Positions are sorted by id; each table row with gradients then gets one sum, in fp32 and in the
@@ -97,7 +113,7 @@ void EmbeddingBackward(const ModelOpCall& call) {
   Scratch scratch(call.workspace);
   auto* const entries = reinterpret_cast<Entry*>(scratch.Integers(2 * rows));
   for (std::int64_t i = 0; i < rows; ++i) {
-    entries[i] = {TableRow(spec, call.inputs[0], i), i};
+    entries[i] = {TableRow(call, i), i};
   }
   std::sort(entries, entries + rows);
   if (!grad.accumulate) {
@@ -109,7 +125,8 @@ void EmbeddingBackward(const ModelOpCall& call) {
   }
   const std::int64_t least = std::max<std::int64_t>(kLeastColumns, LeastRows(rows));
   ForEachPart(call.team, spec.out, least, [&](std::int64_t begin, std::int64_t end, std::size_t) {
-    SumLists(sum, std::span(entries, static_cast<std::size_t>(rows)), spec, begin, end, grad);
+    SumLists(sum, std::span(entries, static_cast<std::size_t>(rows)), PaddingRow(call), begin, end,
+             grad);
   });
 }
 

@@ -52,6 +52,8 @@ void ExpertsForward(const ModelOpCall& call);
 void ExpertsBackward(const ModelOpCall& call);
 void DispatchForward(const ModelOpCall& call);
 void DispatchBackward(const ModelOpCall& call);
+void MoveTokensForward(const ModelOpCall& call);
+void MoveTokensBackward(const ModelOpCall& call);
 void CombineForward(const ModelOpCall& call);
 void CombineBackward(const ModelOpCall& call);
 void LogSoftmaxForward(const ModelOpCall& call);

@@ -51,7 +51,7 @@ void LinearForward(const ModelOpCall& call) {
   const ConstView& weight = call.params[0];
   Scratch scratch(call.workspace);
   const float* bias = nullptr;
-  if (spec.has_bias) {
+  if (spec.has_bias && call.params[1].data != nullptr) {
     bias = ReadFloats(call.params[1], 0, spec.out, scratch.Floats(spec.out));
   }
   const View& y = call.outputs[0];

@@ -1,10 +1,13 @@
 // Log-softmax, negative log-likelihood, and both in one as cross-entropy. A loss reads the logits
 // row by row and never writes an fp32 copy of them.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include "core/error.h"
 #include "executor/host/kernels/clones.h"
@@ -15,8 +18,13 @@
 namespace shardwright {
 namespace {
 
-// log(sum(exp(x))) of one row, in two passes of chunks: the maximum, then the sum.
-float LogSumExp(const ConstView& x, std::int64_t offset, std::int64_t n) {
+// The largest number of one row, and the sum of exp(x - largest), in two passes of chunks.
+struct ExpSum {
+  float largest = -INFINITY;
+  double sum = 0.0;
+  [[nodiscard]] float Log() const { return largest + static_cast<float>(std::log(sum)); }
+};
+ExpSum SumExp(const ConstView& x, std::int64_t offset, std::int64_t n) {
   ChunkBuffer buffer;
   float largest = -INFINITY;
   ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
@@ -28,7 +36,7 @@ float LogSumExp(const ConstView& x, std::int64_t offset, std::int64_t n) {
     const float* const values = ReadFloats(x, offset + begin, count, buffer.values.data());
     sum += VectorExp(values, largest, buffer.values.data(), count);
   });
-  return largest + static_cast<float>(std::log(sum));
+  return {largest, sum};
 }
 
 SHARDWRIGHT_CLONES void Subtract(const float* x, float y, float* z, std::int64_t n) {
@@ -39,11 +47,18 @@ SHARDWRIGHT_CLONES void Subtract(const float* x, float y, float* z, std::int64_t
 
 std::int64_t LabelOf(const ModelOpCall& call, std::int64_t row) {
   const std::int64_t label = static_cast<const std::int64_t*>(call.inputs[1].data)[row];
-  if (label >= call.spec->in) {
+  const std::int64_t all = call.spec->in * std::max<std::int64_t>(call.spec->tensor_ranks, 1);
+  if (label >= all) {
     throw InputError("the data", "a label " + std::to_string(label),
-                     "less than the number of classes, " + std::to_string(call.spec->in));
+                     "less than the number of classes, " + std::to_string(all));
   }
   return label;
+}
+
+// The label among this rank's words; below 0 or `spec->in` at least: it is not there.
+std::int64_t LabelHere(const ModelOpCall& call, std::int64_t row) {
+  const std::int64_t label = LabelOf(call, row);
+  return label < 0 || call.spec->tensor_ranks == 0 ? label : label - call.cut.index * call.spec->in;
 }
 
 // Calls f(row) for every row; threads share them.
@@ -79,7 +94,7 @@ void StoreLoss(const ModelOpCall& call, double sum) {
 void LogSoftmaxForward(const ModelOpCall& call) {
   const std::int64_t n = call.spec->in;
   ForEachRow(call, [&](std::int64_t row) {
-    const float log_sum = LogSumExp(call.inputs[0], row * n, n);
+    const float log_sum = SumExp(call.inputs[0], row * n, n).Log();
     ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
       ChunkBuffer buffer;
       const std::int64_t offset = row * n + begin;
@@ -139,18 +154,58 @@ void NllLossBackward(const ModelOpCall& call) {
   }
 }
 
+namespace {
+
+// Of this rank's words in a row: largest logit, sum of exponentials, the label's logit. 0: none.
+void ShareRow(const ModelOpCall& call, std::int64_t row) {
+  const std::int64_t n = call.spec->in;
+  const ExpSum here = SumExp(call.inputs[0], row * n, n);
+  const std::int64_t label = LabelHere(call, row);
+  float* const numbers = reinterpret_cast<float*>(call.exchange.data()) + 3 * row;
+  numbers[0] = here.largest;
+  numbers[1] = static_cast<float>(here.sum);
+  numbers[2] = label >= 0 && label < n ? ReadOne(call.inputs[0], row * n + label) : 0.0F;
+}
+
+// The log-sum of all ranks' words in a row, and the label's logit.
+std::pair<float, float> MergeRow(const ModelOpCall& call, std::int64_t row) {
+  const auto* const numbers = reinterpret_cast<const float*>(call.exchange.data()) + 3 * row;
+  ExpSum all;
+  float logit = 0.0F;
+  const auto of_rank = [&](std::int64_t rank) { return numbers + 3 * RowsOf(call) * rank; };
+  for (std::int64_t rank = 0; rank < call.spec->tensor_ranks; ++rank) {
+    all.largest = std::fmax(all.largest, of_rank(rank)[0]);
+  }
+  for (std::int64_t rank = 0; rank < call.spec->tensor_ranks; ++rank) {
+    all.sum += of_rank(rank)[1] * std::exp(static_cast<double>(of_rank(rank)[0] - all.largest));
+    logit += of_rank(rank)[2];
+  }
+  return {all.Log(), logit};
+}
+
+}  // namespace
+
 // Keeps the log-sum of each row.
 void CrossEntropyForward(const ModelOpCall& call) {
+  if (call.part == OpPart::kBeforeExchange) {
+    return ForEachRow(call, [&](std::int64_t row) { ShareRow(call, row); });
+  }
   const std::int64_t n = call.spec->in;
   auto* const log_sums = reinterpret_cast<float*>(call.saved.data());
   double sum = 0.0;
-  ForEachRow(call,
-             [&](std::int64_t row) { log_sums[row] = LogSumExp(call.inputs[0], row * n, n); });
+  if (call.part == OpPart::kWhole) {
+    ForEachRow(call,
+               [&](std::int64_t row) { log_sums[row] = SumExp(call.inputs[0], row * n, n).Log(); });
+  }
   for (std::int64_t row = 0; row < RowsOf(call); ++row) {
     const std::int64_t label = LabelOf(call, row);
-    if (label >= 0) {
-      sum += static_cast<double>(log_sums[row]) - ReadOne(call.inputs[0], row * n + label);
+    float logit = 0.0F;
+    if (call.part == OpPart::kAfterExchange) {
+      std::tie(log_sums[row], logit) = MergeRow(call, row);
+    } else if (label >= 0) {
+      logit = ReadOne(call.inputs[0], row * n + label);
     }
+    sum += label >= 0 ? static_cast<double>(log_sums[row]) - logit : 0.0;
   }
   StoreLoss(call, sum);
 }
@@ -161,7 +216,8 @@ void CrossEntropyBackward(const ModelOpCall& call) {
   const auto* const log_sums = reinterpret_cast<const float*>(call.saved.data());
   const auto factor = static_cast<float>(call.loss_scale * RowFactor(call));
   ForEachRow(call, [&](std::int64_t row) {
-    const std::int64_t label = LabelOf(call, row);
+    const std::int64_t label = LabelHere(call, row);
+    const float scale = LabelOf(call, row) < 0 ? 0.0F : factor;
     ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
       ChunkBuffer buffer;
       const std::int64_t offset = row * n + begin;
@@ -170,7 +226,7 @@ void CrossEntropyBackward(const ModelOpCall& call) {
       if (label >= begin && label < begin + count) {
         values[label - begin] -= 1.0F;
       }
-      VectorScale(label < 0 ? 0.0F : factor, values, values, count);
+      VectorScale(scale, values, values, count);
       StoreFloats(values, count, call.input_grads[0], offset);
     });
   });

@@ -184,14 +184,16 @@ class HeadTurner {
  public:
   HeadTurner(const ModelOpCall& call, bool is_gradient, std::span<std::byte> workspace)
       : spec_(*call.spec),
+        cut_(call.cut),
         is_gradient_(is_gradient),
         scratch_(workspace),
         angles_(MakeAngles(spec_.rope, scratch_)),
         in_(scratch_.Floats(spec_.head_dim)),
         out_(scratch_.Floats(spec_.head_dim)) {}
 
-  void MoveTo(std::int64_t position) {
-    SetPosition(angles_, spec_.rope.dim / 2, position, is_gradient_ ? -1.0 : 1.0);
+  void MoveTo(std::int64_t token) {
+    SetPosition(angles_, spec_.rope.dim / 2, cut_.PositionHere(token, spec_.rows),
+                is_gradient_ ? -1.0 : 1.0);
   }
 
   // to[to_offset..] = the turned head from[from_offset..]; the rotated features begin at `begin`.
@@ -222,6 +224,7 @@ class HeadTurner {
 
  private:
   const OpSpec& spec_;
+  CutPlace cut_;
   bool is_gradient_;
   Scratch scratch_;
   Angles angles_;

@@ -16,7 +16,7 @@ struct HostKernel {
 };
 
 // In the order of OpKind.
-constexpr std::array<HostKernel, 28> kTable = {{
+constexpr std::array<HostKernel, 30> kTable = {{
     {OpKind::kEmbedding, EmbeddingForward, EmbeddingBackward},
     {OpKind::kLinear, LinearForward, LinearBackward},
     {OpKind::kLayerNorm, LayerNormForward, LayerNormBackward},
@@ -43,8 +43,10 @@ constexpr std::array<HostKernel, 28> kTable = {{
     {OpKind::kCrossEntropy, CrossEntropyForward, CrossEntropyBackward},
     {OpKind::kOther, nullptr, nullptr},
     {OpKind::kDispatch, DispatchForward, DispatchBackward},
-    {OpKind::kExchange, nullptr, nullptr},  // a collective
+    {OpKind::kExchange, MoveTokensForward, MoveTokensBackward},  // of experts: a collective alone
     {OpKind::kCombine, CombineForward, CombineBackward},
+    {OpKind::kGatherTokens, MoveTokensForward, MoveTokensBackward},
+    {OpKind::kScatterTokens, MoveTokensForward, MoveTokensBackward},
 }};
 
 const HostKernel& KernelOf(const ModelOpCall& call) {

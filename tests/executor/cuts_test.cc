@@ -1,0 +1,359 @@
+// Ranks that cut layers (tensor parallel) or tokens (context parallel), run on the host: random
+// decoders on random meshes. The expected values are those of one rank that has the whole model and
+// reads all samples.
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "executor/data/batch.h"
+#include "models/loader.h"
+#include "schedule/lower.h"
+#include "schedule/plan_file.h"
+#include "schedule/wrap.h"
+#include "tests/executor/bounded.h"
+#include "tests/executor/harness.h"
+#include "tests/sanitizers.h"
+
+namespace shardwright::testing {
+namespace {
+
+constexpr double kRate = 8.0;
+constexpr std::int64_t kLength = 16;
+
+// A model, whole, and a plan that cuts it.
+struct Case {
+  Model model;
+  Plan plan;
+  bool clips = false;
+  Precision precision = {DType::kFp32, DType::kFp32, DType::kFp32};
+  std::string type, description;
+
+  [[nodiscard]] Mesh mesh() const { return MeshOf(plan); }
+};
+
+template <class T, std::size_t N>
+T OneOf(const std::array<T, N>& values, std::mt19937& random) {
+  return values[random() % N];
+}
+
+Model DecoderOf(const std::string& type, std::mt19937& random) {
+  const auto field = [](const char* name, std::int64_t value) {
+    return ", \"" + std::string(name) + "\": " + std::to_string(value);
+  };
+  const auto flag = [&](const char* name) {
+    return ", \"" + std::string(name) + "\": " + (random() % 2 == 0 ? "true" : "false");
+  };
+  std::string text = R"({"model_type": ")" + type + '"';
+  const std::int64_t heads = OneOf(std::array{4, 8}, random);
+  text += field("hidden_size", OneOf(std::array{16, 24, 40}, random)) +
+          field("num_hidden_layers", 1 + static_cast<std::int64_t>(random() % 2)) +
+          field("num_attention_heads", heads) +
+          field("num_key_value_heads",
+                std::min(heads, OneOf(std::array<std::int64_t, 3>{2, 4, 8}, random))) +
+          field("head_dim", OneOf(std::array{4, 8}, random)) +
+          field("intermediate_size", OneOf(std::array{20, 36}, random)) +
+          field("vocab_size", OneOf(std::array{40, 52}, random)) +
+          field("max_position_embeddings", 64) + flag("tie_word_embeddings");
+  if (type == "llama") {
+    text += flag("attention_bias") + flag("mlp_bias");
+    text += random() % 2 == 0 ? R"(, "rope_theta": 100.0)" : "";
+  }
+  if (type == "mistral") {
+    text += field("sliding_window", 5);
+  }
+  if (type == "opt") {
+    text += field("ffn_dim", 28) + R"(, "do_layer_norm_before": true, "dropout": 0.0)" +
+            R"(, "activation_function": "relu", "word_embed_proj_dim": 24, "hidden_size": 24)";
+  }
+  if (type == "mixtral") {
+    text += field("num_local_experts", 4) + field("num_experts_per_tok", 2);
+  }
+  LoadOptions options;
+  options.sequence_length = kLength;
+  return ModelFromJson(JsonValue::Parse(text + "}", "test"), type, options);
+}
+
+void CutAndWrap(Case& c) {
+  Model cut = c.model;
+  CutForPlan(cut, {}, c.plan, {"ep", "tp", "cp"});
+  c.plan.units = Wrap(cut, ParseWrap("block", "test"), {}, c.plan.dialect, "test");
+  AddExpertUnits(cut, c.plan.units);
+}
+
+// May be a plan that is refused. `cuts_tokens`: by context parallel, otherwise by tensor parallel.
+Case Draw(std::mt19937& random, bool cuts_tokens) {
+  Case c;
+  c.type = OneOf(std::array{"llama", "qwen2", "qwen3", "mistral", "gemma", "mixtral"}, random);
+  c.model = DecoderOf(c.type, random);
+  c.plan.dialect = Dialect::kFsdp2;
+  const std::int64_t ranks = OneOf(std::array{2, 4}, random);
+  c.plan.shard_size = 1 + static_cast<std::int64_t>(random() % 4);
+  if (cuts_tokens) {
+    c.plan.context_size = ranks;
+    c.plan.shard_size *= ranks;
+    c.plan.expert_size = c.type == "mixtral" && random() % 2 == 0 ? 2 : 1;
+    c.plan.context_method =
+        OneOf(std::array{ContextMethod::kGather, ContextMethod::kUlysses}, random);
+  } else {
+    c.plan.tensor_size = ranks;
+  }
+  c.plan.replicate_size = 1 + static_cast<std::int64_t>(random() % 2);
+  c.plan.micro_batch = 1 + static_cast<std::int64_t>(random() % 2);
+  c.plan.accumulation = 1 + static_cast<std::int64_t>(random() % 2);
+  c.plan.sync =
+      OneOf(std::array{SyncMode::kEvery, SyncMode::kLast, SyncMode::kReplicateLast}, random);
+  CutAndWrap(c);
+  if (random() % 3 == 0) {
+    for (UnitPlan& unit : c.plan.units) {
+      unit.reshard = {Reshard::Kind::kNever, 0};
+    }
+  }
+  if (random() % 2 == 0) {
+    Model cut = c.model;
+    CutForPlan(cut, {}, c.plan, {"ep", "tp", "cp"});
+    const auto kind = random() % 2 == 0 ? RecomputeKind::kFull : RecomputeKind::kSelective;
+    c.plan.recompute = RecomputeBlocks(cut, kind, 1, "test");
+  }
+  c.clips = random() % 3 == 0;
+  if (random() % 4 == 0) {  // gradients of several micro-batches in a dtype of their own
+    c.precision.param = DType::kBf16;
+  }
+  c.description =
+      c.type + ", shard " + std::to_string(c.plan.shard_size) + " x " +
+      std::to_string(c.plan.replicate_size) + ", tp=" + std::to_string(c.plan.tensor_size) +
+      ", cp=" + std::to_string(c.plan.context_size) + ", ep=" + std::to_string(c.plan.expert_size) +
+      (c.plan.context_method == ContextMethod::kUlysses ? " by heads" : "") + ", micro-batch " +
+      std::to_string(c.plan.micro_batch) + " x " + std::to_string(c.plan.accumulation) + ", " +
+      std::to_string(c.plan.recompute.size()) + " regions" + (c.clips ? ", clipped" : "") +
+      (c.precision.param == DType::kBf16 ? ", bf16" : "");
+  return c;
+}
+
+// The job with this plan. Plain descent; the last step alone changes the weights.
+Setup SetupOf(const Case& c, const Plan& plan) {
+  Setup s = DescentSetup(c.model, 1e-50);  // 0 in fp32
+  CutForPlan(s.model, {}, plan, {"ep", "tp", "cp"});
+  s.plan = plan;
+  s.loss_chunks = plan.context_size > 1 ? 1 + plan.micro_batch : 1;
+  s.job.precision = c.precision;
+  s.job.sequence_length = kLength;
+  s.job.clip_gradients = c.clips;
+  s.training.clip_norm = 0.05;
+  s.training.schedule = {.kind = ScheduleKind::kStep, .gamma = kRate * 1e50};
+  s.steps = 2;
+  const std::shared_ptr<Dataset> data = OpenDataset("random:64", s.model, 3);
+  const Sampler sampler{data->size(),
+                        MeshOf(plan).DataCount() * plan.micro_batch * plan.accumulation};
+  s.run.inputs = [model = s.model, data, sampler](const BatchKey& key,
+                                                  std::span<const View> views) {
+    WriteBatch(model, *data, sampler, {key.step, key.first_sample, key.count, key.cut}, views);
+  };
+  return s;
+}
+
+Case DrawLegal(std::mt19937& random, bool cuts_tokens) {
+  while (true) {
+    try {
+      Case c = Draw(random, cuts_tokens);
+      if (c.mesh().RankCount() > 8) {
+        continue;
+      }
+      (void)LowerSetup(SetupOf(c, c.plan));
+      return c;
+    } catch (const InputError& refused) {
+      if (std::getenv("SHARDWRIGHT_VERBOSE") != nullptr) {
+        MESSAGE("refused: " << std::string(refused.what()));
+      }
+      continue;
+    }
+  }
+}
+
+// One rank that has it all: the same micro-batches, each whole.
+Plan WholePlan(const Case& c) {
+  Plan plan;
+  plan.dialect = Dialect::kFsdp2;
+  plan.micro_batch = c.plan.micro_batch * c.mesh().DataCount();
+  plan.accumulation = c.plan.accumulation;
+  plan.units = Wrap(c.model, ParseWrap("root", "test"), {}, plan.dialect, "test");
+  return plan;
+}
+
+// A sum of n terms in another order, or cut in two, differs by Gamma(2 n) of its terms' magnitude.
+// Here n is at most the rows of the batch and a hundred features; some forty such sums stand one
+// behind the other between the first layer's loss and the first layer's gradients. In bf16 a number
+// has 16 bits less.
+double Bound(const Case& c) {
+  const auto rows = static_cast<double>(c.mesh().DataCount() * c.plan.micro_batch *
+                                        c.plan.accumulation * kLength);
+  return c.precision.param == DType::kBf16 ? 0.125 : 40.0 * Gamma(2.0 * (rows + 100.0));
+}
+
+struct Worst {
+  double update = 0.0, loss = 0.0, update16 = 0.0;
+  std::map<std::string, int> types;
+};
+
+void Check(const Case& c, Worst& worst) {
+  CAPTURE(c.description);
+  if (std::getenv("SHARDWRIGHT_VERBOSE") != nullptr) {
+    MESSAGE(c.description);
+  }
+  const Setup whole = SetupOf(c, WholePlan(c));
+  Setup setup = SetupOf(c, c.plan);
+  const Outcome expected = Train(whole);
+  const Outcome outcome = Train(setup);
+  CHECK(outcome.findings == std::vector<std::string>{});
+  CHECK(outcome.replicas_agree);
+  REQUIRE(outcome.losses.size() == expected.losses.size());
+  const bool is_narrow = c.precision.param == DType::kBf16;
+  for (std::size_t s = 0; s < outcome.losses.size(); ++s) {
+    const double difference = std::abs(outcome.losses[s] / expected.losses[s] - 1.0);
+    CHECK(difference < (is_narrow ? 0.01 : 16 * kUnit));
+    worst.loss = is_narrow ? worst.loss : std::max(worst.loss, difference);
+  }
+  setup.steps = 0;
+  const double difference = UpdateDifference(outcome, expected, Train(setup));
+  CHECK(difference < Bound(c));
+  double& most = is_narrow ? worst.update16 : worst.update;
+  most = std::max(most, difference / Bound(c));
+  ++worst.types[c.type];
+}
+
+void CheckRandom(bool cuts_tokens) {
+  const char* const deep = std::getenv("SHARDWRIGHT_DEEP");
+  const int count = deep != nullptr ? 150 : kHasSanitizer ? 3 : 10;
+  std::mt19937 random(20261130);
+  Worst worst;
+  for (int i = 0; i < count; ++i) {
+    Check(DrawLegal(random, cuts_tokens), worst);
+  }
+  std::string types;
+  for (const auto& [type, jobs] : worst.types) {
+    types += " " + type + " " + std::to_string(jobs);
+  }
+  MESSAGE(count << " jobs:" << types << "; the largest difference of an update is " << worst.update
+                << " of its bound, in bf16 " << worst.update16 << ", of a loss " << worst.loss);
+  CHECK(worst.update > 1e-4);  // a bound that anything passes would be worth nothing
+}
+
+}  // namespace
+
+TEST_CASE("cut layers: random decoders train like one rank") {
+  CheckRandom(/*cuts_tokens=*/false);
+}
+
+TEST_CASE("cut tokens: random decoders train like one rank") {
+  CheckRandom(/*cuts_tokens=*/true);
+}
+
+// Runs with `kernel`, or with a program in which a group's collectives of one kind and phase do
+// nothing, and tells how far its updates are from one rank's, over the bound.
+double ShareOfBound(const Case& c, const ModelKernel& kernel, OpCode lost = OpCode::kCompute,
+                    Phase phase = Phase::kBackward) {
+  const Outcome expected = Train(SetupOf(c, WholePlan(c)));
+  Setup setup = SetupOf(c, c.plan);
+  setup.kernel = kernel;
+  const Program legal = LowerSetup(setup);
+  Program program = legal;
+  int count = 0;
+  for (Op& op : program.step.ops) {
+    const OpShape& shape = program.ShapeOf(op);
+    if (shape.code == lost && op.phase == phase && shape.group.valid() &&
+        (program.groups[shape.group.value].name == "tp" ||
+         program.groups[shape.group.value].name == "cp")) {
+      OpShape nothing;
+      nothing.code = OpCode::kStreamWait;
+      nothing.stream = shape.stream;
+      program.shapes.push_back(nothing);
+      op.shape = ShapeId(program.shapes.size() - 1);
+      ++count;
+    }
+  }
+  CHECK((lost == OpCode::kCompute || count > 0));
+  const Outcome outcome = TrainProgram(setup, program, legal);
+  setup.kernel = HostKernel;
+  setup.steps = 0;
+  return UpdateDifference(outcome, expected, Train(setup)) / Bound(c);
+}
+
+// The host's kernels, but those of `kind` at another place.
+ModelKernel Displaced(OpKind kind, CutPlace place) {
+  return [=](const ModelOpCall& call, bool is_backward) {
+    ModelOpCall changed = call;
+    if (call.spec->kind == kind) {
+      changed.cut = place;
+    }
+    HostKernel(changed, is_backward);
+  };
+}
+
+TEST_CASE("cuts: planted faults are far from one rank's run") {
+  std::mt19937 random(5);
+  Case c;
+  c.model = DecoderOf("qwen3", random);
+  while (c.model.params.size() < 20) {  // two layers
+    c.model = DecoderOf("qwen3", random);
+  }
+  c.plan.dialect = Dialect::kFsdp2;
+  c.plan.shard_size = 2;
+  c.plan.micro_batch = 2;
+  const auto cut = [&](std::int64_t tensor, std::int64_t context, bool clips) {
+    c.plan.tensor_size = tensor;
+    c.plan.context_size = context;
+    c.clips = clips;
+    CutAndWrap(c);
+  };
+  cut(1, 2, false);
+  CHECK(ShareOfBound(c, HostKernel) < 1.0);
+  for (const OpKind kind : {OpKind::kRope, OpKind::kAttention, OpKind::kGatherTokens}) {
+    CAPTURE(static_cast<int>(kind));
+    CHECK(ShareOfBound(c, Displaced(kind, {0, 1})) > 10.0);
+  }
+  CHECK(ShareOfBound(c, HostKernel, OpCode::kReduceScatter) > 10.0);
+  cut(2, 1, false);
+  CHECK(ShareOfBound(c, HostKernel) < 1.0);
+  for (const OpKind kind : {OpKind::kEmbedding, OpKind::kCrossEntropy}) {
+    CAPTURE(static_cast<int>(kind));
+    CHECK(ShareOfBound(c, Displaced(kind, {0, 1})) > 10.0);
+  }
+  CHECK(ShareOfBound(c, HostKernel, OpCode::kAllReduce) > 10.0);  // of the norms' gradients
+  cut(2, 1, true);
+  CHECK(ShareOfBound(c, HostKernel) < 1.0);
+  CHECK(ShareOfBound(c, HostKernel, OpCode::kAllReduce, Phase::kOptimizer) > 10.0);
+}
+
+TEST_CASE("cuts: random delays change no bit") {
+  std::mt19937 random(11);
+  const bool is_deep = std::getenv("SHARDWRIGHT_DEEP") != nullptr;
+  for (int i = 0; i < (is_deep ? 40 : 2); ++i) {
+    const Case c = DrawLegal(random, i % 2 == 1);
+    CAPTURE(c.description);
+    Setup setup = SetupOf(c, c.plan);
+    const Outcome expected = Train(setup);
+    for (int run = 0; run < 3; ++run) {
+      setup.host.delay_percent = 10 + static_cast<int>(random() % 40);
+      setup.host.max_delay = std::chrono::microseconds(20 + random() % 300);
+      setup.host.delay_seed = random();
+      const Outcome outcome = Train(setup);
+      CHECK(outcome.weights == expected.weights);
+      CHECK(outcome.losses == expected.losses);
+      CHECK(outcome.findings == std::vector<std::string>{});
+    }
+  }
+}
+
+}  // namespace shardwright::testing
