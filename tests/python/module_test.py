@@ -97,7 +97,7 @@ class Module(unittest.TestCase):
         shardwright.plan(**net, seq=8, output=self.folder / "short.json")
         shardwright.plan(**net, seq=4096, output=self.folder / "long.json")
         shardwright.commands.run(self.folder / "short.json", steps=1, checkpoint=self.folder / "kept")
-        calls.append(("commands.generate('long.json', checkpoint='kept', prompt_tokens='1,2', tokens=20)", (0.2, 2)))
+        calls.append(("commands.eval('long.json', checkpoint='kept', data='random:400')", (0.2, 2)))
         for call, moments in calls:
             for moment in moments:
                 with self.subTest(call=call, moment=moment):
