@@ -182,9 +182,12 @@ void ApplyUnits(const S& s, const std::string& where, PlanFile& file) {
   AddExpertUnits(file.model, file.plan.units);
 }
 
-// Of the ring that torchtitan 0.2 has with SDPA. Without a name keys and values are gathered.
+// Of the ring that torchtitan 0.2 has with SDPA, by default "allgather". "none" is our word for
+// 0.3, which gathers keys and values for FlexAttention and has no ring.
 const char* RotateName(ContextMethod method) {
-  return method == ContextMethod::kRing ? "alltoall" : "allgather";
+  return method == ContextMethod::kRing         ? "alltoall"
+         : method == ContextMethod::kRingGather ? "allgather"
+                                                : "none";
 }
 
 void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
@@ -227,13 +230,15 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
   file.plan.tensor_size = tensor;
   file.plan.context_size = context;
   file.plan.context_method = ContextMethod::kGather;
-  if (const auto& rotate = s.context_parallel_rotate_method; rotate && context > 1) {
-    const bool is_round = *rotate == RotateName(ContextMethod::kRing);
-    if (!is_round && *rotate != RotateName(ContextMethod::kRingGather)) {
-      throw InputError(key + "context_parallel_rotate_method", Quoted(*rotate),
+  if (context > 1) {
+    const std::string rotate = s.context_parallel_rotate_method.value_or("allgather");
+    file.plan.context_method = rotate == "alltoall"    ? ContextMethod::kRing
+                               : rotate == "allgather" ? ContextMethod::kRingGather
+                                                       : ContextMethod::kGather;
+    if (rotate != RotateName(file.plan.context_method)) {
+      throw InputError(key + "context_parallel_rotate_method", Quoted(rotate),
                        "\"allgather\" or \"alltoall\"");
     }
-    file.plan.context_method = is_round ? ContextMethod::kRing : ContextMethod::kRingGather;
   }
   CutForPlan(file.model, file.job, file.plan,
              {key + "expert_parallel_degree", key + "tensor_parallel_degree",
@@ -352,8 +357,6 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   }
   if (plan.context_size > 1) {
     s.context_parallel_degree = plan.context_size;
-  }
-  if (IsRing(plan.context_method)) {
     s.context_parallel_rotate_method = RotateName(plan.context_method);
   }
   s.fsdp_reshard_after_forward = ReshardName(file);
@@ -440,9 +443,6 @@ def apply_plan(config):
   if (s.context_parallel_degree) {
     line("parallelism.context_parallel_degree", std::to_string(*s.context_parallel_degree));
   }
-  if (s.context_parallel_rotate_method) {
-    text += "    # A ring of keys and values is of 0.2: 0.3 gathers them, for FlexAttention.\n";
-  }
   line("parallelism.fsdp_reshard_after_forward", "\"" + *s.fsdp_reshard_after_forward + "\"");
   line("activation_checkpoint", recompute);
   line("compile.enable", flag(*s.compile));
@@ -472,13 +472,19 @@ Emission EmitTorchtitan(const PlanFile& file, const EmitOptions& options) {
   emission.by_hand.emplace_back(
       "set the learning rate and the weight decay; those in the file "
       "stand for any");
-  emission.by_hand.push_back("start it with: NGPU=" + std::to_string(file.cluster.gpus_per_node) +
-                             " CONFIG_FILE=torchtitan.toml ./run_train.sh");
-  emission.files.push_back(
-      {"torchtitan.toml",
-       SettingsAsToml(ListSettings<TorchtitanSettings>(kRows, settings),
-                      "Written by shardwright emit for torchtitan up to 0.2.2.")});
-  emission.files.push_back({"torchtitan_recipe.py", Recipe(settings)});
+  // 0.2 has rings alone, and 0.3 none.
+  const bool is_cut = file.plan.context_size > 1, is_ring = IsRing(file.plan.context_method);
+  if (!is_cut || is_ring) {
+    emission.by_hand.push_back("start it with: NGPU=" + std::to_string(file.cluster.gpus_per_node) +
+                               " CONFIG_FILE=torchtitan.toml ./run_train.sh");
+    emission.files.push_back(
+        {"torchtitan.toml",
+         SettingsAsToml(ListSettings<TorchtitanSettings>(kRows, settings),
+                        "Written by shardwright emit for torchtitan up to 0.2.2.")});
+  }
+  if (!is_cut || !is_ring) {
+    emission.files.push_back({"torchtitan_recipe.py", Recipe(settings)});
+  }
   return emission;
 }
 

@@ -41,8 +41,13 @@ def settings(config: Any) -> dict[str, dict[str, Any]]:
         raise InputError(f"activation_checkpoint: got {checkpointing}, expected FullAC.Config, SelectiveAC.Config or None")
     return {"model": {"name": spec.name, "flavor": spec.flavor}, "optimizer": _optimizer(config.optimizer),
             "training": {name: getattr(config.training, name) for name in _TRAINING},
-            "parallelism": {name: getattr(config.parallelism, name) for name in _PARALLELISM},
+            "parallelism": {name: getattr(config.parallelism, name) for name in _PARALLELISM} | _rotation(config.parallelism),
             "activation_checkpoint": _CHECKPOINTING[checkpointing], "compile": {"enable": config.compile.enable}}
+
+
+def _rotation(parallelism: Any) -> dict[str, str]:
+    """0.3 gathers keys and values; in the TOML of 0.2 no word means a ring."""
+    return {"context_parallel_rotate_method": "none"} if parallelism.context_parallel_degree > 1 else {}
 
 
 def _parts(config: Any) -> Iterator[Any]:

@@ -79,21 +79,27 @@ class Context(ShardwrightTestCase):
                                    ("2", "data_parallel_shard_degree = 8", "product of 8 ranks")):
             (self.folder / "t.toml").write_text(TORCHTITAN.format(degree, more))
             self.refused(3, text, "import-run", "t.toml", "--cluster", "8xH100")
-        for more, shard in (("", 8), ("data_parallel_shard_degree = 2", 8), ("data_parallel_replicate_degree = 2", 4)):
+        (self.folder / "t.toml").write_text(TORCHTITAN.format(4, "data_parallel_replicate_degree = 2"))
+        self.refused(3, "without replicas alone", "import-run", "t.toml", "--cluster", "8xH100")
+        # 0.2.2's config/job_config.py: context_parallel_rotate_method is "allgather" by default.
+        for more, method in (("", "ring_gather"), ("data_parallel_shard_degree = 2", "ring_gather"),
+                             ('context_parallel_rotate_method = "allgather"', "ring_gather"),
+                             ('context_parallel_rotate_method = "alltoall"', "ring")):
             (self.folder / "t.toml").write_text(TORCHTITAN.format(4, more))
             self.succeed("import-run", "t.toml", "--cluster", "8xH100", "-o", "r.json")
             run = json.loads((self.folder / "r.json").read_text())
-            self.assertEqual((run["plan"]["context_size"], run["plan"]["shard_size"], run["job"]["global_batch"]), (4, shard, 2))
-            self.succeed("emit", "r.json", "--to", "torchtitan", "-o", "out")
-            text = (self.folder / "out/torchtitan.toml").read_text()
-            self.assertIn("context_parallel_degree = 4", text)
-            self.assertIn(f"data_parallel_shard_degree = {shard // 4}", text)
-        for name, method in (("allgather", "ring_gather"), ("alltoall", "ring")):
-            (self.folder / "t.toml").write_text(TORCHTITAN.format(4, f'context_parallel_rotate_method = "{name}"'))
-            self.succeed("import-run", "t.toml", "--cluster", "8xH100", "-o", "r.json")
-            self.assertEqual(json.loads((self.folder / "r.json").read_text())["plan"]["context_method"], method)
-            self.succeed("emit", "r.json", "--to", "torchtitan", "-o", "out")
-            self.assertIn(f'context_parallel_rotate_method = "{name}"', (self.folder / "out/torchtitan.toml").read_text())
+            self.assertEqual((run["plan"]["context_size"], run["plan"]["shard_size"], run["job"]["global_batch"]), (4, 8, 2))
+            self.assertEqual(run["plan"]["context_method"], method)
+            self.succeed("emit", "r.json", "--to", "torchtitan", "-o", "out.toml")
+            text = (self.folder / "out.toml").read_text()
+            name = "alltoall" if method == "ring" else "allgather"
+            for line in ("context_parallel_degree = 4", "data_parallel_shard_degree = 2", f'context_parallel_rotate_method = "{name}"'):
+                self.assertIn(line, text)
+        (self.folder / "t.toml").write_text(TORCHTITAN.format(4, 'context_parallel_rotate_method = "ring"'))
+        self.refused(3, 'got "ring", expected "allgather" or "alltoall"', "import-run", "t.toml", "--cluster", "8xH100")
+        self.plan("--shard", "4,cp=4", name="g.json")  # a gather with replicas: 0.3
+        self.succeed("emit", "g.json", "--to", "torchtitan", "-o", "g.py")
+        self.assertIn("config.parallelism.context_parallel_degree = 4", (self.folder / "g.py").read_text())
         self.refused(3, "--to torchtitan", "emit", "r.json", "--to", "fsdp2")
 
     def test_a_ring(self):

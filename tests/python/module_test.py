@@ -275,6 +275,12 @@ class Module(unittest.TestCase):
         self.assertEqual((read["plan"]["replicate_size"], read["plan"]["shard_size"], read["plan"]["micro_batch"]), (2, 4, 2))
         self.assertEqual((read["job"]["sequence_length"], read["kernel_set"]["name"], read["model"]["name"]), (4096, "torch-compile", "llama-3.1-8b"))
         self.assertEqual({region["kind"] for region in read["plan"]["recompute"]}, {"full"})
+        config.parallelism.context_parallel_degree, config.parallelism.data_parallel_replicate_degree = 2, 1
+        file.write_text(torchtitan.toml(config))
+        self.assertEqual(self.program("import-run", file, "--cluster", "dgx-h100", "-o", plan).returncode, 0)
+        cut = json.loads(plan.read_text())["plan"]
+        self.assertEqual((cut["context_size"], cut.get("context_method", "gather")), (2, "gather"))
+        config.parallelism.context_parallel_degree, config.parallelism.data_parallel_replicate_degree = 1, 2
         config.optimizer.param_groups.append(space(optimizer_name="Muon", optimizer_kwargs={}))
         with self.assertRaisesRegex(shardwright.InputError, r"^optimizer\.param_groups: got AdamW, Muon, expected one optimizer"):
             torchtitan.toml(config)
