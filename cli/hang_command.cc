@@ -40,26 +40,44 @@ std::string HangTime(std::int64_t nanoseconds) {
   return std::string(text.data(), size) + '.' + milliseconds + " UTC";
 }
 
-// "rank 3", "ranks 0 and 1", "ranks 0-2 and 5".
-std::string RankList(const std::vector<std::int64_t>& ranks) {
+// "layers.3" -> "layers.4"; "3" -> "4". Empty: no small number ends it.
+std::string Successor(const std::string& name) {
+  constexpr std::size_t kMostDigits = 9;
+  const std::size_t digits = name.find_last_not_of("0123456789") + 1;
+  return digits == name.size() || name.size() - digits > kMostDigits
+             ? ""
+             : name.substr(0, digits) + std::to_string(std::stol(name.substr(digits)) + 1);
+}
+
+// "a, layers.0-2 LAST c": three or more that follow each other as a range.
+std::string RangesText(const std::vector<std::string>& names, const std::string& last) {
   std::vector<std::string> parts;
-  for (std::size_t i = 0; i < ranks.size();) {
+  for (std::size_t i = 0; i < names.size();) {
     std::size_t end = i + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) {
+    while (end < names.size() && names[end] == Successor(names[end - 1])) {
       ++end;
     }
-    if (end - i < 3) {
-      end = i + 1;
-    }
-    parts.push_back(std::to_string(ranks[i]) +
-                    (end - i > 1 ? '-' + std::to_string(ranks[end - 1]) : ""));
+    end = end - i < 3 ? i + 1 : end;
+    const std::string& high = names[end - 1];
+    parts.push_back(names[i] + (end - i == 1
+                                    ? ""
+                                    : '-' + high.substr(high.find_last_not_of("0123456789") + 1)));
     i = end;
   }
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  std::string text;
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 == parts.size() ? " and " : ", ") + parts[i];
+    text += (i == 0 ? "" : i + 1 == parts.size() ? last : ", ") + parts[i];
   }
   return text;
+}
+
+// "rank 3", "ranks 0 and 1", "ranks 0-2 and 5".
+std::string RankList(const std::vector<std::int64_t>& ranks) {
+  std::vector<std::string> names;
+  for (const std::int64_t rank : ranks) {
+    names.push_back(std::to_string(rank));
+  }
+  return (ranks.size() == 1 ? "rank " : "ranks ") + RangesText(names, " and ");
 }
 
 // "272 fp32 elements".
@@ -79,10 +97,7 @@ std::string CallText(const HangCall& call) {
   if (call.units.empty()) {
     text += CallShape(call);
   } else {
-    text += call.op + " of ";
-    for (std::size_t i = 0; i < call.units.size(); ++i) {
-      text += (i == 0 ? "" : i + 1 == call.units.size() ? " or " : ", ") + call.units[i];
-    }
+    text += call.op + " of " + RangesText(call.units, " or ");
   }
   if (call.phase != HangPhase::kUnknown) {
     text += " in " + std::string(NameOf(call.phase));

@@ -535,8 +535,9 @@ class Logs(ShardwrightTestCase):
         # A block of GPT-2: 12 d^2 + 13 d of d = 768.
         block = 12 * 768 * 768 + 13 * 768
         log = "".join(self.timeout(r, 40, "_ALLGATHER_BASE", block // 4, block) for r in range(4))
-        expected = self.hang(log, "--plan", "plan.json")["findings"][0]["expected"]
-        self.assertEqual(expected["units"], [f"transformer.h.{i}" for i in range(12)])
+        finding = self.hang(log, "--plan", "plan.json")["findings"][0]
+        self.assertEqual(finding["expected"]["units"], [f"transformer.h.{i}" for i in range(12)])
+        self.assertIn("ranks 0-3 all wait in the all-gather of transformer.h.0-11 ", finding["text"] + " ")
         log = "".join(self.timeout(r, 40, "ALLREDUCE", 8, 8) for r in range(8))
         self.assertIn("the plan has 4 ranks, the log 8: it is not the plan of this job", self.hang(log, "--plan", "plan.json")["notes"])
 
