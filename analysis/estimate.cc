@@ -26,10 +26,12 @@ struct Searched {
   PlanFile file;
   SearchOptions options;
   SearchResult result;
+  double offloading = 0;  // SamplesPerSecond of a faster plan that offloads and gave way; 0: none
 
-  [[nodiscard]] double TokensPerSecond() const {
+  [[nodiscard]] double SamplesPerSecond() const {
     return static_cast<double>(file.job.global_batch) / result.best.step_time.value;
   }
+  [[nodiscard]] bool Offloads() const { return result.best.plan.offload != Offload(); }
 };
 
 // A micro-batch of 0 is free, or `given`'s.
@@ -44,38 +46,55 @@ Searched SearchBatch(const Problem& problem, std::int64_t global_batch, std::int
     options.fixed.micro_batch = true;
     options.base.micro_batch = micro_batch;
   }
-  searched.result = SearchSimplest(searched.file, options);
+  std::optional<Seconds> offloading;
+  searched.result = SearchSimplest(searched.file, options, &offloading);
   if (!searched.result.is_feasible) {
     options.effort = kMisfitEffort;
-    searched.result = SearchSimplest(searched.file, options);
+    searched.result = SearchSimplest(searched.file, options, &offloading);
+  }
+  if (offloading) {
+    searched.offloading = static_cast<double>(searched.file.job.global_batch) / offloading->value;
   }
   return searched;
 }
 
-// The fastest of the powers of two, and whether the last one that was tried still gained.
-std::pair<Searched, bool> SearchMicroBatches(const Problem& problem, const SearchOptions& given) {
+// `plain`, which offloads nothing, unless `best` is faster by more than its prediction may be off.
+Searched Simplest(Searched best, std::optional<Searched> plain) {
+  best.file.plan = best.result.best.plan;
+  const double rate = best.SamplesPerSecond();
+  if (!plain || !best.Offloads() || plain->result.best.retries > best.result.best.retries ||
+      rate > plain->SamplesPerSecond() * (1 + ConfidenceOf(best.file).band)) {
+    return best;
+  }
+  plain->offloading = rate;
+  return *std::move(plain);
+}
+
+// The fastest of the powers of two.
+Searched SearchMicroBatches(const Problem& problem, const SearchOptions& given) {
   const std::int64_t ranks = DataRanks(problem.cluster, MeshOf(given.base));
   if (given.fixed.micro_batch) {
-    return {SearchBatch(problem, ranks * given.base.micro_batch, 0, given), false};
+    return SearchBatch(problem, ranks * given.base.micro_batch, 0, given);
   }
   const std::int64_t least = SamplesPerExample(problem.job.trains_by);
   Searched best = SearchBatch(problem, ranks * least, 0, given);
-  for (std::int64_t micro = 2 * least; micro <= kMostMicroBatch && best.result.is_feasible;
-       micro *= 2) {
+  std::optional<Searched> plain;  // the best one before any offloaded
+  bool gains = best.result.is_feasible;
+  for (std::int64_t micro = 2 * least; micro <= kMostMicroBatch && gains; micro *= 2) {
     Searched next = SearchBatch(problem, ranks * micro, micro, given);
-    if (!next.result.is_feasible) {
-      return {std::move(best), false};
-    }
-    if (next.result.best.retries > 0 && best.result.best.retries == 0 &&
-        next.TokensPerSecond() < kEdgeGain * best.TokensPerSecond()) {
+    if (next.result.is_feasible && next.result.best.retries > 0 && best.result.best.retries == 0 &&
+        next.SamplesPerSecond() < kEdgeGain * best.SamplesPerSecond()) {
       continue;  // a plan on the edge; one with more samples may recompute more and have room
     }
-    if (next.TokensPerSecond() < kGain * best.TokensPerSecond()) {
-      return {std::move(best), false};
+    gains = next.result.is_feasible && next.SamplesPerSecond() >= kGain * best.SamplesPerSecond();
+    if (gains && next.Offloads() && !best.Offloads()) {
+      plain = std::move(best);
     }
-    best = std::move(next);
+    if (gains) {
+      best = std::move(next);
+    }
   }
-  return {std::move(best), best.result.is_feasible};
+  return Simplest(std::move(best), std::move(plain));
 }
 
 }  // namespace
@@ -117,8 +136,7 @@ SearchResult SearchSimplest(const Problem& problem, const SearchOptions& options
 Estimate EstimateJob(const Problem& problem, std::int64_t global_batch, const SearchOptions& given,
                      bool explains_misfits) {
   Estimate estimate;
-  auto [found, largest_tried] = global_batch > 0
-                                    ? std::pair(SearchBatch(problem, global_batch, 0, given), false)
+  Searched found = global_batch > 0 ? SearchBatch(problem, global_batch, 0, given)
                                     : SearchMicroBatches(problem, given);
   estimate.fits = found.result.is_feasible;
   estimate.file = std::move(found.file);
@@ -134,7 +152,9 @@ Estimate EstimateJob(const Problem& problem, std::int64_t global_batch, const Se
   estimate.file.plan = std::move(found.result.best.plan);
   estimate.outcome = Evaluate(estimate.file, estimate.file.plan);
   estimate.confidence = ConfidenceOf(estimate.file);
-  estimate.largest_tried = largest_tried;
+  estimate.offloading = found.offloading *
+                        static_cast<double>(estimate.file.model.tokens_per_sample) /
+                        static_cast<double>(estimate.file.cluster.RankCount());
   return estimate;
 }
 

@@ -22,7 +22,9 @@ struct Estimate {
   // Where it fits.
   PlanOutcome outcome;  // with the caching allocator
   Confidence confidence;
-  bool largest_tried = false;  // no larger micro-batch was looked at: the limit of the search
+  // Tokens per second and GPU of a plan that offloads and is faster, but by no more than its
+  // prediction may be off; 0: there is none.
+  double offloading = 0;
   // Where it does not fit.
   MemoryFloor floor;  // of the plan that needs least
   Bytes limit;        // of the device

@@ -32,7 +32,8 @@ std::string Text(const std::vector<BaselineResult>& results) {
                result.Fits() ? WithCommas(tokens) : "-",
                result.Fits() ? Percent(outcome.rates.mfu) : "-", Format(outcome.DeviceTotal()),
                WithCommas(result.choice.micro_batch), std::string(RecomputeName(result.choice)),
-               result.Fits() ? "" : "over by " + Format(outcome.Excess())});
+               result.Fits() ? (result.fuses_adam ? "Adam fused" : "")
+                             : "over by " + Format(outcome.Excess())});
   }
   return table.Text();
 }
@@ -70,7 +71,10 @@ std::string ToJson(const PlanFile& problem, const std::vector<BaselineResult>& r
 }  // namespace
 
 int BaselinesCommand(const Arguments& arguments) {
-  const PlanFile problem = MakeJobFile(ReadPlanOptions(arguments));
+  PlanOptions options = ReadPlanOptions(arguments);
+  options.search = true;  // the margin is that of a search
+  options.has_margin = arguments.Get("--memory-margin").is_given();
+  const PlanFile problem = MakeJobFile(options);
   const std::vector<BaselineResult> results = EvaluateBaselines(problem);
   arguments.Print(arguments.IsJson() ? ToJson(problem, results) : Text(results));
   const bool any_fits = std::any_of(results.begin(), results.end(),

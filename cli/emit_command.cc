@@ -16,7 +16,6 @@
 #include "core/writable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
-#include "planner/warnings.h"
 
 namespace shardwright {
 
@@ -188,9 +187,7 @@ int EmitCommand(const Arguments& arguments) {
   CheckEmittable(file, arguments.Get("PLAN").text, emitter.name);
   const Emission emission = Emit(emitter, file, options);
   CheckPlan(emission.as_emitted, emission.as_emitted.plan, "the plan as emitted");
-  for (const std::string& warning : WarningsOf(emission.as_emitted)) {
-    Warn(warning);
-  }
+  WarnOf(emission.as_emitted);
   if (prints_files && !arguments.IsJson() && emission.files.size() > 1) {
     throw UsageError("--to " + std::string(emitter.name) +
                      " writes several files, so it needs -o FOLDER or --json");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -26,10 +27,13 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
-#include "planner/warnings.h"
+#include "schedule/lower/optimizer.h"
 
 namespace shardwright {
 namespace {
+
+// Less is not worth a line.
+constexpr double kFormGain = 1.02;
 
 // A model that is frozen but for adapters is the change that helps most often.
 void TryLora(const Question& question, Estimate& estimate) {
@@ -51,8 +55,7 @@ void TryLora(const Question& question, Estimate& estimate) {
 
 // Of the nodes' memory where the answer hangs on it and nobody said it.
 void TellHostMemory(const Estimate& e, Question& question) {
-  const bool matters = e.fits ? e.file.plan.offload != Offload()
-                              : e.floor.candidate.status == CandidateStatus::kOverHost;
+  const bool matters = e.fits ? e.file.plan.offload != Offload() : e.floor.host_deficit > Bytes(0);
   question.options.cluster = question.cluster_as_asked;
   const Bytes memory = e.file.cluster.node.host_memory;
   if (!matters || (memory > Bytes(0) && question.usual_host.empty())) {
@@ -66,9 +69,66 @@ void TellHostMemory(const Estimate& e, Question& question) {
                              "; a cluster such as \"..., host 1 TiB\" says it");
 }
 
-// Warnings of the plan; where none fits, of one that shards over all GPUs, and over those of twice
-// the nodes if more of them would not help.
-std::vector<std::string> WarningsOfAnswer(const Estimate& estimate) {
+// Tokens per second and GPU; 0: it does not fit.
+double RateOf(const Estimate& e) {
+  return e.fits ? e.outcome.rates.tokens_per_second_per_gpu : 0;
+}
+
+// Of AdamW's form where nobody said it, with what the fused one gains where memory is short.
+void TellOptimizer(const Arguments& arguments, const Estimate& e, Question& question) {
+  Problem fused = e.file;
+  fused.job.optimizer = FusedFormOf(fused.job.optimizer);
+  if (arguments.Get("--optimizer").is_given() || e.file.job.mode != JobMode::kTrain ||
+      fused.job.optimizer == e.file.job.optimizer) {
+    return;
+  }
+  std::string& words = question.optimizer = "foreach, as torch.optim has it; --optimizer";
+  const Plan& plan = e.file.plan;
+  if (e.fits && (plan.offload != Offload() || !plan.recompute.empty())) {
+    const Estimate with = EstimateJob(fused, e.file.job.global_batch, question.given, false);
+    if (const double rate = RateOf(with); rate > kFormGain * RateOf(e)) {
+      const bool is_plain = with.file.plan.offload == Offload();
+      words += " adamw:fused takes less memory: " + WithCommas(std::llround(rate)) + " tokens/s, " +
+               RecomputeWords(with.file) +
+               (is_plain && plan.offload != Offload() ? "; nothing on the host"
+                                                      : OffloadWords(with.file.plan.offload));
+    }
+  }
+}
+
+// Of a mixture: what it would do where ranks of a node share out its experts, if that pays.
+void TellExperts(Question& question, const Estimate& e) {
+  const Cluster& cluster = e.file.cluster;
+  const Model& model = e.file.model;
+  if (std::none_of(model.ops.begin(), model.ops.end(),
+                   [&](const ModelOp& op) { return model.SpecOf(op).kind == OpKind::kExperts; })) {
+    return;
+  }
+  PlanOptions options = question.options;
+  SearchOptions given = question.given;
+  std::optional<PlanFile> job;
+  for (std::int64_t ranks = 2; cluster.gpus_per_node % ranks == 0; ranks *= 2) {
+    options.plan.expert_size = ranks;
+    try {
+      job = MakeJobFile(options);
+    } catch (const InputError&) {  // more ranks than experts, or none that can be shared out
+      break;
+    }
+    given.base.expert_size = ranks;
+  }
+  const double least = (1 + e.confidence.band) * RateOf(e);
+  const double rate = job ? RateOf(EstimateJob(*job, e.file.job.global_batch, given, false)) : 0;
+  if (rate > least) {
+    question.experts = WithCommas(std::llround(rate)) + " tokens/s per GPU where " +
+                       std::to_string(given.base.expert_size) +
+                       " ranks share them out; plan --search --shard " +
+                       std::to_string(cluster.RankCount()) + ",ep=any finds how many";
+  }
+}
+
+// The plan whose warnings are told; where none fits, one that shards over all GPUs, and over those
+// of twice the nodes if more of them would not help.
+PlanFile ForWarnings(const Estimate& estimate) {
   PlanFile file = estimate.file;
   if (!estimate.fits) {
     const bool nodes_help =
@@ -77,14 +137,14 @@ std::vector<std::string> WarningsOfAnswer(const Estimate& estimate) {
     file.plan.dialect = Dialect::kFsdp2;
     file.plan.shard_size = file.cluster.RankCount() * (nodes_help ? 1 : 2);
   }
-  return WarningsOf(file);
+  return file;
 }
 
 int AnswerFor(const Arguments& arguments, Question& question, const Estimate& estimate) {
   TellHostMemory(estimate, question);
-  for (const std::string& warning : WarningsOfAnswer(estimate)) {
-    Warn(warning);
-  }
+  TellOptimizer(arguments, estimate, question);
+  TellExperts(question, estimate);
+  WarnOf(ForWarnings(estimate));
   if (estimate.fits && !estimate.outcome.rates.has_dtype) {
     Warn(NoMatrixUnits(estimate.file.cluster.gpu));
   }
@@ -247,7 +307,8 @@ void SetAsked(const Asked& asked, std::int64_t value, std::int64_t gpus_per_node
 // none is given; nothing: none fits.
 std::optional<Offload> FitsWith(const Arguments& arguments) {
   try {
-    const Question question = ReadQuestion(arguments);
+    Question question = ReadQuestion(arguments);
+    question.given.takes_retries = false;
     const PlanFile problem = MakeJobFile(question.options);
     const std::int64_t pass =
         problem.cluster.RankCount() * std::max<std::int64_t>(1, question.given.base.micro_batch);
@@ -287,6 +348,7 @@ std::size_t FirstIndex(std::size_t count, Holds holds) {
 int AnswerQuestion(const Arguments& arguments, const std::string& solved) {
   Question question = ReadQuestion(arguments);
   question.solved = solved;
+  question.given.takes_retries = solved.empty();
   const PlanFile problem = MakeJobFile(question.options);
   const std::int64_t ranks = problem.cluster.RankCount();
   const std::int64_t micro = question.given.base.micro_batch;
@@ -352,14 +414,22 @@ int RunSolve(Arguments arguments) {
   }
   solved += are_gpus ? " (tried: powers of two in a node, then whole nodes)"
                      : " (tried: powers of two and eighths between them)";
-  if (known[found] != Offload() && !arguments.Get("--offload").is_given()) {
+  // The value with one choice more.
+  const auto with = [&](const char* flag, const char* value) {
     const Arguments given = arguments;
-    arguments.text["--offload"] = "none";
+    arguments.text[flag] = value;
     known.clear();
-    const std::size_t plain = find();
-    solved += "; with nothing on the host: " +
-              (fits(plain) ? WithCommas(grid[plain]) : std::string("none")) + " (--offload none)";
+    const std::size_t other = find();
+    std::string count = fits(other) ? WithCommas(grid[other]) : "none";
     arguments = given;
+    return count;
+  };
+  if (known[found] != Offload() && !arguments.Get("--offload").is_given()) {
+    solved += "; with nothing on the host: " + with("--offload", "none") + " (--offload none)";
+  }
+  if (asked.name == std::string_view("seq") && !arguments.Get("--loss-chunks").is_given()) {
+    const std::string count = with("--loss-chunks", "16");
+    solved += count == WithCommas(grid[found]) ? "" : "; with --loss-chunks 16: " + count;
   }
   SetAsked(asked, grid[found], per_node, arguments);
   arguments.command = command;

@@ -102,6 +102,8 @@ std::string Title(const Estimate& e) {
   return PrintableLine(file.model.name) + what + " on " + where;
 }
 
+}  // namespace
+
 std::string OffloadWords(const Offload& offload) {
   std::string words;
   const auto add = [&](bool is_on, const char* what) {
@@ -112,6 +114,8 @@ std::string OffloadWords(const Offload& offload) {
   add(offload.activations, "activations");
   return words.empty() ? "" : "; " + words + " on the host";
 }
+
+namespace {
 
 std::string ShardWords(const Plan& plan) {
   if (plan.shard_size == 1) {
@@ -140,6 +144,12 @@ std::string DeadlineWords(const MetDeadline& met) {
 }
 
 void AddAssumed(const Question& question, Table& table) {
+  for (const auto& [name, text] :
+       {std::pair("AdamW", question.optimizer), std::pair("experts", question.experts)}) {
+    if (!text.empty()) {
+      table.Row({name, text});
+    }
+  }
   for (std::size_t i = 0; i < question.assumed.size(); ++i) {
     table.Row({i == 0 ? "assumed" : "", question.assumed[i]});
   }
@@ -172,8 +182,10 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
                      " with micro-batch " + WithCommas(file.plan.micro_batch) + "; " +
                      RecomputeWords(file) + OffloadWords(file.plan.offload) + sharding + "\n";
   text += Rounded(e.outcome.rates.tokens_per_second_per_gpu) + " " + unit + "/s per GPU +- " +
-          Percent(e.confidence.band) + "; " + Tokens(static_cast<double>(question.tokens)) + " " +
-          unit + " take " + Duration(totals.seconds) + ", " + Few(totals.gpu_hours) + " GPU-hours" +
+          Percent(e.confidence.band) +
+          (arguments.Get("--lengths").is_given() ? ", all samples as long as --seq; " : "; ") +
+          Tokens(static_cast<double>(question.tokens)) + " " + unit + " take " +
+          Duration(totals.seconds) + ", " + Few(totals.gpu_hours) + " GPU-hours" +
           (question.price > 0 ? ", " + Few(totals.gpu_hours * question.price) + " at " +
                                     Fixed(question.price, "%.6g") + " per GPU-hour"
                               : "") +
@@ -196,6 +208,12 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
   }
   table.Row({"MFU", Percent(e.outcome.rates.mfu)});
   table.Row({"sharding", ShardWords(file.plan)});
+  if (e.offloading > 0) {
+    table.Row(
+        {"offloading", Rounded(e.offloading) + " " + unit + "/s per GPU, " +
+                           Percent(e.offloading / e.outcome.rates.tokens_per_second_per_gpu - 1) +
+                           " more, which is within the error of that prediction"});
+  }
   if (file.cluster.node_count > 1) {
     table.Row({"network", Fixed(8e-9 * NodeNetworkRate(file.cluster).value /
                                     static_cast<double>(file.cluster.gpus_per_node),
@@ -212,18 +230,22 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
 }
 
 // "239 GiB too much of 76.9 GiB".
-std::string MissingWords(const Candidate& least, Bytes limit) {
+std::string MissingWords(const MemoryFloor& floor, Bytes limit) {
+  const Candidate& least = floor.candidate;
+  const Bytes host = floor.host_deficit;
+  const std::string of_host = Format(host) + " too much of the nodes' host memory";
   if (least.status == CandidateStatus::kOverHost) {
-    return Format(least.deficit) + " too much of the nodes' host memory";
+    return of_host;
   }
-  return least.deficit > Bytes(0) ? Format(least.deficit) + " too much of " + Format(limit)
+  return least.deficit > Bytes(0) ? Format(least.deficit) + " too much of " + Format(limit) +
+                                        (host > Bytes(0) ? " or, offloading, " + of_host : "")
                                   : "the allocator finds no room for " + Format(least.memory) +
                                         " in pieces within " + Format(limit);
 }
 
 std::string MisfitText(const Question& question, const Estimate& e) {
   const Candidate& least = e.floor.candidate;
-  std::string text = Title(e) + ": does not fit, " + MissingWords(least, e.limit) +
+  std::string text = Title(e) + ": does not fit, " + MissingWords(e.floor, e.limit) +
                      " even with the least memory found\n";
   std::string changes;
   for (const Fix& fix : e.fixes) {
@@ -333,6 +355,7 @@ std::string EstimateJson(const Arguments& arguments, const Question& question, c
       json["fewer_nodes"] = met.fewer_nodes;
       json["fewer_total_s"] = met.fewer_time ? Json(met.fewer_time->value) : Json();
     }
+    json["offload_tokens_per_s_per_gpu"] = e.offloading;
     json["profile"] = file.profile.name;
     json["confidence"] = e.confidence.text;
     json["next"] = NextCommand(arguments, question, e);
@@ -341,6 +364,8 @@ std::string EstimateJson(const Arguments& arguments, const Question& question, c
     json["least_memory_bytes"] = e.floor.candidate.Needs().value;
     json["fixes"] = FixesJson(e.fixes);
   }
+  json["optimizer"] = question.optimizer;
+  json["experts"] = question.experts;
   json["assumed"] = question.assumed;
   return json.dump(2) + "\n";
 }

@@ -23,6 +23,8 @@ struct Totals {
 [[nodiscard]] std::string EstimateJson(const Arguments& arguments, const Question& question,
                                        const Estimate& e);
 
+// "; parameters and optimizer states on the host"; empty: nothing is there.
+[[nodiscard]] std::string OffloadWords(const Offload& offload);
 // "45 s", "3.2 h", "12.5 days".
 [[nodiscard]] std::string Duration(double seconds);
 // 1000000000 -> "1e9".

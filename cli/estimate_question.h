@@ -30,7 +30,9 @@ struct Question {
   double price = 0;     // of one GPU-hour; 0: not asked
   SearchOptions given;  // the choices that flags fix
   std::optional<MetDeadline> deadline;
-  std::string solved;  // of --solve: the value that was found, and what was tried
+  std::string solved;     // of --solve: the value that was found, and what was tried
+  std::string optimizer;  // its form where nobody said it, and what another one would gain
+  std::string experts;    // what sharing out the experts of a mixture would gain; empty: nothing
   Assumed assumed;
   // options.cluster also says what usual nodes have and the question does not: without that, and
   // the part about host memory, which is told only where the answer depends on it.

@@ -18,6 +18,7 @@
 #include "models/trainable.h"
 #include "planner/search.h"
 #include "planner/space.h"
+#include "planner/warnings.h"
 #include "schedule/wrap.h"
 #include "topologies/check_network.h"
 #include "topologies/mesh.h"
@@ -190,6 +191,12 @@ std::vector<std::string> UsualLoraTargets(const PlanOptions& options) {
         "the names that PEFT adapts by default");
   }
   return targets;
+}
+
+void WarnOf(const PlanFile& file) {
+  for (const std::string& warning : WarningsOf(file)) {
+    Warn(warning);
+  }
 }
 
 PlanFile MakeJobFile(const PlanOptions& options) {

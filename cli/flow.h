@@ -21,6 +21,8 @@ namespace shardwright {
 // Everything but the plan's choices: cluster, kernel set, profile, model and job. A global batch
 // that no flag gives follows from micro-batch and accumulation.
 [[nodiscard]] PlanFile MakeJobFile(const PlanOptions& options);
+// Says what the model's file and the plan (WarningsOf) warn of.
+void WarnOf(const PlanFile& file);
 
 // Does that job compute in fp16, since nobody said a precision and the GPU multiplies no bf16?
 [[nodiscard]] bool UsesFp16(const PlanOptions& options, const GpuSpec& gpu);

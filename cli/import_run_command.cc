@@ -15,7 +15,6 @@
 #include "core/printable.h"
 #include "models/loader.h"
 #include "planner/importers/run_settings.h"
-#include "planner/warnings.h"
 #include "schedule/plan_names.h"
 
 namespace shardwright {
@@ -261,9 +260,7 @@ int ImportRunCommand(const Arguments& arguments) {
   for (Assumption& assumption : AssumptionsOf(run, file)) {
     assumed.push_back(std::move(assumption));
   }
-  for (const std::string& warning : WarningsOf(file)) {
-    Warn(warning);
-  }
+  WarnOf(file);
   const std::string output = arguments.Get("--output").text;
   std::string report =
       arguments.IsJson() ? ReportJson(run, file, assumed) : ReportText(run, file, assumed);

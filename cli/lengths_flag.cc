@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/estimate_print.h"
 #include "cli/flag_values.h"
 #include "cli/table.h"
 #include "core/json.h"
@@ -43,11 +44,15 @@ Json LengthStepsJson(const StepsOfLengths& steps) {
           {"simulated", steps.simulated}};
 }
 
-void AddRow(const char* name, const StepsOfLengths& steps, Table& table) {
+// `tokens` of the data on `ranks` GPUs.
+void AddRow(const char* name, const StepsOfLengths& steps, double tokens, double ranks,
+            Table& table) {
   table.Row({name, "mean " + Format(steps.mean), "p50 " + Format(steps.p50),
              "p99 " + Format(steps.p99),
              WithCommas(std::llround(steps.tokens_per_second_per_gpu)) + " tokens/s per GPU",
-             Percent(steps.padding) + " padding"});
+             Percent(steps.padding) + " padding",
+             Tokens(tokens) + " tokens take " +
+                 Duration(tokens / (ranks * steps.tokens_per_second_per_gpu))});
 }
 
 }  // namespace
@@ -94,10 +99,13 @@ std::string WithLengths(const Arguments& arguments, const PlanFile& file, std::s
             " tokens. Steps of samples as long as " + PrintableLine(flag.text) + " says: mean " +
             WithCommas(std::llround(tokens / samples)) + ", longest " +
             WithCommas(lengths.back().length) + " tokens\n";
-  Table table({kLeft, kLeft, kLeft, kLeft, kRight, kRight});
-  AddRow("padded", steps.padded, table);
+  Table table({kLeft, kLeft, kLeft, kLeft, kRight, kRight, kLeft});
+  std::int64_t all = 1'000'000'000;
+  arguments.Set("--tokens", all, [](const Flag& given) { return ReadWholeNumber(given, 1); });
+  const auto ranks = static_cast<double>(file.cluster.RankCount());
+  AddRow("padded", steps.padded, static_cast<double>(all), ranks, table);
   if (steps.packed) {
-    AddRow("packed", *steps.packed, table);
+    AddRow("packed", *steps.packed, static_cast<double>(all), ranks, table);
   }
   return report + table.Text(2) + "  " + WithCommas(steps.padded.batches) +
          " batches drawn with seed " + std::to_string(kSeed) +

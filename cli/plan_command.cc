@@ -27,7 +27,6 @@
 #include "planner/evaluate.h"
 #include "planner/fastest_emitted.h"
 #include "planner/space.h"
-#include "planner/warnings.h"
 #include "schedule/dialect_facts.h"
 #include "simulator/plan_programs.h"
 #include "topologies/mesh.h"
@@ -37,6 +36,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
+
+// How the plan's buffers break a limit; empty: they do not, and the allocator was not asked.
+std::string MisfitOf(const PlanFile& file, PlanPrograms& programs) {
+  SimulationResult allocated;
+  allocated.memory = Simulator(file.cluster, file.profile).Allocated(programs.Largest());
+  const Bytes peak = allocated.memory.allocated.DevicePeak().total;
+  const auto misfits = FindMisfits(file, file.plan, UsableMemory(file), peak, allocated);
+  return misfits.empty() ? "" : misfits.front().text;
+}
 
 std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::string& output) {
   const Plan& plan = file.plan;
@@ -57,6 +65,9 @@ std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::str
                           " x micro-batch " + WithCommas(plan.micro_batch) + " x accumulation " +
                           WithCommas(plan.accumulation)});
   table.Row({"sequence", WithCommas(file.job.sequence_length)});
+  if (const std::string misfit = MisfitOf(file, programs); !misfit.empty()) {
+    table.Row({"memory", misfit + "; --search finds a plan that fits"});
+  }
   const std::int64_t micro_batches = programs.Largest().micro_batch_count;  // before others come
   const std::int64_t ops = CountStepOps(programs);
   table.Row({"program", WithCommas(ops) + " ops per step, verified" +
@@ -79,6 +90,7 @@ std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std:
   json["global_batch"] = file.job.global_batch;
   json["sequence_length"] = file.job.sequence_length;
   json["units"] = file.plan.units.size();
+  json["misfit"] = MisfitOf(file, programs);
   json["step_ops"] = CountStepOps(programs);
   if (output.empty()) {
     json["plan_file"] = ParseOrdered(PlanFileJson(file), "plan");
@@ -141,9 +153,7 @@ int ReportSearched(const PlanOptions& options, const Arguments& arguments,
 // Searches, writes the plan and reports.
 int RunSearch(const PlanOptions& options, const Arguments& arguments) {
   const SearchedPlan searched = SearchPlan(options, arguments.streams.stop);
-  for (const std::string& warning : WarningsOf(searched.file)) {
-    Warn(warning);
-  }
+  WarnOf(searched.file);
   const auto report = [&](const std::string& output) {
     return options.json ? SearchJson(searched, output) : SearchText(searched, output);
   };
@@ -155,14 +165,7 @@ struct DialectSearch {
   PlanOptions options;
   SearchedPlan searched;
 
-  [[nodiscard]] std::string Name() const {
-    const std::int64_t experts = options.plan.expert_size;
-    const std::int64_t tensor = options.plan.tensor_size, context = options.plan.context_size;
-    return std::string(NameOf(options.plan.dialect)) +
-           (experts > 1 ? " with ep " + std::to_string(experts) : "") +
-           (tensor > 1 ? " with tp " + std::to_string(tensor) : "") +
-           (context > 1 ? " with cp " + std::to_string(context) : "");
-  }
+  [[nodiscard]] std::string Name() const { return VariantName(options.plan); }
   // What the objective minimises; infinite: nothing fits.
   [[nodiscard]] double Cost() const {
     const SearchResult& r = searched.result;
@@ -337,9 +340,7 @@ int RunVariants(const Arguments& arguments) {
       searches.begin(), searches.end(),
       [](const DialectSearch& a, const DialectSearch& b) { return a.Cost() < b.Cost(); });
   const DialectSearch& best = searches.front();
-  for (const std::string& warning : WarningsOf(best.searched.file)) {
-    Warn(warning);
-  }
+  WarnOf(best.searched.file);
   return ReportSearched(best.options, arguments, best.searched, [&](const std::string& output) {
     if (best.options.json) {
       Json json = ParseOrdered(SearchJson(best.searched, output), "plan");
@@ -538,6 +539,7 @@ int RunFrom(const Arguments& arguments) {
          " would run it; the answer may need choices that its settings cannot say");
     target = nullptr;
   }
+  WarnOf(searched.file);
   const auto report = [&](const std::string& output) {
     if (!searched.result.is_feasible) {
       return options.json ? SearchJson(searched, output) : SearchText(searched, output);
@@ -588,9 +590,7 @@ int PlanCommand(const Arguments& typed) {
     return code;
   }
   const PlanFile file = MakePlanFile(options);
-  for (const std::string& warning : WarningsOf(file)) {
-    Warn(warning);
-  }
+  WarnOf(file);
   WarnOfFrozenBesideTrainable(file);
   // Lowered here too, so that a plan that its dialect cannot express is never written.
   PlanPrograms programs({file, file.plan});

@@ -78,7 +78,8 @@ std::string BaselinesText(const SearchedPlan& searched) {
     }
     const PlanOutcome& outcome = *baseline.outcome;
     const std::string choice = "micro-batch " + std::to_string(baseline.choice.micro_batch) +
-                               ", recompute " + std::string(RecomputeName(baseline.choice));
+                               ", recompute " + std::string(RecomputeName(baseline.choice)) +
+                               (baseline.fuses_adam ? ", Adam fused" : "");
     if (!baseline.Fits()) {
       table.Row({name, "-", Format(searched.result.memory_limit + outcome.Excess()),
                  choice + ": over by " + Format(outcome.Excess())});

@@ -187,6 +187,13 @@ SearchResult RunSearch(const PlanOptions& options, const SearchOptions& search,
 
 }  // namespace
 
+std::string VariantName(const Plan& plan) {
+  return std::string(NameOf(plan.dialect)) +
+         (plan.expert_size > 1 ? " with ep " + std::to_string(plan.expert_size) : "") +
+         (plan.tensor_size > 1 ? " with tp " + std::to_string(plan.tensor_size) : "") +
+         (plan.context_size > 1 ? " with cp " + std::to_string(plan.context_size) : "");
+}
+
 SearchedPlan SearchPlan(const PlanOptions& options, const std::atomic<bool>* stop) {
   return SearchPlanOf(MakeJobFile(options), options, stop);
 }
@@ -202,7 +209,7 @@ SearchedPlan SearchPlanOf(PlanFile job, const PlanOptions& options, const std::a
     previous = ReadPlanFile(options.keep);
     search.previous = &previous->plan;
   }
-  search.progress = ProgressLines(/*ticks=*/stop == nullptr);
+  search.progress = ProgressLines(/*ticks=*/stop == nullptr, VariantName(options.plan));
   searched.whole_front = options.objective == Objective::kPareto;
   searched.is_explained = options.explain;
   std::optional<StopOnInterrupt> guard;
@@ -223,6 +230,7 @@ SearchedPlan SearchPlanOf(PlanFile job, const PlanOptions& options, const std::a
     searched.baselines =
         EvaluateBaselines(file, {}, searched.result.memory_limit, search.threads, stop);
   }
+  file.plan.shard_size = searched.result.floor.candidate.plan.shard_size;  // for its warnings
   if (is_feasible) {
     file.plan = searched.result.best.plan;
     CheckPlan(file, file.plan, "plan");

@@ -37,6 +37,9 @@ struct SearchedPlan {
   bool is_interrupted = false;  // by a Ctrl-C of ours: parts may be missing
 };
 
+// "fsdp2 with ep 8": what tells one of several searches.
+[[nodiscard]] std::string VariantName(const Plan& plan);
+
 // Searches what the flags leave open, and shows progress on standard error. `stop`, or Ctrl-C where
 // that is null, ends the search with the best plan so far; Ctrl-C ends the program where that takes
 // more than a moment. Throws InputError and UsageError as MakePlanFile does.

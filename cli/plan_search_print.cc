@@ -58,8 +58,8 @@ std::string PlanRows(const SearchedPlan& searched) {
   }
   if (r.best.retries > 0) {
     table.Row({"warning", "the allocator runs out of memory " + WithCommas(r.best.retries) +
-                              " times per step and gives back what it keeps; nothing was found "
-                              "that fits without"});
+                              " times per step and gives back what it keeps; of the plans "
+                              "that fit without none was found, or they take half as long again"});
   }
   if (r.best.host_memory > Bytes(0)) {
     table.Row({"host memory", Format(r.best.host_memory) + " per node"});
@@ -92,18 +92,21 @@ std::string FixesText(const std::vector<Fix>& fixes) {
 
 std::string FloorText(const SearchResult& r) {
   const Candidate& c = r.floor.candidate;
-  const bool over_host = c.status == CandidateStatus::kOverHost;
+  const Bytes host = r.floor.host_deficit;
   std::string text = "No plan fits into " + Format(r.memory_limit) + " per GPU" +
-                     (over_host ? " and the nodes' host memory" : "") + ".\n";
+                     (host > Bytes(0) ? " and the nodes' host memory" : "") + ".\n";
   if (c.label.empty()) {
     return text;
   }
   text += "The least memory found is " + Format(c.memory) + " per GPU: " + c.family + ", " +
           c.label + "\n";
   text = Wrapped(text, kReportWidth, 2);
-  if (over_host) {
+  if (c.status == CandidateStatus::kOverHost) {
     text += "It takes " + Format(c.host_memory) + " of page-locked host memory per node, " +
             Format(c.deficit) + " too much.\n";
+  } else if (host > Bytes(0)) {
+    text += "Plans that offload take at least " + Format(host) +
+            " of page-locked host memory per node too much.\n";
   }
   Table table({kLeft, kRight});
   for (std::size_t i = 0; i < kCategoryCount; ++i) {

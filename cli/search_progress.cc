@@ -18,7 +18,8 @@ namespace {
 
 class SearchTeller {
  public:
-  explicit SearchTeller(bool ticks) : on_terminal_(::isatty(STDERR_FILENO) == 1) {
+  SearchTeller(bool ticks, const std::string& name)
+      : on_terminal_(::isatty(STDERR_FILENO) == 1), name_(name.empty() ? "" : name + ": ") {
     if (ticks && !on_terminal_) {
       ticker_ = StartThread<std::jthread>([this](const std::stop_token& end) { Tick(end); });
     }
@@ -34,7 +35,7 @@ class SearchTeller {
   void Tell(const SearchProgress& progress) {
     const std::string best = progress.best.value > 0 ? Format(progress.best) : "none fits";
     const std::lock_guard lock(mutex_);
-    text_ = std::to_string(progress.simulated) + " plans simulated, fastest tried " + best +
+    text_ = name_ + std::to_string(progress.simulated) + " plans simulated, fastest tried " + best +
             ", none below " + Format(progress.lower_bound);
     if (on_terminal_) {
       SayProgress(text_ + "   ");
@@ -56,6 +57,7 @@ class SearchTeller {
   }
 
   const bool on_terminal_;
+  const std::string name_;
   bool was_shown_ = false;
   std::mutex mutex_;
   std::condition_variable_any wake_;
@@ -65,8 +67,8 @@ class SearchTeller {
 
 }  // namespace
 
-std::function<void(const SearchProgress&)> ProgressLines(bool ticks) {
-  return [lines = std::make_shared<SearchTeller>(ticks)](const SearchProgress& progress) {
+std::function<void(const SearchProgress&)> ProgressLines(bool ticks, const std::string& name) {
+  return [lines = std::make_shared<SearchTeller>(ticks, name)](const SearchProgress& progress) {
     lines->Tell(progress);
   };
 }

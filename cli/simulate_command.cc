@@ -15,7 +15,6 @@
 #include "core/json.h"
 #include "core/writable.h"
 #include "planner/evaluate.h"
-#include "planner/warnings.h"
 #include "schedule/plan_file.h"
 #include "simulator/plan_programs.h"
 #include "simulator/simulate.h"
@@ -110,9 +109,7 @@ int SimulateCommand(const Arguments& arguments) {
   for (const auto& [level, factor] : stragglers.slow_links) {
     ScaleLinks(file.cluster, level, 1.0 / factor, "--slow-link");
   }
-  for (const std::string& warning : WarningsOf(file)) {
-    Warn(warning);
-  }
+  WarnOf(file);
   const bool is_whole = arguments.Has("--exact") || arguments.Has("--plot") ||
                         !flags.trace.empty() || !flags.chakra.empty() || stragglers.is_sampled;
   PlanPrograms programs({file, file.plan});

@@ -17,6 +17,7 @@
 #include "core/parallel.h"
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
+#include "schedule/lower/optimizer.h"
 #include "schedule/wrap.h"
 
 namespace shardwright {
@@ -35,6 +36,7 @@ struct BaselineRow {
   Dialect dialect = Dialect::kDdp;
   std::string_view wrap = "root";
   bool checkpoints_selectively = false;  // by default; users try the other ways, too
+  bool fuses_adam = false;               // by default (torchtitan's optimizer.implementation)
   bool syncs_last = false;               // accumulates without reducing
 };
 constexpr std::array<BaselineRow, kBaselines.size()> kRows = {{
@@ -43,7 +45,8 @@ constexpr std::array<BaselineRow, kBaselines.size()> kRows = {{
     {.name = "torchtitan",
      .dialect = Dialect::kFsdp2,
      .wrap = "torchtitan",
-     .checkpoints_selectively = true},
+     .checkpoints_selectively = true,
+     .fuses_adam = true},
     {.name = "accelerate", .dialect = Dialect::kFsdp2, .wrap = "accelerate", .syncs_last = true},
     {.name = "zero3", .dialect = Dialect::kZero3, .wrap = "module"},
     {.name = "ddp"},
@@ -122,11 +125,16 @@ std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const Problem&
   return candidates;
 }
 
-BaselineResult EvaluateBaseline(Baseline baseline, const Problem& problem,
+BaselineResult EvaluateBaseline(Baseline baseline, Problem problem,
                                 const std::vector<UserChoice>& choices, Bytes memory_limit,
                                 const std::atomic<bool>* stop) {
   BaselineResult best;
   best.baseline = baseline;
+  if (RowOf(baseline).fuses_adam) {
+    const OptimizerSpec own = FusedFormOf(problem.job.optimizer);
+    best.fuses_adam = own != problem.job.optimizer;
+    problem.job.optimizer = own;
+  }
   // The caching allocator is replayed for the most promising choices only, until one fits: it adds
   // little time, and what does not fit without it does not fit with it.
   for (const BaselineCandidate& candidate :

@@ -22,7 +22,7 @@ enum class Baseline : std::uint8_t {
   kFsdp1Size,
   // The same with transformer_auto_wrap_policy over the model's blocks.
   kFsdp1Transformer,
-  // fully_shard as torchtitan applies it: embedding, blocks, [norm, head], root.
+  // fully_shard as torchtitan applies it: embedding, blocks, [norm, head], root. Adam is fused.
   kTorchtitan,
   // As `accelerate config` (1.15) proposes for FSDP: version 2, reshard after forward, wrapped by
   // block, no checkpointing. It accumulates without reducing (sync_each_batch is off).
@@ -68,6 +68,7 @@ struct BaselineResult {
   Baseline baseline = Baseline::kDdp;
   UserChoice choice;
   Plan plan;
+  bool fuses_adam = false;             // in place of the job's loop over lists
   std::optional<PlanOutcome> outcome;  // none: the rule cannot be applied
   std::string refusal;                 // why there is no such plan that fits; empty: there is
 

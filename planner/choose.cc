@@ -299,9 +299,9 @@ void Finals::Ask(const std::vector<const Plan*>& plans) {
 }
 
 // Asks the allocator about the preferred candidate until one is confirmed: it fits, and its time
-// did not rise. At most 32 new questions. If none is confirmed, the fastest plan with retries is
-// chosen, and its time is measured with all of its micro-batches. If there is none either, nothing
-// fits.
+// did not rise. At most 32 new questions. If none is confirmed, or takes half as long again as the
+// fastest plan with retries that was seen, that one is chosen, and its time is measured with all of
+// its micro-batches. If there is none either, nothing fits.
 void ChooseBest(const ChooseInput& in, Finals& finals, SearchResult& result) {
   // The allocator's retries delay the host: a plan near the limit may turn out slower, or not fit.
   // The time of a plan that was looked at is final. After a few disappointments plans with as much
@@ -314,6 +314,7 @@ void ChooseBest(const ChooseInput& in, Finals& finals, SearchResult& result) {
   Symmetry is_symmetric(in.blocks, result.candidates);
   double most_memory = INFINITY;
   int disappointments = 0;
+  std::size_t confirmed = kNone;
   for (int tries = 0; tries < kMostTries;) {
     const auto is_eligible = [&](std::size_t i) {
       const Candidate& c = result.candidates[i];
@@ -328,8 +329,8 @@ void ChooseBest(const ChooseInput& in, Finals& finals, SearchResult& result) {
     }
     Candidate& chosen = result.candidates[index];
     if (seen.contains(index)) {
-      SetBest(index, seen.at(index), result);
-      return;
+      confirmed = index;
+      break;
     }
     const Candidate told = chosen;
     tries += finals.Knows(chosen.plan) ? 0 : 1;
@@ -337,14 +338,15 @@ void ChooseBest(const ChooseInput& in, Finals& finals, SearchResult& result) {
     Settle(final, index, result.candidates);
     if (chosen.status == CandidateStatus::kFits &&
         chosen.step_time.value <= told.step_time.value * (1 + 1e-9)) {
-      SetBest(index, final, result);
-      return;
+      confirmed = index;
+      break;
     }
     if (++disappointments >= patience) {
       most_memory = std::min(most_memory, kLess * static_cast<double>(told.memory.value));
     }
   }
-  // Better one that retries than none.
+  // Better one that retries than none, or than one that is far slower.
+  constexpr double kRetriesGain = 1.5;
   std::size_t best = kNone;
   for (const auto& [i, final] : seen) {
     const Candidate& c = result.candidates[i];
@@ -353,7 +355,11 @@ void ChooseBest(const ChooseInput& in, Finals& finals, SearchResult& result) {
       best = i;
     }
   }
-  if (best != kNone) {
+  if (confirmed != kNone &&
+      (best == kNone || !in.options.takes_retries ||
+       kRetriesGain * result.candidates[best].step_time > result.candidates[confirmed].step_time)) {
+    SetBest(confirmed, seen.at(confirmed), result);
+  } else if (best != kNone) {
     Candidate& chosen = result.candidates[best];
     const Evaluator::Final final = finals.Exactly(chosen.plan);
     Settle(final, best, result.candidates);

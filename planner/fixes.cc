@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
+#include "schedule/lower/optimizer.h"
 
 namespace shardwright {
 namespace {
@@ -65,12 +66,10 @@ void FreeChoices(const Problem& input, const SearchOptions& options, std::vector
 }
 
 void ChangeNumbers(const Problem& input, const SearchOptions& options, std::vector<Fix>& fixes) {
-  const OptimizerSpec& optimizer = input.job.optimizer;
-  if (optimizer.impl == OptimizerImpl::kForeach && optimizer.states == StateFormat::kMaster &&
-      (optimizer.kind == OptimizerKind::kAdam || optimizer.kind == OptimizerKind::kAdamW)) {
+  if (const OptimizerSpec fused = FusedFormOf(input.job.optimizer); fused != input.job.optimizer) {
     Problem changed = input;  // the loop over lists holds a second copy of what it updates
-    changed.job.optimizer.impl = OptimizerImpl::kFused;
-    const bool is_adam = optimizer.kind == OptimizerKind::kAdam;
+    changed.job.optimizer = fused;
+    const bool is_adam = fused.kind == OptimizerKind::kAdam;
     Add(Try(changed, options, is_adam ? "--optimizer adam:fused" : "--optimizer adamw:fused"),
         fixes);
   }

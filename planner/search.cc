@@ -353,8 +353,8 @@ class Searcher {
     result.simulated = workers_.simulated();
   }
 
-  // For the message of a job that does not fit: the plan with the least memory, and the parts of
-  // its peak. The branch with the largest shard size, and of those the one with the least bound, is
+  // For the message of a job that does not fit: the plan that misses least, and the parts of its
+  // peak. The branch with the largest shard size, and of those the one with the least bound, is
   // simulated now if it was not. O(candidates) and a few simulations.
   void FindFloor(SearchResult& result) {
     const auto key = [](const Branch& b) {
@@ -369,14 +369,20 @@ class Searcher {
       branches_.Append(*least, result.candidates);
     }
     const Candidate* floor = nullptr;
+    Bytes host_deficit(0);
     for (const Candidate& c : result.candidates) {
-      if (c.memory > Bytes(0) && (floor == nullptr || c.memory < floor->memory)) {
+      if (c.memory > Bytes(0) &&
+          (floor == nullptr ||
+           std::tie(c.deficit, c.memory) < std::tie(floor->deficit, floor->memory))) {
         floor = &c;
+      }
+      if (c.status == CandidateStatus::kOverHost) {
+        host_deficit = host_deficit > Bytes(0) ? std::min(host_deficit, c.deficit) : c.deficit;
       }
     }
     if (floor != nullptr) {
       const Outcome outcome = workers_.first().Run(floor->plan);
-      result.floor = {*floor, outcome.peak, outcome.outside};
+      result.floor = {*floor, outcome.peak, outcome.outside, host_deficit};
       result.floor.candidate.step_time = outcome.time;
     }
   }

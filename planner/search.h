@@ -60,6 +60,8 @@ struct SearchOptions {
   // cluster or a profile then do not change the plan. Must outlive the search. Null: none.
   const Plan* previous = nullptr;
   double tie = 0.01;  // step times within this fraction of the fastest count as equal
+  // A plan whose allocator retries may be chosen where it is half as fast again as all others.
+  bool takes_retries = true;
   // Per device, with what lives outside the allocator; 0: what the GPU has less the job's margin.
   Bytes memory_limit{0};
   int threads = 0;  // 0: what the machine has. The result does not depend on it
@@ -121,11 +123,12 @@ struct RejectedFamily {
   bool operator==(const RejectedFamily&) const = default;
 };
 
-// Why nothing fits: the plan with the least memory, and what its peak is made of.
+// Why nothing fits: the plan that misses least, and what its peak is made of.
 struct MemoryFloor {
   Candidate candidate;
   MemoryPeak peak;
   Bytes outside;
+  Bytes host_deficit;  // the least one of plans that only the host's memory is too small for
 };
 
 // The chosen plan seen by the caching allocator, as `simulate` sees it.

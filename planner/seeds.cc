@@ -38,7 +38,9 @@ bool Agrees(const Plan& plan, const SearchOptions& options) {
   const Plan& base = options.base;
   return (!options.fixed.mesh || plan.shard_size == base.shard_size) &&
          (!options.fixed.micro_batch || plan.micro_batch == base.micro_batch) &&
-         (!options.fixed.sync || plan.sync == base.sync);
+         (!options.fixed.sync || plan.sync == base.sync) &&
+         (!options.fixed.recompute || plan.recompute == base.recompute) &&
+         (!options.fixed.offload || plan.offload == base.offload);
 }
 
 std::string NameOfSeed(Baseline baseline, const UserChoice& choice) {
@@ -94,8 +96,7 @@ void AddSimpler(const SearchOptions& options, const Branches& branches,
 }  // namespace
 
 std::vector<SeedPlan> SeedPlans(const Problem& input, const SearchOptions& options) {
-  const FixedChoices& fixed = options.fixed;
-  if (fixed.units || fixed.recompute || fixed.offload || options.reshard.is_set) {
+  if (options.fixed.units || options.reshard.is_set) {
     return {};
   }
   const std::int64_t ranks = DataRanks(input.cluster, MeshOf(options.base));

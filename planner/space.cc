@@ -366,7 +366,10 @@ void AddFamily(const Problem& input, const SearchOptions& options, UnitFamily fa
                std::vector<UnitFamily>& families) {
   const std::size_t units = family.units.size();
   AddExpertUnits(input.model, family.units);
-  family.is_nested = family.is_nested || family.units.size() > units;
+  if (family.units.size() > units) {
+    family.is_nested = true;
+    family.name += " and experts";
+  }
   Plan probe = options.base;
   probe.units = family.units;
   const bool is_known = std::any_of(families.begin(), families.end(),

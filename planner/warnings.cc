@@ -37,8 +37,11 @@ std::string PaddedExperts(const PlanFile& file) {
   return "fully_shard cuts the " + std::to_string(experts) +
          " experts of a layer, one tensor, over " + std::to_string(shards) +
          " ranks: they are stored, gathered and reduced as " + std::to_string(padded) +
-         " experts; --shard " + std::to_string(fitting) +
-         " with replicas pads nothing, another dimension (shard_placement_fn) is yours to code";
+         " experts; --shard " + std::to_string(fitting) + " with replicas pads nothing, " +
+         (plan.expert_size == 1 ? "--shard " + std::to_string(plan.shard_size) +
+                                      ",ep=any of a search shares them out, "
+                                : "") +
+         "another dimension (shard_placement_fn) is yours to code";
 }
 
 }  // namespace

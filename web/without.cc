@@ -79,7 +79,8 @@ ProfilerRecording ReadNsight(const std::string& file) {
 }
 
 // Not lines for a terminal, but calls to the page.
-std::function<void(const SearchProgress&)> ProgressLines(bool /*ticks*/) {
+std::function<void(const SearchProgress&)> ProgressLines(bool /*ticks*/,
+                                                         const std::string& /*name*/) {
   return [](const SearchProgress& progress) {
     TellProgress(static_cast<double>(progress.simulated), progress.best.value,
                  progress.lower_bound.value);

@@ -263,6 +263,14 @@ int StateCount(OptimizerKind kind) {
   return RecipeOf({kind, OptimizerImpl::kFused, true}).states;
 }
 
+OptimizerSpec FusedFormOf(OptimizerSpec spec) {
+  const bool is_adam = spec.kind == OptimizerKind::kAdam || spec.kind == OptimizerKind::kAdamW;
+  if (is_adam && spec.impl == OptimizerImpl::kForeach && spec.states == StateFormat::kMaster) {
+    spec.impl = OptimizerImpl::kFused;
+  }
+  return spec;
+}
+
 OptimizerSpec OnHost(OptimizerSpec spec, Dialect dialect) {
   spec.impl = FactsOf(dialect).updates_host_at_once ? OptimizerImpl::kFused : spec.impl;
   return spec;

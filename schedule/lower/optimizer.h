@@ -39,6 +39,10 @@ struct StateSize {
 [[nodiscard]] std::vector<std::string_view> OptimizerWords();
 [[nodiscard]] std::string_view WordOf(const OptimizerSpec& spec);
 
+// Adam and AdamW by PyTorch's one kernel (fused=True) in place of its loop over lists, which holds
+// a second copy of the parameters that it updates. Other optimizers stay.
+[[nodiscard]] OptimizerSpec FusedFormOf(OptimizerSpec spec);
+
 struct OptimizerStep {
   std::vector<Kernel> kernels;
   Bytes temporaries{0};

@@ -22,7 +22,7 @@ class Answers(ShardwrightTestCase):
         self.assertRegex(lines[1], rf"^{NUMBER} tokens/s per GPU \+- {NUMBER} %; 3e9 tokens take {NUMBER} (h|min|s|days), {NUMBER} "
                                    rf"GPU-hours$")
         self.assertEqual(lines[2], "")
-        self.assertEqual([line.split()[0] for line in lines[3:]], ["memory", "step", "MFU", "sharding", "how", "next"])
+        self.assertEqual([line.split()[0] for line in lines[3:]], ["memory", "step", "MFU", "sharding", "how", "AdamW", "next"])
         self.assertRegex(text, r"how sure  8 of 10 such runs are within [\d.]+ %; 16 runs on a100-80 are known, "
                                r"torch-eager on other GPUs only\n")
 
@@ -117,6 +117,28 @@ class Answers(ShardwrightTestCase):
         self.assertEqual((code, err), (0, "warning: model Qwen/Qwen3-0.6B is taken as qwen3-0.6b of the zoo\n"))
         self.assertEqual(json.loads(out), json.loads(self.succeed("estimate", "qwen3-0.6b", "8xH100", "--seq", "512", "--json"))
                          | {"next": json.loads(out)["next"]})
+
+    def test_the_form_of_adamw(self):
+        """PyTorch's loop over lists holds a second copy of the 4 bytes of each of a rank's parameters; the fused kernel does not."""
+        rows = [json.loads(self.succeed("estimate", "qwen3-32b", "8xH100", "--json", *more)) for more in ((), ("--optimizer", "adamw:fused"))]
+        self.assertIn(" on the host", self.succeed("estimate", "qwen3-32b", "8xH100").splitlines()[0])
+        self.assertRegex(rows[0]["optimizer"], r"^foreach, as torch\.optim has it; --optimizer adamw:fused takes less memory: [\d,]+ tokens/s, "
+                                               r".*; nothing on the host$")
+        self.assertEqual(rows[1]["optimizer"], "")
+        # What offloads is named and not chosen within its band.
+        self.assertGreater(rows[1]["offload_tokens_per_s_per_gpu"], rows[1]["tokens_per_s_per_gpu"])
+        self.assertNotIn(" on the host", self.succeed("estimate", "qwen3-32b", "8xH100", "--optimizer", "adamw:fused").splitlines()[0])
+
+    def test_no_offloading_is_no_other_question_where_nothing_is_offloaded(self):
+        words = ("estimate", "qwen3-32b", "8xH100", "--memory-margin", "0", "--json")
+        free, fixed = (json.loads(self.succeed(*words, *more)) for more in ((), ("--offload", "none")))
+        self.assertEqual({**free, "next": ""}, {**fixed, "next": ""})
+
+    def test_the_experts_of_a_mixture(self):
+        words = ("mixtral-8x7b", "dgx-h100", "--nodes", "8")
+        report = json.loads(self.succeed("estimate", *words, "--json"))
+        self.assertRegex(report["experts"], r"^[\d,]+ tokens/s per GPU where 8 ranks share them out; plan --search --shard 64,ep=any finds how many$")
+        self.assertEqual(json.loads(self.succeed(*SMALL, "--json"))["experts"], "")
 
     def test_a_network_that_nobody_names(self):
         two = json.loads(self.succeed("estimate", "gpt2", "2x8 H100", "--seq", "512", "--json"))

@@ -143,6 +143,11 @@ TEST_CASE("UserChoices: powers of two that divide, without and with recomputatio
   CHECK(UserChoices(Baseline::kDdp, JobMode::kForward, 6) == std::vector<UserChoice>{{6, 1, {}}});
 }
 
+// torchtitan's optimizer.implementation is "fused" by default; the others take the job's.
+OptimizerImpl ImplOf(Baseline baseline) {
+  return baseline == Baseline::kTorchtitan ? OptimizerImpl::kFused : OptimizerImpl::kForeach;
+}
+
 TEST_CASE("EvaluateBaselines: the fastest that fits, as each plan by itself") {
   const PlanFile problem = ProblemOf("pythia-160m", "dgx-a100", 1, 4);
   const std::vector<BaselineResult> results = EvaluateBaselines(problem);
@@ -153,6 +158,7 @@ TEST_CASE("EvaluateBaselines: the fastest that fits, as each plan by itself") {
     CHECK(result.plan.micro_batch * result.plan.accumulation == 4);
     for (const UserChoice& choice : UserChoices(result.baseline, JobMode::kTrain, 4)) {
       PlanFile file = problem;
+      file.job.optimizer.impl = ImplOf(result.baseline);
       file.plan = BaselinePlan(result.baseline, problem.model, 8, choice);
       const PlanOutcome other = Evaluate(file, file.plan);
       if (choice == result.choice) {
@@ -177,6 +183,7 @@ TEST_CASE("EvaluateBaselines: with many micro-batches and little memory no choic
     REQUIRE(result.outcome);
     for (const UserChoice& choice : UserChoices(result.baseline, JobMode::kTrain, kSamples)) {
       CAPTURE(choice.micro_batch);
+      file.job.optimizer.impl = ImplOf(result.baseline);
       file.plan = BaselinePlan(result.baseline, problem.model, 8, choice);
       const PlanOutcome other =
           Evaluate(file, file.plan, {.reserved = false, .memory_limit = limit});
