@@ -96,11 +96,12 @@ void AddSimpler(const SearchOptions& options, const Branches& branches,
 }  // namespace
 
 std::vector<SeedPlan> SeedPlans(const Problem& input, const SearchOptions& options) {
-  if (options.fixed.units || options.reshard.is_set) {
+  const FixedChoices& fixed = options.fixed;
+  const bool takes_any = FactsOf(options.base).takes_any_plan;
+  if (fixed.units || options.reshard.is_set || (takes_any && (fixed.recompute || fixed.offload))) {
     return {};
   }
   const std::int64_t ranks = DataRanks(input.cluster, MeshOf(options.base));
-  const bool takes_any = FactsOf(options.base).takes_any_plan;
   std::vector<SeedPlan> seeds;
   for (const Baseline baseline : kBaselines) {
     for (const UserChoice& choice :
