@@ -132,7 +132,7 @@ class Answers(ShardwrightTestCase):
     def test_no_offloading_is_no_other_question_where_nothing_is_offloaded(self):
         words = ("estimate", "qwen3-32b", "8xH100", "--memory-margin", "0", "--json")
         free, fixed = (json.loads(self.succeed(*words, *more)) for more in ((), ("--offload", "none")))
-        self.assertEqual({**free, "next": ""}, {**fixed, "next": ""})
+        self.assertEqual({**free, "next": "", "optimizer": ""}, {**fixed, "next": "", "optimizer": ""})
 
     def test_the_experts_of_a_mixture(self):
         words = ("mixtral-8x7b", "dgx-h100", "--nodes", "8")
