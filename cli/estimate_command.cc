@@ -84,14 +84,13 @@ void TellOptimizer(const Arguments& arguments, const Estimate& e, Question& ques
   }
   std::string& words = question.optimizer = "foreach, as torch.optim has it; --optimizer";
   const Plan& plan = e.file.plan;
-  if (e.fits && (plan.offload != Offload() || !plan.recompute.empty())) {
+  if (e.fits && plan.offload != Offload()) {  // the costly case; a second search
     const Estimate with = EstimateJob(fused, e.file.job.global_batch, question.given, false);
     if (const double rate = RateOf(with); rate > kFormGain * RateOf(e)) {
-      const bool is_plain = with.file.plan.offload == Offload();
       words += " adamw:fused takes less memory: " + WithCommas(std::llround(rate)) + " tokens/s, " +
                RecomputeWords(with.file) +
-               (is_plain && plan.offload != Offload() ? "; nothing on the host"
-                                                      : OffloadWords(with.file.plan.offload));
+               (with.file.plan.offload == Offload() ? "; nothing on the host"
+                                                    : OffloadWords(with.file.plan.offload));
     }
   }
 }
