@@ -100,6 +100,15 @@ TEST_CASE("Stages gather and reduce each unit once a step, whatever the micro-ba
                         [](const UnitInfo& unit) { return unit.padded_elements > 0; });
       CHECK(Count(program, OpCode::kAllGather) == with_params);
       CHECK(Count(program, OpCode::kReduceScatter) == with_params);
+      // Behind all passes and transfers.
+      const auto is = [&](OpCode code) {
+        return [&program, code](const Op& op) { return program.ShapeOf(op).code == code; };
+      };
+      const std::vector<Op>& ops = program.step.ops;
+      const auto reduces = std::find_if(ops.begin(), ops.end(), is(OpCode::kReduceScatter));
+      CHECK(std::none_of(reduces, ops.end(), [&](const Op& op) {
+        return IsTransfer(program.ShapeOf(op).code) || is(OpCode::kCompute)(op);
+      }));
     }
     const std::vector<Finding> findings = VerifyRanks(classes);
     CHECK(findings.empty());
