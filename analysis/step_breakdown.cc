@@ -191,6 +191,9 @@ OpClass ClassOf(const Program& program, const OpShape& shape) {
     case OpCode::kBroadcast:
     case OpCode::kAllToAll:
     case OpCode::kPermute:
+    case OpCode::kSend:
+    case OpCode::kReceive:
+    case OpCode::kSendReceive:
       return OpClass::kOtherCollective;
     case OpCode::kCopyH2d:
     case OpCode::kCopyD2h:

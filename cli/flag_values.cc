@@ -374,7 +374,8 @@ ShardChoice ReadShard(const Flag& flag) {
   const std::pair<std::string_view, std::int64_t*> kinds[] = {{"", &choice.size},
                                                               {"ep=", &choice.experts},
                                                               {"tp=", &choice.tensor},
-                                                              {"cp=", &choice.context}};
+                                                              {"cp=", &choice.context},
+                                                              {"pp=", &choice.pipeline}};
   std::size_t next = 0;  // each kind at most once, in this order
   for (const std::string& word : words) {
     std::size_t kind = std::size(kinds) - 1;
@@ -383,15 +384,18 @@ ShardChoice ReadShard(const Flag& flag) {
     }
     if (kind < next) {
       throw FlagError(flag,
-                      "ranks, those that share out experts, those that cut layers, those that cut "
-                      "tokens: 64 or 64,ep=8 or 64,tp=8 or 64,cp=4");
+                      "ranks, those that share out experts, cut layers, cut tokens, have other "
+                      "layers: 64 or 64,ep=8 or 64,tp=8 or 64,cp=4 or 64,pp=4");
     }
     const std::vector<std::string> parts =
-        Split(word.substr(kinds[kind].first.size()), kind + 1 == std::size(kinds) ? ':' : '\0');
+        Split(word.substr(kinds[kind].first.size()), kind >= 3 ? ':' : '\0');
     *kinds[kind].second = ReadCount({flag.name, parts.front()}, 1, kMaxRanks);
-    if (parts.size() > 1) {
+    if (parts.size() > 1 && kind == 3) {
       choice.method =
           static_cast<ContextMethod>(ReadChoice({flag.name, parts[1]}, kContextMethodNames));
+    } else if (parts.size() > 1) {
+      choice.schedule =
+          static_cast<PipelineSchedule>(ReadChoice({flag.name, parts[1]}, kPipelineScheduleNames));
     }
     next = kind + 1;
   }

@@ -55,13 +55,15 @@ struct Flag {
 [[nodiscard]] Offload ReadOffload(const Flag& flag);
 // "always", "never" or the ranks of a group.
 [[nodiscard]] ReshardChoice ReadReshard(const Flag& flag);
-// "64", "64,ep=8", "64,tp=8", "64,cp=4", "cp=4:ring" or "ep=8".
+// "64", "64,ep=8", "64,tp=8", "64,cp=4", "cp=4:ring", "ep=8" or "64,pp=4:gpipe".
 struct ShardChoice {
   std::int64_t size = 0;     // 0: not said
   std::int64_t experts = 1;  // ranks that share the experts of a mixture
   std::int64_t tensor = 1;   // ranks that cut every layer
   std::int64_t context = 1;  // ranks that have tokens of the same samples
   ContextMethod method = ContextMethod::kGather;
+  std::int64_t pipeline = 1;  // ranks with other layers each
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
 };
 [[nodiscard]] ShardChoice ReadShard(const Flag& flag);
 

@@ -54,6 +54,7 @@ void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
   const bool is_ddp = plan.dialect == Dialect::kDdp;
   Mesh given = is_free && is_ddp ? Mesh{{0, 1}} : MeshOf(options);
   given.tensor = options.plan.tensor_size;
+  given.pipeline = options.plan.pipeline_size;
   const Mesh mesh = MeshOver(ranks, given);
   plan.shard_size = mesh.Along(Axis::kShard);
   plan.replicate_size = mesh.Along(Axis::kReplicate);
@@ -279,6 +280,10 @@ std::string MeshText(const Plan& plan) {
   return "shard " + WithCommas(plan.shard_size) + " x replicate " +
          WithCommas(plan.replicate_size) +
          (plan.tensor_size == 1 ? "" : " x tensor " + WithCommas(plan.tensor_size)) +
+         (plan.pipeline_size == 1
+              ? ""
+              : " x pipeline " + WithCommas(plan.pipeline_size) + " (" +
+                    std::string(NameIn(kPipelineScheduleNames, plan.pipeline_schedule)) + ")") +
          (plan.expert_size == 1
               ? ""
               : ", of which " + WithCommas(plan.expert_size) + " share out the experts") +
@@ -297,11 +302,15 @@ void AddMesh(const Plan& plan, nlohmann::ordered_json& json) {
   json["replicate_size"] = plan.replicate_size;
   const std::pair<const char*, std::int64_t> others[] = {{"expert_size", plan.expert_size},
                                                          {"tensor_size", plan.tensor_size},
-                                                         {"context_size", plan.context_size}};
+                                                         {"context_size", plan.context_size},
+                                                         {"pipeline_size", plan.pipeline_size}};
   for (const auto& [name, size] : others) {
     if (size > 1) {
       json[name] = size;
     }
+  }
+  if (plan.pipeline_size > 1) {
+    json["pipeline_schedule"] = NameIn(kPipelineScheduleNames, plan.pipeline_schedule);
   }
   json["micro_batch"] = plan.micro_batch;
   json["accumulation"] = plan.accumulation;

@@ -12,6 +12,7 @@
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/module_tree.h"
+#include "cli/pipeline_print.h"
 #include "cli/planned_units.h"
 #include "cli/table.h"
 #include "core/error.h"
@@ -259,6 +260,13 @@ Report InspectTrace(const PlanFile& file, const InspectOptions& options) {
 }
 
 Report InspectPlan(const PlanFile& file, const InspectOptions& options) {
+  if (file.plan.pipeline_size > 1) {
+    const std::string text = StagesText(file, options.program);
+    Json json = Header("plan");
+    AddMesh(file.plan, json);
+    json["stages"]["text"] = text;
+    return {.text = TitleOf(file) + "\n\n" + text, .json = std::move(json)};
+  }
   const Program program = LowerAndVerify(file);
   if (!options.json) {
     std::string text = TitleOf(file) + "\n\n";

@@ -46,39 +46,65 @@ std::string MisfitOf(const PlanFile& file, PlanPrograms& programs) {
   return misfits.empty() ? "" : misfits.front().text;
 }
 
-std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::string& output) {
-  const Plan& plan = file.plan;
-  std::int64_t largest = 0;
-  for (const UnitInfo& unit : programs.Largest().units) {
-    largest = std::max(largest, unit.padded_elements);
+// What was lowered of a plan, to see that it can be.
+struct Lowered {
+  std::int64_t largest = 0;  // parameters of a unit
+  std::int64_t step_ops = 0;
+  std::string note, misfit;  // how buffers break a limit; empty: they do not
+};
+
+void Count(const Program& program, Lowered& lowered) {
+  for (const UnitInfo& unit : program.units) {
+    lowered.largest = std::max(lowered.largest, unit.padded_elements);
   }
+}
+
+Lowered LowerPlan(const PlanFile& file) {
+  Lowered lowered;
+  if (file.plan.pipeline_size > 1) {
+    for (const Program& program : LowerAndVerifyStages(file)) {
+      Count(program, lowered);
+      lowered.step_ops += static_cast<std::int64_t>(program.step.size());
+    }
+    lowered.note = " together, of " + WithCommas(file.plan.pipeline_size) + " stages";
+    return lowered;
+  }
+  PlanPrograms programs({file, file.plan});
+  CheckLegal(programs.Largest());
+  Count(programs.Largest(), lowered);
+  lowered.misfit = MisfitOf(file, programs);
+  const std::int64_t micro_batches = programs.Largest().micro_batch_count;  // before others come
+  lowered.step_ops = CountStepOps(programs);
+  if (micro_batches < file.plan.accumulation) {
+    lowered.note = " with " + WithCommas(micro_batches) + " micro-batches";
+  }
+  return lowered;
+}
+
+std::string Summary(const PlanFile& file, const Lowered& lowered, const std::string& output) {
+  const Plan& plan = file.plan;
   Table table({kLeft, kLeft});
   table.Row({"parameters", WithCommas(CountParameters(file.model))});
   table.Row({"trainable", WithCommas(CountParameters(file.model, true))});
   table.Row({"units", WithCommas(static_cast<std::int64_t>(plan.units.size())) + ", the largest " +
-                          WithCommas(largest) + " parameters"});
+                          WithCommas(lowered.largest) + " parameters"});
   table.Row({"ranks", WithCommas(MeshOf(plan).RankCount()) + " = " + MeshText(plan)});
   table.Row({"batch", WithCommas(file.job.global_batch) +
-                          (plan.context_size > 1  ? " = shard x replicate / context"
-                           : plan.tensor_size > 1 ? " = shard x replicate"
-                                                  : " = ranks") +
+                          (plan.context_size > 1 ? " = shard x replicate / context"
+                           : plan.tensor_size * plan.pipeline_size > 1 ? " = shard x replicate"
+                                                                       : " = ranks") +
                           " x micro-batch " + WithCommas(plan.micro_batch) + " x accumulation " +
                           WithCommas(plan.accumulation)});
   table.Row({"sequence", WithCommas(file.job.sequence_length)});
-  if (const std::string misfit = MisfitOf(file, programs); !misfit.empty()) {
-    table.Row({"memory", misfit + "; --search finds a plan that fits"});
+  if (!lowered.misfit.empty()) {
+    table.Row({"memory", lowered.misfit + "; --search finds a plan that fits"});
   }
-  const std::int64_t micro_batches = programs.Largest().micro_batch_count;  // before others come
-  const std::int64_t ops = CountStepOps(programs);
-  table.Row({"program", WithCommas(ops) + " ops per step, verified" +
-                            (micro_batches < plan.accumulation
-                                 ? " with " + WithCommas(micro_batches) + " micro-batches"
-                                 : "")});
+  table.Row({"program", WithCommas(lowered.step_ops) + " ops per step, verified" + lowered.note});
   return TitleOf(file) + "\n" + table.Text(2) + (output.empty() ? "" : "Wrote " + output + "\n");
 }
 
 // `output` empty: the plan is in the summary itself, as in SearchJson.
-std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std::string& output) {
+std::string SummaryJson(const PlanFile& file, const Lowered& lowered, const std::string& output) {
   Json json = ReportHead("shardwright-plan-summary");
   json["file"] = output;
   json["model"] = file.model.name;
@@ -90,8 +116,8 @@ std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std:
   json["global_batch"] = file.job.global_batch;
   json["sequence_length"] = file.job.sequence_length;
   json["units"] = file.plan.units.size();
-  json["misfit"] = MisfitOf(file, programs);
-  json["step_ops"] = CountStepOps(programs);
+  json["misfit"] = lowered.misfit;
+  json["step_ops"] = lowered.step_ops;
   if (output.empty()) {
     json["plan_file"] = ParseOrdered(PlanFileJson(file), "plan");
   }
@@ -593,10 +619,9 @@ int PlanCommand(const Arguments& typed) {
   WarnOf(file);
   WarnOfFrozenBesideTrainable(file);
   // Lowered here too, so that a plan that its dialect cannot express is never written.
-  PlanPrograms programs({file, file.plan});
-  CheckLegal(programs.Largest());
+  const Lowered lowered = LowerPlan(file);
   DeliverPlan(options, arguments, file, [&](const std::string& output) {
-    return options.json ? SummaryJson(file, programs, output) : Summary(file, programs, output);
+    return options.json ? SummaryJson(file, lowered, output) : Summary(file, lowered, output);
   });
   NoteWeightsBeside(options.model);
   return kExitOk;

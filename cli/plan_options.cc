@@ -199,6 +199,8 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.plan.tensor_size = shard.tensor;
   options.plan.context_size = shard.context;
   options.plan.context_method = shard.context > 1 ? shard.method : ContextMethod::kGather;
+  options.plan.pipeline_size = shard.pipeline;
+  options.plan.pipeline_schedule = shard.schedule;
   arguments.SetCount("--replicate", kMaxRanks, options.replicate_size);
   arguments.SetCount("--accumulation", kMaxAccumulation, options.accumulation);
   arguments.Set("--reshard", options.reshard, ReadReshard);
@@ -214,6 +216,12 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
     options.job.lora_saved.emplace_back("score");  // PEFT trains the head of SEQ_CLS whole
   }
   ReadPlanFlags(arguments, options.plan);
+  if (shard.pipeline > 1) {  // torch's own way, as it has no other
+    options.plan.sync = arguments.Get("--sync").is_given() ? options.plan.sync : SyncMode::kLast;
+    if (!options.reshard.is_set && options.plan.dialect == Dialect::kFsdp2) {
+      options.reshard = {true, {Reshard::Kind::kNever, 0}};
+    }
+  }
   CheckChoices(options, arguments);
   CheckAllocatorFlag(arguments, options.plan);
   options.json = arguments.IsJson();
@@ -249,6 +257,9 @@ void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
   }
   options.search = arguments.Has("--search") ||
                    (!arguments.Has("--no-search") && given("--global-batch") && says_nothing);
+  if (options.search && options.plan.pipeline_size > 1) {
+    throw UsageError("--shard: a pipeline (pp) is for --no-search so far");
+  }
   options.has_dialect = given("--dialect");
   options.has_margin = given("--memory-margin") || given("--mem");
   if (options.search && options.plan.dialect == Dialect::kFsdp1 && !given("--use-orig-params")) {

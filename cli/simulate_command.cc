@@ -8,6 +8,7 @@
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/lengths_flag.h"
+#include "cli/pipeline_print.h"
 #include "cli/plots.h"
 #include "cli/prediction.h"
 #include "cli/straggler_flags.h"
@@ -102,12 +103,15 @@ int SimulateCommand(const Arguments& arguments) {
   const SimulateFlagValues flags = ReadSimulateFlags(arguments);
   const StragglerFlags stragglers = ReadStragglerFlags(arguments);
   PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
+  for (const auto& [level, factor] : stragglers.slow_links) {
+    ScaleLinks(file.cluster, level, 1.0 / factor, "--slow-link");
+  }
+  if (file.plan.pipeline_size > 1) {
+    return SimulatePipeline(arguments, file, flags.contention);
+  }
   if (const Flag allocator = arguments.Get("--allocator"); allocator.is_given()) {
     CheckAllocatorFlag(arguments, file.plan);
     file.job.allocator = ReadAllocator(allocator);
-  }
-  for (const auto& [level, factor] : stragglers.slow_links) {
-    ScaleLinks(file.cluster, level, 1.0 / factor, "--slow-link");
   }
   WarnOf(file);
   const bool is_whole = arguments.Has("--exact") || arguments.Has("--plot") ||

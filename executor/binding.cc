@@ -235,6 +235,9 @@ Call Binder::BindOp(const Body& body, OpId id) {
       return std::monostate();
     case OpCode::kBroadcast:
     case OpCode::kPermute:
+    case OpCode::kSend:
+    case OpCode::kReceive:
+    case OpCode::kSendReceive:
     case OpCode::kBarrier:
       break;
   }

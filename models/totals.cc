@@ -145,8 +145,10 @@ std::vector<bool> OpsBehindResult(const Model& model) {
   for (std::size_t i = model.ops.size(); i-- > 0;) {
     const ModelOp& op = model.ops[i];
     for (const TensorId t : op.outputs) {
-      const bool is_result = model.tensors[t.value].role == TensorRole::kLoss ||
-                             (!is_read[t.value] && (!has_loss || has_loss_in_it[t.value]));
+      const bool is_result =
+          model.tensors[t.value].role == TensorRole::kLoss ||
+          (model.sent.valid() ? t == model.sent
+                              : !is_read[t.value] && (!has_loss || has_loss_in_it[t.value]));
       reaches[i] = reaches[i] || is_result || wanted[t.value];
     }
     reaches[i] = reaches[i] && !model.SpecOf(op).other.stops_gradient;

@@ -19,6 +19,7 @@
 #include "schedule/dialect_facts.h"
 #include "schedule/lower.h"
 #include "schedule/verify.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -78,6 +79,17 @@ Program LowerAndVerify(const PlanFile& file) {
   return program;
 }
 
+std::vector<Program> LowerAndVerifyStages(const PlanFile& file) {
+  std::vector<Program> programs = LowerStages({file, file.plan});
+  std::vector<const Program*> classes;
+  for (const Program& program : programs) {
+    classes.push_back(&program);
+  }
+  const std::vector<Finding> findings = VerifyRanks(classes);
+  SW_CHECK(findings.empty(), "illegal programs: " + findings[0].text);
+  return programs;
+}
+
 Bytes UsableMemory(const Problem& problem) {
   const auto usable = static_cast<double>(problem.cluster.gpu.usable_memory.value.value);
   return Bytes(std::llround(usable * (1.0 - problem.job.memory_margin)));
@@ -126,9 +138,10 @@ Rates RatesOf(const Problem& problem, const Plan& plan, Seconds step_time) {
   rates.has_dtype = peak.has_value();
   rates.peak =
       peak.value_or(PeakFlops(problem.cluster.gpu, MathType::kFp32).value_or(FlopsPerSecond(0.0)));
-  const double samples = static_cast<double>(plan.micro_batch) *
-                         static_cast<double>(plan.accumulation) /
-                         static_cast<double>(plan.tensor_size * plan.context_size);  // of one GPU
+  const Mesh mesh = MeshOf(plan);
+  const double samples =  // of one GPU
+      static_cast<double>(plan.micro_batch) * static_cast<double>(plan.accumulation) *
+      static_cast<double>(mesh.DataCount()) / static_cast<double>(mesh.RankCount());
   if (step_time.value > 0.0) {
     rates.tokens_per_second_per_gpu =
         samples * static_cast<double>(problem.model.tokens_per_sample) / step_time.value;

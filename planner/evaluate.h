@@ -37,6 +37,8 @@ void CheckLegal(const Program& program);
 
 // Lower, then Verify. Throws InputError for a plan that the dialect cannot express.
 [[nodiscard]] Program LowerAndVerify(const PlanFile& file);
+// Those of all stages.
+[[nodiscard]] std::vector<Program> LowerAndVerifyStages(const PlanFile& file);
 
 // Device memory that the job may use: what the GPU has less the job's margin.
 [[nodiscard]] Bytes UsableMemory(const Problem& problem);

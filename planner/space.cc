@@ -650,11 +650,15 @@ void SetOuter(const OuterChoice& outer, Plan& plan) {
 
 std::int64_t DataRanks(const Cluster& cluster, const Mesh& cut) {
   const std::int64_t ranks = cluster.RankCount();
-  const Mesh mesh = MeshOver(ranks, {.size = {1, 0}, .tensor = cut.tensor, .context = cut.context});
+  const Mesh mesh = MeshOver(
+      ranks,
+      {.size = {1, 0}, .tensor = cut.tensor, .context = cut.context, .pipeline = cut.pipeline});
   const bool is_whole = mesh.RankCount() == ranks;
   if (!is_whole || !mesh.SplitsInto(cut.context)) {
-    throw InputError(is_whole ? "--shard: cp" : "--shard: tp",
-                     std::to_string(is_whole ? cut.context : cut.tensor),
+    const auto [kind, size] = is_whole           ? std::pair("cp", cut.context)
+                              : cut.pipeline > 1 ? std::pair("pp", cut.pipeline)
+                                                 : std::pair("tp", cut.tensor);
+    throw InputError(std::string("--shard: ") + kind, std::to_string(size),
                      "a divisor of the " + std::to_string(ranks) + " ranks");
   }
   return mesh.DataCount();

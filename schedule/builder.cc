@@ -52,7 +52,7 @@ void BodyBuilder::Alloc(BufferId buffer, PointKind kind) {
   body_.points.push_back({buffer, kind, 0});
 }
 
-void BodyBuilder::Free(BufferId buffer, std::uint8_t recorded_streams) {
+void BodyBuilder::Free(BufferId buffer, std::uint16_t recorded_streams) {
   body_.points.push_back({buffer, PointKind::kFree, recorded_streams});
 }
 

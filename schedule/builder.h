@@ -25,7 +25,7 @@ class BodyBuilder {
     Alloc(id);
     return id;
   }
-  void Free(BufferId buffer, std::uint8_t recorded_streams = 0);
+  void Free(BufferId buffer, std::uint16_t recorded_streams = 0);
 
   struct OpArgs {
     ShapeId shape;

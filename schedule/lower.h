@@ -27,12 +27,22 @@ struct LowerInput {
   // By parameter, if there are any: trainable in the job, but without a gradient. `model` has them
   // frozen, and DDP reduces zeros for them.
   std::vector<bool> without_gradient = {};
+  // Of a plan with a pipeline: of which of its ranks `model` and `plan` are (LowerStages).
+  struct Stage {
+    Pipeline pipeline;
+    std::int64_t rank = 0;
+  };
+  std::optional<Stage> stage = {};
 };
 
 // The program of one rank (all ranks of a pure data-parallel job are alike) under the rules of the
 // plan's dialect; see docs/lowering.md. Throws InputError for a plan the dialect cannot express.
 // Deterministic. O(ops * accumulation).
 [[nodiscard]] Program Lower(const LowerInput& input);
+
+// The programs of the ranks of a pipeline, one per stage, in order; one where there is none. The
+// model is whole. Throws InputError for what no rule cuts or lowers.
+[[nodiscard]] std::vector<Program> LowerStages(const LowerInput& input);
 
 // FSDP2 leaves a parameter whose gradient is None out of reductions and updates, as it does frozen
 // ones (fsdp_params_with_grad in post_backward of _fsdp_param_group.py), and DDP out of updates,

@@ -12,6 +12,7 @@
 #include "models/kernel_set.h"
 #include "models/model.h"
 #include "models/trainable.h"
+#include "schedule/pipeline.h"
 #include "schedule/torch_rules.h"
 
 namespace shardwright {
@@ -250,7 +251,7 @@ struct ZeroOptions {
 struct Plan {
   Dialect dialect = Dialect::kFsdp2;
   std::int64_t shard_size = 1;      // W: ranks that share one copy of the parameters
-  std::int64_t replicate_size = 1;  // R: copies; W * R * tensor_size = ranks
+  std::int64_t replicate_size = 1;  // R: copies; W * R * tensor_size * pipeline_size = ranks
   // Neighbours in a shard group that share the experts of each mixture; the model is cut for them
   // (CutExperts). 1: every rank has all experts, sharded as other parameters are.
   std::int64_t expert_size = 1;
@@ -261,6 +262,10 @@ struct Plan {
   // cut for them (CutContext).
   std::int64_t context_size = 1;
   ContextMethod context_method = ContextMethod::kGather;
+  // Ranks that have other layers each, all other sizes being of one of them; the stages are cut
+  // when the plan is lowered (LowerStages), and micro-batches are those of `accumulation`.
+  std::int64_t pipeline_size = 1;
+  PipelineSchedule pipeline_schedule = PipelineSchedule::k1F1B;
   std::int64_t micro_batch = 1;   // samples
   std::int64_t accumulation = 1;  // micro-batches per optimizer step
   SyncMode sync = SyncMode::kEvery;

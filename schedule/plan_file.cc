@@ -219,6 +219,8 @@ void CheckPlan(const Problem& problem, const Plan& plan, const std::string& wher
         "shard_size " + std::to_string(plan.shard_size) + " x replicate_size " +
             std::to_string(plan.replicate_size) +
             (plan.tensor_size > 1 ? " x tensor_size " + std::to_string(plan.tensor_size) : "") +
+            (plan.pipeline_size > 1 ? " x pipeline_size " + std::to_string(plan.pipeline_size)
+                                    : "") +
             " = " + std::to_string(ranks) + " ranks",
         std::to_string(problem.cluster.RankCount()) + ", the GPUs of " +
             std::to_string(problem.cluster.node_count) + " x " + problem.cluster.name);

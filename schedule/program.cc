@@ -16,6 +16,9 @@ constexpr std::array<OpCodeInfo, kOpCodeCount> kOpCodes = {{
     {OpCode::kBroadcast, "broadcast", true, false},
     {OpCode::kAllToAll, "all_to_all", true, false},
     {OpCode::kPermute, "permute", true, false},
+    {OpCode::kSend, "send", true, false},
+    {OpCode::kReceive, "receive", true, false},
+    {OpCode::kSendReceive, "send_receive", true, false},
     {OpCode::kBarrier, "barrier", true, false},
     {OpCode::kCast, "cast", false, false},
     {OpCode::kGatherCopyIn, "gather_copy_in", false, false},
@@ -49,7 +52,8 @@ static_assert(TableFollowsEnum());
 
 // Each in the order of its enumerators.
 constexpr std::array<std::string_view, kStreamCount> kStreamNames = {
-    "host", "compute", "copy_in", "gather", "reduce", "replicate", "h2d", "d2h"};
+    "host",      "compute", "copy_in", "gather",   "reduce",
+    "replicate", "h2d",     "d2h",     "previous", "next"};
 constexpr std::array<std::string_view, 5> kPhaseNames = {"init", "fwd", "rec", "bwd", "opt"};
 static_assert(kPhaseNames.size() == static_cast<std::size_t>(Phase::kOptimizer) + 1);
 constexpr std::array<std::string_view, kCategoryCount> kCategoryNames = {

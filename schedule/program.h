@@ -25,8 +25,10 @@ enum class Stream : std::uint8_t {
   kReplicate,  // all-reduces over replicas
   kH2d,        // host to device copies
   kD2h,        // device to host copies
+  kPrevious,   // transfers with the pipeline's rank before, and
+  kNext,       // with the one behind
 };
-inline constexpr std::size_t kStreamCount = 8;
+inline constexpr std::size_t kStreamCount = 10;
 
 enum class Phase : std::uint8_t { kInit, kForward, kRecompute, kBackward, kOptimizer };
 
@@ -40,6 +42,10 @@ enum class OpCode : std::uint8_t {
   kBroadcast,
   kAllToAll,
   kPermute,  // each rank sends to the next
+  // To or from the neighbour that the stream says; the last does both at once.
+  kSend,
+  kReceive,
+  kSendReceive,
   kBarrier,
   kCast,           // parameter shard to the gather dtype
   kGatherCopyIn,   // shard into its slice of the gather buffer
@@ -60,7 +66,7 @@ enum class OpCode : std::uint8_t {
   kStreamWait,  // makes a stream wait for its edges; takes no stream time
   kInitialize,  // gives persistent buffers their first value
 };
-inline constexpr std::size_t kOpCodeCount = 27;
+inline constexpr std::size_t kOpCodeCount = 30;
 
 struct OpCodeInfo {
   OpCode code;
@@ -69,6 +75,9 @@ struct OpCodeInfo {
   bool runs_on_host;      // occupies the host, no stream work
 };
 [[nodiscard]] const OpCodeInfo& InfoOf(OpCode code);
+[[nodiscard]] constexpr bool IsTransfer(OpCode code) {
+  return code == OpCode::kSend || code == OpCode::kReceive || code == OpCode::kSendReceive;
+}
 [[nodiscard]] std::string_view NameOf(Stream stream);
 [[nodiscard]] std::string_view NameOf(Phase phase);
 
@@ -223,7 +232,7 @@ struct MemoryPoint {
   // kFree: streams (bit = Stream) whose queued use the allocator waits for before it reuses the
   // block, PyTorch's recordStream. Without it every use must already be ordered before what the
   // owner stream is given next.
-  std::uint8_t recorded_streams = 0;
+  std::uint16_t recorded_streams = 0;
 };
 
 // A straight-line list of ops in host issue order.
@@ -296,6 +305,8 @@ struct Program {
   std::int64_t expert_size = 1;        // ranks that share the experts of each mixture
   std::int64_t tensor_size = 1;        // ranks that cut every layer
   std::int64_t context_size = 1;       // ranks that have tokens of the same samples
+  std::int64_t pipeline_size = 1;      // classes of ranks, each with stages of its own
+  std::int64_t pipeline_rank = 0;      // which of these the program is of
   std::int64_t micro_batch = 1;        // samples
   std::int64_t micro_batch_count = 1;  // accumulation steps
 

@@ -203,6 +203,53 @@ void CheckContext(const Model& model, const Plan& plan, const std::string& where
   }
 }
 
+// What the stages of a pipeline are lowered for so far.
+void CheckPipeline(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
+  CheckRange(plan.pipeline_size, 1, kMaxRanks, where, "pipeline_size");
+  if (plan.pipeline_size == 1) {
+    return;
+  }
+  const auto refuse = [&](bool is_refused, const std::string& expected) {
+    if (is_refused) {
+      throw InputError(FieldOf(where, "pipeline_size"), std::to_string(plan.pipeline_size),
+                       "1: stages are lowered " + expected + " alone so far");
+    }
+  };
+  const auto is_any = [](const auto& list, const auto& test) {
+    return std::any_of(list.begin(), list.end(), test);
+  };
+  const Precision& p = job.precision;
+  const bool is_ddp = plan.dialect == Dialect::kDdp;
+  refuse((plan.dialect != Dialect::kFsdp2 && !is_ddp) || plan.torch != TorchRelease::k2_13,
+         "under dialects fsdp2 and ddp of torch 2.13");
+  refuse(plan.tensor_size > 1 || plan.context_size > 1 || plan.expert_size > 1,
+         "without tp, cp and ep");
+  refuse(plan.offload != Offload(), "without offload");
+  refuse(job.mode != JobMode::kTrain || job.trains_by != TrainsBy::kOwn ||
+             is_any(model.params, [](const Parameter& param) { return !param.trainable; }),
+         "for training of all parameters on answers of their own");
+  refuse(p.param == DType::kFp16 || p.reduce == DType::kFp16 || (is_ddp && p.param != p.master),
+         "in bf16 and fp32, and under ddp in one dtype");
+  refuse(FindsUnused(plan), "without find_unused_parameters and static_graph");
+  refuse(plan.sync != SyncMode::kLast, "with sync last");
+  refuse(is_any(plan.units,
+                [&](const UnitPlan& unit) {
+                  return (!is_ddp && unit.reshard.kind != Reshard::Kind::kNever) ||
+                         !unit.forward_prefetch.empty() || !unit.backward_prefetch.empty();
+                }),
+         "with reshard never and without prefetch lists");
+  refuse(plan.pipeline_schedule > PipelineSchedule::k1F1B, "by gpipe and 1f1b");
+  // Its reducer fails where no forward pass follows a backward pass ("rebuilt parameter indices").
+  refuse(is_ddp && (plan.pipeline_schedule == PipelineSchedule::kGPipe ||
+                    plan.accumulation <= plan.pipeline_size),
+         "under ddp by 1f1b of more micro-batches than ranks");
+  const std::string why =
+      WhyNot({plan.pipeline_schedule, plan.pipeline_size, 1, plan.accumulation});
+  if (!why.empty()) {
+    throw InputError(FieldOf(where, "accumulation"), std::to_string(plan.accumulation), why);
+  }
+}
+
 }  // namespace
 
 void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
@@ -213,6 +260,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckExperts(model, plan, where);
   CheckTensor(model, job, plan, where);
   CheckContext(model, plan, where);
+  CheckPipeline(model, job, plan, where);
   internal::CheckDialect(plan, where);
   internal::CheckUnits(plan, where);
   internal::CheckRecompute(model, plan, where);

@@ -31,7 +31,12 @@ inline constexpr std::size_t kMaxFindings = 20;
 // streams); allocates nothing per op, but for rule 10.
 [[nodiscard]] std::vector<Finding> Verify(const Program& program);
 
-// Verifies each program, then that the rank classes agree on their collectives (rule 8).
+// Does a collective have members in other stages of the pipeline?
+[[nodiscard]] bool SpansStages(const Program& program, const OpShape& shape);
+
+// Verifies each program, then that the rank classes agree on their collectives (rule 8). Classes of
+// a pipeline are its stages, in order: the transfers of neighbours meet, and no two wait for each
+// other.
 [[nodiscard]] std::vector<Finding> VerifyRanks(std::span<const Program* const> classes);
 
 }  // namespace shardwright

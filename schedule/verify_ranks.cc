@@ -12,6 +12,7 @@
 #include "schedule/happens_before.h"
 #include "schedule/internal/locate.h"
 #include "schedule/verify.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -33,89 +34,107 @@ bool IsCollective(const Program& program, const Op& op) {
   return InfoOf(program.ShapeOf(op).code).is_collective;
 }
 
-// The collectives of one pass on one group, in issue order.
-std::vector<OpId> CollectivesOf(const Program& program, const Body& body, GroupId group) {
+bool AreStages(std::span<const Program* const> classes) {
+  return classes.size() > 1 && classes.front()->pipeline_size > 1;
+}
+
+// The collectives of one pass that `meets` says, in issue order.
+template <class Meets>
+std::vector<OpId> CollectivesOf(const Program& program, const Body& body, const Meets& meets) {
   std::vector<OpId> found;
   for (std::size_t i = 0; i < body.size(); ++i) {
     const OpShape& shape = program.ShapeOf(body.ops[i]);
-    if (InfoOf(shape.code).is_collective && shape.group == group) {
+    if (InfoOf(shape.code).is_collective && meets(program, shape)) {
       found.emplace_back(i);
     }
   }
   return found;
 }
 
+// What one is sent the other receives; other collectives are alike.
 bool Match(const OpShape& a, const OpShape& b) {
-  return a.code == b.code && a.bytes == b.bytes && a.dtype == b.dtype;
+  const OpCode expected = a.code == OpCode::kSend      ? OpCode::kReceive
+                          : a.code == OpCode::kReceive ? OpCode::kSend
+                                                       : a.code;
+  return expected == b.code && a.bytes == b.bytes && a.dtype == b.dtype;
 }
 
 std::string NameIn(const Program& program, const Pass& pass, OpId op) {
   return NameAt(program, std::span<const Pass>(&pass, 1), {0, op});
 }
 
-void CompareSequences(std::span<const Program* const> classes, std::size_t c,
-                      std::vector<Finding>& findings) {
-  const Program& a = *classes[0];
-  const Program& b = *classes[c];
-  const auto report = [&](std::string first, std::string second, const std::string& text) {
-    if (findings.size() < kMaxFindings) {
-      findings.push_back({8, std::move(first), std::move(second), "",
-                          "rank class " + std::to_string(c) + " and rank class 0: " + text});
-    }
-  };
-  if (a.groups.size() != b.groups.size()) {
-    report(kNoOp, kNoOp, "they have different groups");
-    return;
+void Report(std::size_t c, std::size_t other, std::string first, std::string second,
+            const std::string& text, std::vector<Finding>& findings) {
+  if (findings.size() < kMaxFindings) {
+    findings.push_back({8, std::move(first), std::move(second), "",
+                        "rank class " + std::to_string(c) + " and rank class " +
+                            std::to_string(other) + ": " + text});
   }
-  for (std::size_t g = 0; g < a.groups.size(); ++g) {
-    if (a.groups[g].size != b.groups[g].size || a.groups[g].stride != b.groups[g].stride) {
-      report(kNoOp, kNoOp, "group " + a.groups[g].name + " has another size or stride");
-      continue;
+}
+
+// The k-th op of one class that `meets_a` says, and the k-th of the other that `meets_b` says.
+template <class MeetsA, class MeetsB>
+void ComparePasses(std::span<const Program* const> classes, std::size_t other, std::size_t c,
+                   const std::string& group, const MeetsA& meets_a, const MeetsB& meets_b,
+                   std::vector<Finding>& findings) {
+  const Program& a = *classes[other];
+  const Program& b = *classes[c];
+  for (std::size_t p = 0; p < 3; ++p) {
+    const Pass pass_a = ComparedPasses(a)[p];
+    const Pass pass_b = ComparedPasses(b)[p];
+    const auto of_a = CollectivesOf(a, *pass_a.body, meets_a);
+    const auto of_b = CollectivesOf(b, *pass_b.body, meets_b);
+    std::size_t i = 0;
+    while (i < of_a.size() && i < of_b.size() &&
+           Match(a.ShapeOf(pass_a.body->ops[of_a[i].value]),
+                 b.ShapeOf(pass_b.body->ops[of_b[i].value]))) {
+      ++i;
     }
-    for (std::size_t p = 0; p < 3; ++p) {
-      const Pass pass_a = ComparedPasses(a)[p];
-      const Pass pass_b = ComparedPasses(b)[p];
-      const auto of_a = CollectivesOf(a, *pass_a.body, GroupId(g));
-      const auto of_b = CollectivesOf(b, *pass_b.body, GroupId(g));
-      std::size_t i = 0;
-      while (i < of_a.size() && i < of_b.size() &&
-             Match(a.ShapeOf(pass_a.body->ops[of_a[i].value]),
-                   b.ShapeOf(pass_b.body->ops[of_b[i].value]))) {
-        ++i;
-      }
-      if (i < of_a.size() || i < of_b.size()) {
-        const std::string first = i < of_a.size() ? NameIn(a, pass_a, of_a[i]) : kNoOp;
-        const std::string second = i < of_b.size() ? NameIn(b, pass_b, of_b[i]) : kNoOp;
-        std::string text = "collective " + std::to_string(i) + " of group " + a.groups[g].name;
-        text += " is " + second;
-        text += " here and " + first;
-        text += " there, and the two do not match";
-        report(first, second, text);
-      }
+    if (i < of_a.size() || i < of_b.size()) {
+      const std::string first = i < of_a.size() ? NameIn(a, pass_a, of_a[i]) : kNoOp;
+      const std::string second = i < of_b.size() ? NameIn(b, pass_b, of_b[i]) : kNoOp;
+      std::string text = "collective " + std::to_string(i) + " of group " + group;
+      text += " is " + second;
+      text += " here and " + first;
+      text += " there, and the two do not match";
+      Report(c, other, first, second, text, findings);
     }
   }
 }
 
-// Do all classes issue the same collectives in one order across all groups? Then no two can wait
-// for each other: numbering ops by the collectives issued before them orders all ranks at once.
-bool HaveOneJointOrder(std::span<const Program* const> classes) {
-  std::vector<std::uint32_t> reference;
-  for (std::size_t c = 0; c < classes.size(); ++c) {
-    std::vector<std::uint32_t> order;
-    for (const Pass& pass : ComparedPasses(*classes[c])) {
-      for (const Op& op : pass.body->ops) {
-        if (IsCollective(*classes[c], op)) {
-          order.push_back(classes[c]->ShapeOf(op).group.value);
-        }
-      }
-    }
-    if (c == 0) {
-      reference = std::move(order);
-    } else if (order != reference) {
-      return false;
-    }
+void CompareSequences(std::span<const Program* const> classes, std::size_t c,
+                      std::vector<Finding>& findings) {
+  const std::vector<Group>& a = classes[0]->groups;
+  const std::vector<Group>& b = classes[c]->groups;
+  if (a.size() != b.size()) {
+    return Report(c, 0, kNoOp, kNoOp, "they have different groups", findings);
   }
-  return true;
+  for (std::size_t g = 0; g < a.size(); ++g) {
+    if (a[g].size != b[g].size || a[g].stride != b[g].stride) {
+      Report(c, 0, kNoOp, kNoOp, "group " + a[g].name + " has another size or stride", findings);
+      continue;
+    }
+    const auto meets = [&](const Program&, const OpShape& shape) {
+      return shape.group == GroupId(g);
+    };
+    ComparePasses(classes, 0, c, a[g].name, meets, meets, findings);
+  }
+}
+
+// A stage and the one before it: transfers between them, and what all stages do together.
+void CompareStages(std::span<const Program* const> classes, std::size_t c,
+                   std::vector<Finding>& findings) {
+  const auto transfers = [](Stream stream) {
+    return [stream](const Program&, const OpShape& shape) {
+      return IsTransfer(shape.code) && shape.stream == stream;
+    };
+  };
+  const auto together = [](const Program& program, const OpShape& shape) {
+    return !IsTransfer(shape.code) && SpansStages(program, shape);
+  };
+  ComparePasses(classes, c - 1, c, "of neighbours", transfers(Stream::kNext),
+                transfers(Stream::kPrevious), findings);
+  ComparePasses(classes, c - 1, c, "of all stages", together, together, findings);
 }
 
 // The union of all classes' orders, with the k-th collective of a group made one node.
@@ -164,6 +183,22 @@ class WaitGraph {
     }
   }
 
+  // Where members of one collective meet: the group; of stages a pair of neighbours, all of them,
+  // or the class alone.
+  [[nodiscard]] std::pair<std::uint32_t, std::uint32_t> PlaceOf(std::size_t c,
+                                                                const OpShape& shape) const {
+    const auto self = static_cast<std::uint32_t>(c);
+    if (!AreStages(classes_)) {
+      return {shape.group.value, 0};
+    }
+    if (!SpansStages(*classes_[c], shape)) {
+      return {shape.group.value, self + 1};
+    }
+    return {kNone, !IsTransfer(shape.code)         ? kNone
+                   : shape.stream == Stream::kNext ? self
+                                                   : self - 1};
+  }
+
   void AddClass(std::size_t c) {
     const Program& program = *classes_[c];
     std::array<std::uint32_t, kStreamCount> last;
@@ -178,7 +213,8 @@ class WaitGraph {
         std::uint32_t node = kNone;
         if (InfoOf(shape.code).is_collective) {
           const std::uint32_t g = shape.group.value;
-          const auto [found, is_new] = shared_.try_emplace({g, issued_to_group[g]++}, kNone);
+          const auto [found, is_new] =
+              shared_.try_emplace({PlaceOf(c, shape), issued_to_group[g]++}, kNone);
           node = is_new ? found->second = NewNode() : found->second;
           Order(last_of_group[g], node);
           last_of_group[g] = node;
@@ -222,11 +258,19 @@ class WaitGraph {
   std::span<const Program* const> classes_;
   std::vector<std::vector<std::uint32_t>> successors_;
   std::vector<std::uint32_t> pending_;  // predecessors not yet done
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> shared_;  // (group, number)
+  std::map<std::pair<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t>, std::uint32_t>
+      shared_;                                     // (place, number)
   std::vector<std::vector<std::uint32_t>> nodes_;  // per class and pass, the node of each op
 };
 
 }  // namespace
+
+bool SpansStages(const Program& program, const OpShape& shape) {
+  return IsTransfer(shape.code) ||
+         (InfoOf(shape.code).is_collective && program.pipeline_size > 1 &&
+          program.groups[shape.group.value].size == program.pipeline_size &&
+          program.groups[shape.group.value].stride == MeshOf(program).StageRanks());
+}
 
 std::vector<Finding> VerifyRanks(std::span<const Program* const> classes) {
   std::vector<Finding> findings;
@@ -241,9 +285,10 @@ std::vector<Finding> VerifyRanks(std::span<const Program* const> classes) {
     return findings;
   }
   for (std::size_t c = 1; c < classes.size(); ++c) {
-    CompareSequences(classes, c, findings);
+    AreStages(classes) ? CompareStages(classes, c, findings)
+                       : CompareSequences(classes, c, findings);
   }
-  if (findings.empty() && !HaveOneJointOrder(classes)) {
+  if (findings.empty()) {
     const std::vector<std::string> blocked = WaitGraph(classes).Blocked();
     if (!blocked.empty()) {
       findings.push_back({8, blocked.front(), blocked.back(), "",

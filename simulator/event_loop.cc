@@ -19,13 +19,14 @@ namespace {
 using Status = StreamHead::Status;
 
 // Speeds of a set of running ops, solved once per set. Valid until the next call.
-const Speeds& SpeedsOf(const ContentionModel& model, std::uint64_t key, SpeedCache& cache) {
+const Speeds& SpeedsOf(const ContentionModel& model, RunningKey key, SpeedCache& cache) {
   if (2 * cache.used >= cache.entries.size()) {
     std::fill(cache.entries.begin(), cache.entries.end(), SpeedCache::Entry());
     cache.used = 0;
   }
   const std::size_t mask = cache.entries.size() - 1;
-  std::size_t slot = (key * 0x9e3779b97f4a7c15ULL >> 32) & mask;
+  const auto low = static_cast<std::uint64_t>(key), high = static_cast<std::uint64_t>(key >> 64);
+  std::size_t slot = ((low ^ high << 7) * 0x9e3779b97f4a7c15ULL >> 32) & mask;
   while (cache.entries[slot].key != key) {
     if (cache.entries[slot].key == 0) {
       RunningClasses classes;
@@ -147,7 +148,7 @@ void EventLoop::Start(std::size_t stream, std::int64_t duration, std::int64_t en
   head.end_bound = end_bound;
   head.speed = 0;
   running_changed_ = true;
-  running_key_ |= std::uint64_t{head.cost->contention_class} << (8 * stream);
+  running_key_ |= RunningKey{head.cost->contention_class} << (8 * stream);
   if (stream == kCompute && now_ > stream_free_[stream]) {
     ChargeGap(head);
   }
@@ -190,7 +191,7 @@ void EventLoop::Finish(std::size_t stream) {
   record.end = run.last_end = stream_free_[stream] = now_;
   --run.unfinished;
   ++finished_;
-  running_key_ &= ~(std::uint64_t{0xff} << (8 * stream));
+  running_key_ &= ~(RunningKey{0xff} << (8 * stream));
   running_changed_ = true;
   SetHead(stream, record.next_on_stream);
 }

@@ -30,6 +30,9 @@
 //
 // Context parallel: in {.size = {2, 4}, .context = 2} neighbours of a shard group read the same
 // samples, each its part of the tokens: DataCount() is 4. Context() is {2, 1}.
+//
+// Pipeline parallel: in {.size = {2, 4}, .pipeline = 3} there are 24 ranks; 0 to 7 have the first
+// layers. Pipeline() is {3, 8}.
 
 #include <algorithm>
 #include <array>
@@ -57,12 +60,15 @@ struct Mesh {
   std::array<std::int64_t, 2> size = {1, 1};  // data-parallel, by Axis
   std::int64_t expert = 1;                    // divides the shard axis
   std::int64_t tensor = 1;
-  std::int64_t context = 1;  // divides the shard axis
+  std::int64_t context = 1;   // divides the shard axis
+  std::int64_t pipeline = 1;  // copies of the rest, outermost: each has other layers
 
   [[nodiscard]] constexpr std::int64_t Along(Axis axis) const {
     return axis == Axis::kTensor ? tensor : size[static_cast<std::size_t>(axis)];
   }
-  [[nodiscard]] constexpr std::int64_t RankCount() const {
+  [[nodiscard]] constexpr std::int64_t RankCount() const { return pipeline * StageRanks(); }
+  // Those with the same layers.
+  [[nodiscard]] constexpr std::int64_t StageRanks() const {
     return StrideOf(Axis::kReplicate) * Along(Axis::kReplicate);
   }
   // Ranks that read samples of their own.
@@ -99,6 +105,8 @@ struct Mesh {
   }
   // The groups that have the tokens of the same samples.
   [[nodiscard]] constexpr GroupShape Context() const { return {context, StrideOf(Axis::kShard)}; }
+  // The groups that have all layers together.
+  [[nodiscard]] constexpr GroupShape Pipeline() const { return {pipeline, StageRanks()}; }
   // Does a shard group split into groups of `part` neighbours? 4 shards do into groups of 2.
   [[nodiscard]] constexpr bool SplitsInto(std::int64_t part) const {
     return part >= 1 && Along(Axis::kShard) % part == 0;
@@ -106,7 +114,7 @@ struct Mesh {
 
   [[nodiscard]] constexpr Coordinates At(Rank rank) const {
     const auto on = [&](Axis axis) { return rank.value / StrideOf(axis) % Along(axis); };
-    return {on(Axis::kReplicate), on(Axis::kShard), rank.value / (context * tensor)};
+    return {on(Axis::kReplicate), on(Axis::kShard), rank.value / (context * tensor) % DataCount()};
   }
   // The first sample, within the batch of a step, that a rank reads for a micro-batch.
   [[nodiscard]] constexpr std::int64_t FirstSample(Rank rank, std::int64_t micro_batch,
@@ -127,6 +135,9 @@ struct Mesh {
   if constexpr (requires { sizes.context_size; }) {
     mesh.context = sizes.context_size;
   }
+  if constexpr (requires { sizes.pipeline_size; }) {
+    mesh.pipeline = sizes.pipeline_size;
+  }
   return mesh;
 }
 
@@ -135,10 +146,10 @@ struct Mesh {
 [[nodiscard]] constexpr Mesh MeshOver(std::int64_t ranks, Mesh mesh) {
   auto& [replicate, shard] = mesh.size;
   if (shard == 0) {
-    shard = ranks / mesh.tensor / std::max<std::int64_t>(replicate, 1);
+    shard = ranks / mesh.tensor / mesh.pipeline / std::max<std::int64_t>(replicate, 1);
   }
   if (replicate == 0) {
-    replicate = ranks / mesh.tensor / std::max<std::int64_t>(shard, 1);
+    replicate = ranks / mesh.tensor / mesh.pipeline / std::max<std::int64_t>(shard, 1);
   }
   return mesh;
 }

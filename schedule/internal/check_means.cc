@@ -266,7 +266,7 @@ class MeanChecker {
   }
 
   void CheckMean(BufferId buffer, Sum& sum) {
-    const std::int64_t ranks = MeshOf(program_).RankCount();
+    const std::int64_t ranks = MeshOf(program_).StageRanks();
     const auto total =
         static_cast<double>(MeshOf(program_).CopyCount() * program_.micro_batch_count);
     std::sort(sum.begin(), sum.end(),

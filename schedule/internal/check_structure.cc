@@ -265,7 +265,12 @@ Needed NeededBy(const Program& program, const OpShape& shape, bool reads_buffer,
     case OpCode::kBroadcast:
     case OpCode::kAllToAll:
     case OpCode::kPermute:
+    case OpCode::kSendReceive:
       return {shape.bytes, shape.bytes};
+    case OpCode::kSend:
+      return {shape.bytes, Bytes(0)};
+    case OpCode::kReceive:
+      return {Bytes(0), shape.bytes};
     case OpCode::kCopyH2d:
       return {reads_buffer ? shape.bytes : Bytes(0), shape.bytes};
     case OpCode::kCopyD2h:

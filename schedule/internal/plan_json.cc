@@ -131,6 +131,10 @@ constexpr auto kPlanFields = [](auto& plan, auto& visit) {
   visit(
       "context_method", plan.context_method,
       {.names = kContextMethodNames, .is_written = plan.context_method != ContextMethod::kGather});
+  visit("pipeline_size", plan.pipeline_size,
+        {.least = 1, .most = kMaxRanks, .is_written = plan.pipeline_size > 1});
+  visit("pipeline_schedule", plan.pipeline_schedule,
+        {.names = kPipelineScheduleNames, .is_written = plan.pipeline_size > 1});
   visit("micro_batch", plan.micro_batch, {.least = 1, .most = 1 << 24, .is_needed = true});
   visit("accumulation", plan.accumulation,
         {.least = 1, .most = kMaxAccumulation, .is_needed = true});

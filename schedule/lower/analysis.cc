@@ -88,6 +88,9 @@ void FindQuantized(const LowerInput& in, ModelAnalysis& a) {
 void FindGradients(const Model& model, ModelAnalysis& a) {
   const std::vector<bool> reaches = OpsBehindResult(model);
   a.tensor_grad.assign(model.tensors.size(), false);
+  if (model.received.valid()) {
+    a.tensor_grad[model.received.value] = a.trains;
+  }
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const ModelOp& op = model.ops[i];
     ModelOpFacts& f = a.ops[i];
@@ -320,13 +323,16 @@ std::vector<bool> RequiringGrad(const Model& model, const std::vector<bool>& par
 ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   ModelAnalysis a;
   a.ops.resize(in.model.ops.size());
-  const bool train = in.job.mode == JobMode::kTrain;
+  const bool train = a.trains = in.job.mode == JobMode::kTrain;
   FindParamGrads(in, train, where, a);
   FindQuantized(in, a);
   LowerSpecs(in, a);
   FindGradients(in.model, a);
   FindGradGroups(in.model, a);
   FindStorages(in, a);
+  if (in.model.sent.valid() && train) {  // torch holds it until the micro-batch's backward is over
+    ++a.storages[a.storage_of[in.model.sent.value]].backward_uses;
+  }
   CountMetrics(in.model, a);
   for (ModelOpFacts& f : a.ops) {
     f.saves_in_forward = f.has_backward;

@@ -78,6 +78,7 @@ struct ModelAnalysis {
   // that others make trainable (FSDP1 with use_orig_params).
   std::vector<bool> param_grad;
   std::vector<bool> tensor_grad;  // per tensor: needs a gradient
+  bool trains = false;
   // Per parameter: stored in 8 or 4 bits (Job::frozen_format), and made whole for the op that reads
   // it.
   std::vector<bool> quantized;

@@ -160,6 +160,12 @@ GroupId Emitter::AddContext() {
   return Find({"cp", shape.size, shape.stride});
 }
 
+GroupId Emitter::AddPipeline(const std::string& name) {
+  Mesh whole = mesh;
+  whole.pipeline = in.stage->pipeline.ranks;
+  return Find({name, whole.Pipeline().size, whole.Pipeline().stride});
+}
+
 GroupId Emitter::Find(Group group) {
   for (std::size_t i = 0; i < program.groups.size(); ++i) {
     if (program.groups[i].name == group.name) {

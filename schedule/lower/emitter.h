@@ -69,6 +69,8 @@ class Emitter {
   [[nodiscard]] GroupId AddExperts();
   [[nodiscard]] GroupId AddSameExperts();
   [[nodiscard]] GroupId AddContext();
+  // All ranks of the pipeline; "pp.next" and "pp.previous": neighbours there.
+  [[nodiscard]] GroupId AddPipeline(const std::string& name = "pp");
   [[nodiscard]] GroupId AddTensor() { return AddGroup({Axis::kTensor}, "tp"); }
   [[nodiscard]] BufferId Alloc(Bytes size, Category category, Stream owner,
                                bool zero_filled = false);
@@ -136,8 +138,8 @@ struct DivideFactors {
 };
 [[nodiscard]] DivideFactors FactorsFor(std::int64_t ranks);
 
-inline constexpr std::uint8_t StreamBit(Stream s) {
-  return static_cast<std::uint8_t>(1U << static_cast<unsigned>(s));
+inline constexpr std::uint16_t StreamBit(Stream s) {
+  return static_cast<std::uint16_t>(1U << static_cast<unsigned>(s));
 }
 
 }  // namespace shardwright

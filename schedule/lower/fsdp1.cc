@@ -607,7 +607,7 @@ class Fsdp1Rules : public FlatRules {
   }
 
   void FreeReduced(UnitId u, BufferId flat, BufferId input, BufferId out) {
-    const std::uint8_t others = StreamBit(Stream::kReduce) | StreamBit(Stream::kReplicate);
+    const std::uint16_t others = StreamBit(Stream::kReduce) | StreamBit(Stream::kReplicate);
     if (flat != At(u).sharded_grad) {
       e_.body->Free(flat, others);
     }

@@ -89,7 +89,7 @@ void Fsdp2Rules::NoteGathered(UnitId u) {
 }
 
 void Fsdp2Rules::BeginMicroBatch(bool first, bool last) {
-  StepRules::BeginMicroBatch(first, last);
+  StepRules::BeginMicroBatch(first, last && !e_.in.stage);
   order_.clear();
   hooks_.BeginMicroBatch();
   for (std::uint32_t u = 0; u < unit_count(); ++u) {
@@ -296,11 +296,17 @@ void Fsdp2Rules::EndBackward() {
     }
     comm_[u.value].state = State::kIdle;
     comm_[u.value].in_backward = false;
-    NoteGathered(u);
-    DropPending(u);
-    NoteClone(u);
+    if (!StaysWhole()) {
+      NoteGathered(u);
+      DropPending(u);
+      NoteClone(u);
+    }
   }
   recompute_root_ = UnitId();
+  FinishReductions();
+}
+
+void Fsdp2Rules::FinishReductions() {
   e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, kNoSubject);
   FreeReduceInput();
   for (const BufferId b : held_) {
@@ -309,6 +315,15 @@ void Fsdp2Rules::EndBackward() {
   held_.clear();
   WaitForHostGrads(Phase::kBackward);
   last_reduce_ = last_replicate_ = OpId();
+}
+
+// perform_reduce_grad of pipelining/stage.py: each unit's post-backward, the root's first.
+void Fsdp2Rules::ReduceAll() {
+  last_micro_batch_ = true;
+  for (const UnitId u : root_first_) {
+    PostBackward(u);
+  }
+  FinishReductions();
 }
 
 UnitInfo Fsdp2Rules::Layout(const ResolvedUnit& unit) const {

@@ -92,8 +92,10 @@ void Fsdp2Rules::PostBackward(UnitId u) {
   if (Syncs() && has_grads) {
     SumOverTensor(u);
   }
-  FreeUnsharded(u);
-  LeaveClone(u);
+  if (!StaysWhole()) {
+    FreeUnsharded(u);
+    LeaveClone(u);
+  }
   if (!Syncs()) {
     if (is_last) {
       KeepGrads(u);

@@ -41,6 +41,7 @@ class Fsdp2Rules : public StepRules {
   void WeightGradWritten(std::uint32_t model_op, UnitId unit) override;
   [[nodiscard]] BufferId ParameterStorage(UnitId u, std::uint32_t model_op) override;
   void EndBackward() override;
+  void ReduceAll() override;
 
  protected:
   [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override;
@@ -115,6 +116,9 @@ class Fsdp2Rules : public StepRules {
 
   // fsdp2_reductions.cc.
   void FreeReduceInput();
+  void FinishReductions();
+  // Of a pipeline's stage nothing is freed or reduced before all micro-batches are through.
+  [[nodiscard]] bool StaysWhole() const { return e_.in.stage && !last_micro_batch_; }
   void PostBackward(UnitId u);
   [[nodiscard]] bool AddsInPlace(UnitId u) const;
   void KeepGrads(UnitId u);

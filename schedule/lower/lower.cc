@@ -25,6 +25,7 @@
 #include "core/json.h"
 #include "core/text.h"
 #include "models/cut_context.h"
+#include "models/cut_stage.h"
 #include "models/totals.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower/flat_rules.h"
@@ -84,26 +85,54 @@ std::unique_ptr<StepRules> MakeRules(Emitter& e, const UnitSpans& spans,
   return nullptr;
 }
 
-// Writes one step: each micro-batch's forward, backward and metrics, then the update. The marks of
-// micro-batches tell FindRepeats where equal parts begin; the op ids behind the last mark have
-// micro-batch 0, as the update belongs to none. The number of ops is checked after each
-// micro-batch, so a plan with too many fails early.
+// Writes a pass of a micro-batch. Where no pipeline puts others between, its backward belongs to
+// its forward.
+void EmitPass(Emitter& e, Walker& walker, StepRules& rules, const Body& body,
+              const StageAction& pass) {
+  const bool is_forward = pass.kind == StageAction::Kind::kForward;
+  const std::int64_t count = e.in.plan.accumulation;
+  if (is_forward || e.in.stage) {
+    e.body->MarkMicroBatch();
+    e.micro_batch = static_cast<std::uint16_t>(pass.micro_batch);
+    rules.BeginMicroBatch(pass.micro_batch == 0, pass.micro_batch + 1 == count);
+  }
+  if (is_forward) {
+    walker.Forward();
+    rules.EndForward();
+  } else {
+    walker.Backward();
+    rules.EndBackward();
+  }
+  if (!is_forward || e.in.job.mode == JobMode::kForward) {
+    walker.Metrics();
+    CheckOpCount(body.size(), pass.micro_batch + 1, count);
+  }
+}
+
+// Writes one step: its list of actions, then the update. The marks of micro-batches tell
+// FindRepeats where equal parts begin; the op ids behind the last mark have micro-batch 0, as the
+// update belongs to none. The number of ops is checked after each micro-batch, so a plan with too
+// many fails early.
 void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool first_step) {
   e.Begin(body);
   rules.BeginStep(first_step);
-  const std::int64_t count = e.in.plan.accumulation;
-  for (std::int64_t m = 0; m < count; ++m) {
-    e.body->MarkMicroBatch();
-    e.micro_batch = static_cast<std::uint16_t>(m);
-    rules.BeginMicroBatch(m == 0, m + 1 == count);
-    walker.Forward();
-    rules.EndForward();
-    if (e.in.job.mode == JobMode::kTrain) {
-      walker.Backward();
-      rules.EndBackward();
+  const std::vector<StageAction> actions =
+      e.in.stage ? AddTransfers(e.in.stage->pipeline, e.in.stage->rank)
+                 : ActionsInTurn(e.in.plan.accumulation);
+  using Kind = StageAction::Kind;
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    const Kind kind = actions[i].kind;
+    if (kind == Kind::kForward || (kind == Kind::kBackward && e.in.job.mode == JobMode::kTrain)) {
+      EmitPass(e, walker, rules, body, actions[i]);
+    } else if (kind == Kind::kWaitForSends) {
+      walker.WaitForSends();
+    } else if (kind == Kind::kReduceGrads) {
+      rules.ReduceAll();
+    } else if (kind != Kind::kBackward) {
+      const bool joins = actions[i].joins_next;
+      walker.Transfer(actions[i], joins ? &actions[i + 1] : nullptr);
+      i += joins ? 1 : 0;
     }
-    walker.Metrics();
-    CheckOpCount(body.size(), m + 1, count);
   }
   e.body->MarkMicroBatch();
   e.body->MarkLayer();
@@ -246,11 +275,54 @@ static void CheckKernels(const LowerInput& in) {
   }
 }
 
+// What the plan says of the modules that a stage has.
+static Plan PlanOfStage(const Model& model, Plan plan) {
+  plan.pipeline_size = 1;
+  const auto is_here = [&](const std::string& fqn) {
+    const ModuleId module = FindModule(model, fqn);
+    return std::any_of(model.ops.begin(), model.ops.end(),
+                       [&](const ModelOp& op) { return IsInside(model, op.module, module); });
+  };
+  for (UnitPlan& unit : plan.units) {
+    std::erase_if(unit.modules, [&](const std::string& fqn) { return !is_here(fqn); });
+  }
+  std::erase_if(plan.units, [](const UnitPlan& unit) { return unit.modules.empty(); });
+  std::erase_if(plan.recompute,
+                [&](const RecomputeRegion& region) { return !is_here(region.module); });
+  return plan;
+}
+
+std::vector<Program> LowerStages(const LowerInput& input) {
+  const std::int64_t ranks = input.plan.pipeline_size;
+  std::vector<Program> programs;
+  if (ranks > 1) {
+    ValidatePlan(input.model, input.job, input.plan, kWhere);
+  }
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    Model model = input.model;
+    CutStage(model, ranks, rank, std::string(kWhere) + ": pipeline_size");
+    const Plan plan = ranks == 1 ? input.plan : PlanOfStage(model, input.plan);
+    LowerInput here(model, input.kernels, input.job, plan);
+    if (ranks > 1) {
+      here.stage = {{input.plan.pipeline_schedule, ranks, 1, plan.accumulation}, rank};
+    }
+    programs.push_back(Lower(here));
+    programs.back().pipeline_size = ranks;
+    programs.back().pipeline_rank = rank;
+  }
+  return programs;
+}
+
 Program Lower(const LowerInput& input) {
+  if (input.plan.pipeline_size > 1) {
+    throw InputError("plan: pipeline_size", std::to_string(input.plan.pipeline_size),
+                     "1: pipelines are known to plan --no-search, simulate and inspect so far");
+  }
   ValidatePlan(input.model, input.job, input.plan, kWhere);
   CheckKernels(input);
   const std::optional<Model> changed = WithoutMissingGradients(input);
   LowerInput in{changed ? *changed : input.model, input.kernels, input.job, input.plan};
+  in.stage = input.stage;
   for (std::size_t p = 0; changed && p < changed->params.size(); ++p) {
     in.without_gradient.push_back(input.model.params[p].trainable && !changed->params[p].trainable);
   }

@@ -280,7 +280,7 @@ void StepRules::DropSentGrad(UnitId u, Stream stream) {
     users |= StreamBit(Stream::kReduce);
   }
   users &= ~unsigned{StreamBit(e_.program.buffers[state.sharded_grad.value].owner)};
-  e_.body->Free(state.sharded_grad, static_cast<std::uint8_t>(users));
+  e_.body->Free(state.sharded_grad, static_cast<std::uint16_t>(users));
   state.sharded_grad = BufferId();
 }
 

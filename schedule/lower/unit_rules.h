@@ -35,6 +35,8 @@ class StepRules : public DialectRules {
   virtual void BeginMicroBatch(bool first, bool last);
   virtual void EndForward() {}
   virtual void EndBackward() {}
+  // Of a pipeline, when all micro-batches are through.
+  virtual void ReduceAll() {}
   // Clipping, optimizer, release of the gradients.
   virtual void EndStep();
 
@@ -220,6 +222,7 @@ class StepRules : public DialectRules {
   }
   [[nodiscard]] BufferId NewNorm(std::span<const UnitId> units);
   void SumNorm(BufferId norm, Stream stream, GroupId group);
+  void SumNormOverStages(BufferId norm, Stream stream);
   // The optimizer's temporaries while `units` are updated.
   [[nodiscard]] BufferId AllocTemporaries(Bytes bytes, std::span<const UnitId> units,
                                           Stream stream);

@@ -66,6 +66,17 @@ void StepRules::SumNorm(BufferId norm, Stream stream, GroupId group) {
   }
 }
 
+// Of this rank's layers alone otherwise: one number (clip_grad_norm_ of torchtitan's
+// distributed/utils.py).
+void StepRules::SumNormOverStages(BufferId norm, Stream stream) {
+  if (e_.in.stage) {
+    const Bytes size(SizeOf(NormDType()));
+    e_.AddCollective(Collective(OpCode::kAllReduce, stream, e_.AddPipeline(), size, NormDType()),
+                     {Phase::kOptimizer, kNoSubject}, {});
+    e_.body->UseFirst(norm, size, AccessMode::kReadWrite, Role::kInput);
+  }
+}
+
 bool StepRules::HasScaler() const {
   return IsTorch(plan_.dialect) && job_.precision.param == DType::kFp16 && !RunsOurKernels();
 }
@@ -177,6 +188,7 @@ void StepRules::AddClip(std::span<const UnitId> all, Stream stream, GroupId grou
     if (e_.program.tensor_size > 1) {
       SumNorm(norm, stream, e_.AddTensor());
     }
+    SumNormOverStages(norm, stream);
   }
   OpShape shape;
   shape.stream = stream;

@@ -195,12 +195,18 @@ void Walker::Init() {
   inputs.on_host = true;
   inputs.zero_filled = true;
   for (std::size_t t = 0; t < model.tensors.size(); ++t) {
-    if (!model.tensors[t].producer.valid() && e_.a.storage_of[t] != kNoRegion) {
+    if (IsLoaded(t)) {
       inputs.size += e_.a.storages[e_.a.storage_of[t]].bytes;
     }
   }
   host_inputs_ = e_.body->NewBuffer(inputs);
   e_.body->Alloc(host_inputs_);
+  InitStage();
+}
+
+bool Walker::IsLoaded(std::size_t t) const {
+  return !e_.in.model.tensors[t].producer.valid() && e_.a.storage_of[t] != kNoRegion &&
+         e_.in.model.received != TensorId(t);
 }
 
 // Example: 256 tokens of 8 bytes and as many labels: two device buffers of 2,048 bytes and one copy
@@ -210,7 +216,7 @@ void Walker::LoadInputs() {
   std::vector<BufferId> buffers;
   for (std::size_t t = 0; t < model.tensors.size(); ++t) {
     const std::uint32_t s = e_.a.storage_of[t];
-    if (model.tensors[t].producer.valid() || s == kNoRegion) {
+    if (!IsLoaded(t)) {
       continue;
     }
     const StorageFacts& facts = e_.a.storages[s];
@@ -218,6 +224,9 @@ void Walker::LoadInputs() {
     instance.buffer = e_.Alloc(facts.bytes, Category::kInput, Stream::kCompute);
     instance.refs = facts.forward_uses + facts.backward_uses;
     buffers.push_back(instance.buffer);
+  }
+  if (buffers.empty()) {
+    return;
   }
   OpShape shape;
   shape.code = OpCode::kCopyH2d;
@@ -246,6 +255,7 @@ void Walker::Forward() {
   std::fill(forward_instance_.begin(), forward_instance_.end(), Instance{});
   std::fill(rerun_instance_.begin(), rerun_instance_.end(), Instance{});
   LoadInputs();
+  TakeReceived();
   if (offload_) {
     offload_->BeginForward();
   }
@@ -274,6 +284,20 @@ void Walker::Forward() {
   if (offload_) {
     offload_->EndForward();
   }
+  if (e_.in.job.mode == JobMode::kTrain) {
+    SwapInFlight();
+  }
+}
+
+// What forward has left goes to the micro-batch's place, or comes back from there.
+void Walker::SwapInFlight() {
+  InFlight& kept = in_flight_[e_.micro_batch];
+  kept.forward.resize(forward_instance_.size());
+  kept.extra.resize(extra_.size());
+  kept.early.resize(early_.size());
+  kept.forward.swap(forward_instance_);
+  kept.extra.swap(extra_);
+  kept.early.swap(early_);
 }
 
 void Walker::AddCompute(std::uint32_t i, Phase phase, ShapeId shape, std::uint16_t occurrence) {

@@ -8,6 +8,7 @@
 // collective but the model's own, such as SyncBatchNorm's (walker_exchange.cc).
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -114,8 +115,11 @@ class Walker {
   void Init();
   // Allocates and copies the inputs of the micro-batch, runs forward.
   void Forward();
-  // Runs backward of the micro-batch forwarded last.
+  // Runs backward of Emitter::micro_batch, whose forward has run.
   void Backward();
+  // walker_stages.cc: what goes from stage to stage. With `joined` both are one op.
+  void Transfer(const StageAction& action, const StageAction* joined);
+  void WaitForSends();
   // Runs the metrics of the micro-batch, after its last pass.
   void Metrics();
   // Frees what the metrics read: the training loop keeps the model's results until it has the next
@@ -126,6 +130,11 @@ class Walker {
   struct Instance {
     BufferId buffer;
     std::uint32_t refs = 0;
+  };
+  // What lives between the passes of one micro-batch.
+  struct InFlight {
+    std::vector<Instance> forward;
+    std::vector<BufferId> extra, early;
   };
   // A unit begins or ends at an op, with the stretch of forward that this is about.
   struct Event {
@@ -153,6 +162,13 @@ class Walker {
   [[nodiscard]] std::vector<std::uint32_t> FindRegionStarts();
   void MarkBlocks();
   void LoadInputs();
+  [[nodiscard]] bool IsLoaded(std::size_t tensor) const;  // from the host, for each micro-batch
+  void InitStage();
+  void TakeReceived();
+  void BeginStageBackward();
+  void EndStageBackward();
+  // Swaps what lives of the present micro-batch with what was kept of it.
+  void SwapInFlight();
   void ForwardOp(std::uint32_t i, Phase phase);
   [[nodiscard]] std::vector<Instance*> AllocateOutputs(std::uint32_t i, bool rerun);
   void AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId workspace);
@@ -213,6 +229,7 @@ class Walker {
   void TakeFetched(const ActivationOffload::Fetched& fetched);
   void FetchBeside(std::uint32_t i);
   // Gradients of tensors.
+  static constexpr std::uint32_t kNoGrad = 0xffffffffu;
   [[nodiscard]] std::uint32_t NewGrad(BufferId buffer);
   void ReleaseGrad(std::uint32_t grad);
   void Contribute(std::uint32_t i, TensorId tensor, std::uint32_t grad);
@@ -250,6 +267,12 @@ class Walker {
   std::vector<Instance> grads_;
   std::vector<std::uint32_t> grad_of_tensor_;
   std::vector<ShapeId> forward_shape_, backward_shape_;  // caches, by kernel variant
+  std::map<std::uint16_t, InFlight> in_flight_;          // micro-batches whose backward is to come
+  // Per micro-batch: what the stage before sent, gradients of what this one sent, and of what it
+  // got.
+  std::vector<BufferId> received_, received_grads_, grads_to_send_;
+  OpId sent_next_, sent_previous_;  // the last ones, where they are not waited for yet
+  std::vector<BufferId> sending_;   // freed then
 };
 
 }  // namespace shardwright

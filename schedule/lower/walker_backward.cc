@@ -25,8 +25,6 @@
 namespace shardwright {
 namespace {
 
-constexpr std::uint32_t kNoGrad = 0xffffffffu;
-
 // torch's checkpoint stops when it has made again as many tensors as forward kept, whoever needs
 // them: behind `start`, the last op that backward needs, come those of parts that reach no loss.
 std::uint32_t LastThatKept(const Emitter& e, const Region& region, std::uint32_t start) {
@@ -438,8 +436,10 @@ void Walker::FetchBeside(std::uint32_t i) {
 // gradients and of units that end. Under torch's early-stopping checkpoint all hooks come before
 // the recomputation. Under other checkpoints those of units inside the region come behind it.
 void Walker::Backward() {
+  SwapInFlight();
   std::fill(grad_of_tensor_.begin(), grad_of_tensor_.end(), kNoGrad);
   grads_.clear();
+  BeginStageBackward();
   for (auto i = static_cast<std::uint32_t>(e_.in.model.ops.size()); i-- > 0;) {
     if (!e_.a.ops[i].has_backward) {
       continue;
@@ -477,6 +477,8 @@ void Walker::Backward() {
   for (Instance* logits : std::exchange(logits_, {})) {
     Release(*logits);
   }
+  EndStageBackward();
+  in_flight_.erase(e_.micro_batch);
 }
 
 }  // namespace shardwright

@@ -288,7 +288,7 @@ class Zero12Rules : public ZeroRules {
       StorePart(u, source);
     }
     last_reduce_ = e_.body->last();
-    const std::uint8_t recorded = Overlaps() ? StreamBit(stream_) : std::uint8_t{0};
+    const std::uint16_t recorded = Overlaps() ? StreamBit(stream_) : std::uint16_t{0};
     for (const Member& m : members_) {
       if (m.grad.valid()) {
         e_.body->Free(m.grad, recorded);

@@ -167,7 +167,7 @@ void Zero3Rules::Gather(const std::vector<UnitId>& units, Phase phase) {
   }
   for (const BufferId part : parts) {
     if (plan_.offload.parameters && part != At(units.front()).unsharded) {
-      e_.body->Free(part, direct ? StreamBit(Stream::kGather) : std::uint8_t{0});
+      e_.body->Free(part, direct ? StreamBit(Stream::kGather) : std::uint16_t{0});
     }
   }
   for (const UnitId u : units) {
@@ -258,7 +258,7 @@ void Zero3Rules::Wait(UnitId u, Phase phase) {
   }
   fetch_events_.push_back(copy_tail_);
   if (--fetch.left == 0 && fetch.flat.valid()) {
-    e_.body->Free(fetch.flat, storage_ == copy_ ? std::uint8_t{0} : StreamBit(copy_));
+    e_.body->Free(fetch.flat, storage_ == copy_ ? std::uint16_t{0} : StreamBit(copy_));
   }
 }
 

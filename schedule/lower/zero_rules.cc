@@ -126,7 +126,7 @@ void ZeroRules::TakeOwn(std::uint32_t model_op, UnitId unit) {
       CopyPart(part, *grad, own, Stream::kCompute);
       part.end = part.member.elements;
       AddPart(part, own);
-      e_.body->Free(own, Overlaps() ? StreamBit(Stream::kReduce) : std::uint8_t{0});
+      e_.body->Free(own, Overlaps() ? StreamBit(Stream::kReduce) : std::uint16_t{0});
     }
   }
 }

@@ -149,8 +149,9 @@ Seconds CollectiveTime(OpCode code, Bytes bytes, const CollectivePath& path) {
   if (code == OpCode::kAllReduce || code == OpCode::kBarrier) {
     return AllReduceTime(path, size);
   }
-  if (code == OpCode::kAllToAll || code == OpCode::kPermute) {
-    return AllToAllTime(path, size, code == OpCode::kPermute);
+  const bool is_to_one = code == OpCode::kPermute || IsTransfer(code);
+  if (code == OpCode::kAllToAll || is_to_one) {
+    return AllToAllTime(path, size, is_to_one);
   }
   const bool is_gather = code == OpCode::kAllGather || code == OpCode::kReduceScatter;
   if (is_gather && outer.choice == CollectiveChoice::kNccl) {
@@ -175,7 +176,7 @@ double BusBytesPerByte(OpCode code, std::int64_t ranks) {
   if (code == OpCode::kAllReduce || code == OpCode::kBarrier) {
     return 2 * share;
   }
-  return code == OpCode::kBroadcast || code == OpCode::kPermute ? 1 : share;
+  return code == OpCode::kBroadcast || code == OpCode::kPermute || IsTransfer(code) ? 1 : share;
 }
 
 std::int64_t ChannelsOf(const CollectivePath& path) {

@@ -71,10 +71,13 @@ struct OpRecord {
   std::uint32_t before_in_group = kNone;  // the collective before it on its communicator
 };
 
+// The class of the op on stream s in byte s.
+__extension__ using RunningKey = unsigned __int128;
+
 // Speeds by set of running classes, as they are solved. Open addressing; emptied when half full.
 struct SpeedCache {
   struct Entry {
-    std::uint64_t key = 0;  // class of the op on stream s in byte s; 0 = no entry
+    RunningKey key = 0;  // 0 = no entry
     Speeds speeds{};
   };
   std::vector<Entry> entries;

@@ -46,7 +46,7 @@ class Streams {
 };
 
 // Of ops without load.
-inline constexpr Speeds kFullSpeeds = {1, 1, 1, 1, 1, 1, 1, 1};
+inline constexpr Speeds kFullSpeeds = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 // The oldest unfinished op of a stream. Since streams are FIFO, it tells which ops have ended.
 struct StreamHead {
@@ -155,8 +155,8 @@ class EventLoop {
   std::uint32_t used_streams_ = 0;     // bit s: the step has ops on stream s
   std::uint32_t running_streams_ = 0;  // bit s: the head of stream s runs
   std::uint32_t waiting_streams_ = 0;  // bit s: it has not started yet
-  std::uint64_t running_key_ = 0;      // class of the running op on stream s in byte s
-  std::uint64_t speeds_key_ = 0;       // the key that speeds_ belongs to
+  RunningKey running_key_ = 0;
+  RunningKey speeds_key_ = 0;  // the key that speeds_ belongs to
   const Speeds* speeds_ = &kFullSpeeds;
   bool running_changed_ = false;
   std::int64_t finished_ = 0;   // device ops that have ended

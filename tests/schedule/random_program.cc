@@ -107,7 +107,7 @@ class SafeWriter {
 
   void Free(BufferId buffer) {
     const Stream owner = program_.buffers[buffer.value].owner;
-    std::uint8_t recorded = 0;
+    std::uint16_t recorded = 0;
     if (rng_.Chance(30)) {
       for (const Accessor& a : AccessesOf(buffer)) {
         recorded = static_cast<std::uint8_t>(recorded | (1U << IndexOf(a.stream)));
@@ -119,7 +119,7 @@ class SafeWriter {
     builder_.Free(buffer, recorded);
     pending_[IndexOf(owner)].push_back(
         {AccessesOf(buffer), recorded,
-         Entry(buffer).is_from_past ? past_streams_[buffer.value] : std::uint8_t{0}});
+         Entry(buffer).is_from_past ? past_streams_[buffer.value] : std::uint16_t{0}});
   }
 
   // The ops that last used the buffer, one per stream.
@@ -167,7 +167,7 @@ class SafeWriter {
   };
   struct Pending {
     std::vector<Accessor> accesses;
-    std::uint8_t recorded = 0;
+    std::uint16_t recorded = 0;
     std::uint8_t past_streams = 0;
   };
 

@@ -1,0 +1,22 @@
+#pragma once
+
+// What plan, simulate and inspect say of a plan whose ranks have other layers each. All of its
+// stages are lowered and simulated; no search, run or emission knows it so far.
+
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "schedule/plan_file.h"
+#include "schedule/program.h"
+
+namespace shardwright {
+
+// The answer of `simulate`; returns the exit code. Throws UsageError for flags that it does not
+// know of a pipeline.
+int SimulatePipeline(const Arguments& arguments, const PlanFile& file, bool contention);
+
+// The actions of each rank, and its program: whole, or in numbers.
+[[nodiscard]] std::string StagesText(const PlanFile& file, bool whole);
+
+}  // namespace shardwright

@@ -1,0 +1,25 @@
+#pragma once
+
+// Pipeline parallel: the model cut between blocks, so that each stage has some of them. A stage
+// gets one tensor from the stage before and hands one on.
+//
+// Example: 32 blocks, 4 stages. Embedding and head count as a block each, so 34 make stages of 9,
+// 9, 8 and 8: the embedding with 8 blocks, 9, 8, and 7 with the last norm, the head and the loss.
+//
+// Source: torchtitan, distributed/pipeline_parallel.py (_generate_llm_fqn_per_model_part).
+
+#include <cstdint>
+#include <string>
+
+#include "models/model.h"
+
+namespace shardwright {
+
+// Leaves of the model what stage `stage` of `stages` has: its ops and their parameters. Modules
+// stay all, those of other stages without parameters and buffers. Nothing changes for one stage.
+// `where` names the source of `stages`. Throws InputError for a model without blocks or with too
+// few, for parameters of several stages, and where stages hand on anything but one tensor to the
+// next. O(ops + parameters).
+void CutStage(Model& model, std::int64_t stages, std::int64_t stage, const std::string& where);
+
+}  // namespace shardwright

@@ -1,0 +1,82 @@
+#pragma once
+
+// What a rank of a pipeline does, in order: actions (stage, pass, micro-batch). A step without a
+// pipeline is the list 0F0, 0B0, 0F1, 0B1, ...
+//
+// Example: 2 stages, 3 micro-batches by k1F1B.
+//
+//   rank 0   0F0 0F1 0B0 0F2 0B1 0B2
+//   rank 1   1F0 1B0 1F1 1B1 1F2 1B2
+//
+// Source: torch 2.13, distributed/pipelining/schedules.py, whose names and text form these are.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace shardwright {
+
+enum class PipelineSchedule : std::uint8_t {
+  kGPipe,                  // all forwards, then all backwards
+  k1F1B,                   // a forward behind each backward, once the pipeline is full
+  kInterleaved1F1B,        // the same with several stages per rank, in turns
+  kLoopedBfs,              // GPipe's with several stages per rank, one behind the other
+  kInterleavedZeroBubble,  // weight gradients later than those of inputs
+  kZbv,                    // two stages per rank, the second way back
+  kDualPipeV,              // the same, forwards and backwards in pairs
+};
+inline constexpr std::array<std::string_view, 7> kPipelineScheduleNames = {
+    "gpipe", "1f1b", "interleaved", "looped_bfs", "zero_bubble", "zbv", "dualpipev"};
+
+struct StageAction {
+  enum class Kind : std::uint8_t {
+    kForward,
+    kBackward,  // the next two at once
+    kInputGrads,
+    kWeightGrads,
+    // Between the ranks of two stages (AddTransfers).
+    kSendActivation,
+    kReceiveActivation,
+    kSendGradient,
+    kReceiveGradient,
+    kWaitForSends,  // compute waits for what was sent so far
+    kReduceGrads,   // of all micro-batches, among the data-parallel ranks
+  };
+  std::int32_t stage = 0;
+  Kind kind = Kind::kForward;
+  std::int32_t micro_batch = 0;
+  bool joins_next = false;  // one with the next: a forward with a backward, a send with a receive
+
+  bool operator==(const StageAction&) const = default;
+};
+
+struct Pipeline {
+  PipelineSchedule schedule = PipelineSchedule::kGPipe;
+  std::int64_t ranks = 1;
+  std::int64_t stages_per_rank = 1;
+  std::int64_t micro_batches = 1;
+};
+
+// Nothing, or what the schedule asks of the numbers: "4 or more micro-batches, one per rank".
+[[nodiscard]] std::string WhyNot(const Pipeline& pipeline);
+
+// The rank that runs a stage.
+[[nodiscard]] std::int64_t RankOfStage(const Pipeline& pipeline, std::int64_t stage);
+
+// The passes of one rank. Requires WhyNot to find nothing. O(actions).
+[[nodiscard]] std::vector<StageAction> ActionsOf(const Pipeline& pipeline, std::int64_t rank);
+
+// The passes of a step without a pipeline.
+[[nodiscard]] std::vector<StageAction> ActionsInTurn(std::int64_t micro_batches);
+
+// The passes of one rank of a schedule with one stage per rank, with what torch sends, receives and
+// waits for between them, and the reduction.
+[[nodiscard]] std::vector<StageAction> AddTransfers(const Pipeline& pipeline, std::int64_t rank);
+
+// "0F0,0F1,0B0", as torch's _dump_csv writes it; "0SEND_F1+0RECV_B0" for transfers that join.
+// Requires an action.
+[[nodiscard]] std::string ActionsText(const std::vector<StageAction>& actions);
+
+}  // namespace shardwright

@@ -1,0 +1,198 @@
+#include "simulator/stages.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "core/error.h"
+#include "schedule/verify.h"
+#include "simulator/internal/event_loop.h"
+
+namespace shardwright {
+namespace {
+
+using internal::EventLoop;
+using internal::kNotDone;
+
+// What neighbours, or all stages, do together, one at a time.
+struct Meeting {
+  std::size_t member_count = 0;
+  std::int64_t duration = 0;
+  std::int64_t end_bound = 0;                                // no earlier, because of launches
+  std::vector<std::pair<std::size_t, std::size_t>> members;  // stage, stream
+};
+
+struct StageState {
+  internal::EventState events;
+  std::vector<Meeting*> meetings;  // by group; null: within the stage
+  std::unique_ptr<EventLoop> loop;
+};
+
+class Stages final : public internal::Peers {
+ public:
+  Stages(std::span<const Program> programs, std::span<const PriceTable> prices,
+         const EngineOptions& options);
+  PipelineTiming Run();
+  void Arrive(std::size_t stage, std::size_t stream) override;
+
+ private:
+  [[nodiscard]] Meeting* MeetingAt(const StageState& stage, std::size_t stream) const;
+  void FindMeetings(const Program& program, std::size_t stage);
+  void UpdateSpeeds();
+  [[nodiscard]] PipelineTiming Timing() const;
+
+  std::vector<StageState> stages_;
+  std::map<std::size_t, Meeting> meetings_;  // by the first of two neighbours; last: of all
+};
+
+Stages::Stages(std::span<const Program> programs, std::span<const PriceTable> prices,
+               const EngineOptions& options)
+    : stages_(programs.size()) {
+  for (std::size_t s = 0; s < programs.size(); ++s) {
+    StageState& stage = stages_[s];
+    internal::BuildCosts(programs[s], prices[s], stage.events.costs);
+    FindMeetings(programs[s], s);
+    stage.loop =
+        std::make_unique<EventLoop>(programs[s], prices[s], options, stage.events, this, s);
+  }
+}
+
+void Stages::FindMeetings(const Program& program, std::size_t s) {
+  stages_[s].meetings.resize(program.groups.size());
+  for (const OpShape& shape : program.shapes) {
+    if (SpansStages(program, shape)) {
+      const bool is_transfer = IsTransfer(shape.code);
+      const std::size_t place = !is_transfer                    ? stages_.size()
+                                : shape.stream == Stream::kNext ? s
+                                                                : s - 1;
+      meetings_[place].member_count = is_transfer ? 2 : stages_.size();
+      stages_[s].meetings[shape.group.value] = &meetings_[place];
+    }
+  }
+}
+
+// Of the head of a stream.
+Meeting* Stages::MeetingAt(const StageState& stage, std::size_t stream) const {
+  const std::uint32_t group = stage.loop->HeadOf(stream).cost->group;
+  return group == internal::kNone ? nullptr : stage.meetings[group];
+}
+
+void Stages::Arrive(std::size_t s, std::size_t stream) {
+  const internal::StreamHead& head = stages_[s].loop->HeadOf(stream);
+  const std::int64_t bound = stages_[s].loop->RecordOf(head.op).issue_end + head.cost->tail;
+  Meeting* meeting = MeetingAt(stages_[s], stream);
+  if (meeting == nullptr) {
+    stages_[s].loop->Start(stream, head.cost->duration, bound);
+    return;
+  }
+  if (meeting->members.size() == meeting->member_count) {  // the one before is over
+    meeting->members.clear();
+    meeting->duration = meeting->end_bound = 0;
+  }
+  meeting->members.emplace_back(s, stream);
+  meeting->duration = std::max(meeting->duration, head.cost->duration);
+  meeting->end_bound = std::max(meeting->end_bound, bound);
+  if (meeting->members.size() == meeting->member_count) {
+    for (const auto& [member, of_member] : meeting->members) {
+      stages_[member].loop->Start(of_member, meeting->duration, meeting->end_bound);
+    }
+  }
+}
+
+// What several do is as slow as on the slowest of them.
+void Stages::UpdateSpeeds() {
+  if (std::none_of(stages_.begin(), stages_.end(),
+                   [](const StageState& stage) { return stage.loop->SpeedsMayChange(); })) {
+    return;
+  }
+  std::vector<const Speeds*> speeds;
+  for (const StageState& stage : stages_) {
+    speeds.push_back(&stage.loop->FindSpeeds());
+  }
+  for (std::size_t s = 0; s < stages_.size(); ++s) {
+    for (const std::size_t stream : stages_[s].loop->Running()) {
+      double speed = (*speeds[s])[stream];
+      if (const Meeting* meeting = MeetingAt(stages_[s], stream)) {
+        for (const auto& [member, of_member] : meeting->members) {
+          speed = std::min(speed, (*speeds[member])[of_member]);
+        }
+      }
+      stages_[s].loop->SetSpeed(stream, speed);
+    }
+  }
+}
+
+PipelineTiming Stages::Run() {
+  for (std::int64_t next = 0; next != kNotDone;) {
+    for (const StageState& stage : stages_) {
+      stage.loop->StartDue();
+    }
+    UpdateSpeeds();
+    next = kNotDone;
+    for (const StageState& stage : stages_) {
+      next = std::min(next, stage.loop->NextEvent());
+    }
+    for (const StageState& stage : stages_) {
+      if (next != kNotDone) {
+        stage.loop->FinishDue(next);
+      }
+    }
+  }
+  return Timing();
+}
+
+PipelineTiming Stages::Timing() const {
+  PipelineTiming timing;
+  std::vector<std::int64_t> fronts(stages_.front().events.runs.size(), 0);  // of all stages
+  for (const StageState& stage : stages_) {
+    const std::vector<internal::BodyRun>& runs = stage.events.runs;
+    SW_CHECK(runs.size() == fronts.size() && runs.back().IsComplete(),
+             "stages wait for each other; VerifyRanks rejects that");
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      fronts[i] = std::max({fronts[i], runs[i].last_end, runs[i].host_end});
+    }
+    timing.last.push_back(runs.back().totals);
+  }
+  const std::size_t n = fronts.size() - 1;
+  const std::int64_t last = fronts[n] - fronts[n - 1], before = fronts[n - 1] - fronts[n - 2];
+  timing.step_time = SimTime(last);
+  timing.is_steady = std::abs(last - before) <= last / 1'000'000'000;  // contended ones are rounded
+  return timing;
+}
+
+}  // namespace
+
+PipelineTiming RunStages(std::span<const Program> programs, std::span<const PriceTable> prices,
+                         const EngineOptions& options) {
+  return Stages(programs, prices, options).Run();
+}
+
+SimTime PipelineResult::Bubble(std::size_t stage) const {
+  SimTime bubble;  // what all stages do together stands on the compute stream itself
+  for (const Stream stream : {Stream::kPrevious, Stream::kNext, Stream::kCompute}) {
+    bubble += timing.last[stage].compute_idle[static_cast<std::size_t>(stream)];
+  }
+  return bubble;
+}
+
+PipelineResult SimulateStages(std::span<const Program> programs, const Cluster& cluster,
+                              const Profile& profile, bool contention) {
+  Pricer pricer(cluster, profile);
+  Simulator simulator(cluster, profile);
+  std::vector<PriceTable> prices(programs.size());
+  PipelineResult result;
+  for (std::size_t s = 0; s < programs.size(); ++s) {
+    pricer.Price(programs[s], prices[s]);
+    result.memory.push_back(simulator.Allocated(programs[s]));
+  }
+  constexpr int kSteps = 4;
+  EngineOptions options;
+  options.contention = contention;
+  options.max_steps = kSteps;
+  result.timing = RunStages(programs, prices, options);
+  return result;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,183 @@
+// Stages of a pipeline, lowered: whose layers they have, what they send, and what is refused. The
+// order of actions is torch's in torch_pipeline_orders.py, the programs' in torch_pipeline.py.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "models/cut_stage.h"
+#include "models/loader.h"
+#include "schedule/verify.h"
+#include "schedule/wrap.h"
+#include "tests/schedule/lowered.h"
+
+namespace shardwright {
+namespace {
+
+struct Piped {
+  Model model;
+  Job job;
+  Plan plan;
+
+  [[nodiscard]] std::vector<Program> Lowered() const {
+    return LowerStages({model, FindKernelSet("torch-eager", "test"), job, plan});
+  }
+  [[nodiscard]] std::string Refusal() const {
+    try {
+      (void)Lowered();
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "";
+  }
+};
+
+Piped Of(const char* model, std::int64_t shard, std::int64_t stages, std::int64_t micro_batches,
+         PipelineSchedule schedule = PipelineSchedule::k1F1B) {
+  Piped p;
+  LoadOptions options;
+  options.sequence_length = p.job.sequence_length = 256;
+  p.job.precision = testing::kMixed;
+  p.model = LoadModel(model, options);
+  p.plan.shard_size = shard;
+  p.plan.pipeline_size = stages;
+  p.plan.pipeline_schedule = schedule;
+  p.plan.accumulation = micro_batches;
+  p.plan.sync = SyncMode::kLast;
+  p.plan.units = Wrap(p.model, ParseWrap("block", "test"), {true, {Reshard::Kind::kNever, 0}},
+                      Dialect::kFsdp2, "test");
+  return p;
+}
+
+std::int64_t Count(const Program& program, OpCode code) {
+  return std::count_if(program.step.ops.begin(), program.step.ops.end(),
+                       [&](const Op& op) { return program.ShapeOf(op).code == code; });
+}
+
+std::int64_t BlocksOfStage(const Model& model, std::int64_t stages, std::int64_t stage) {
+  Model part = model;
+  CutStage(part, stages, stage, "test");
+  std::int64_t blocks = 0;
+  for (const ModuleId block : BlocksOf(part)) {
+    blocks += std::any_of(part.ops.begin(), part.ops.end(),
+                          [&](const ModelOp& op) { return IsInside(part, op.module, block); });
+  }
+  return blocks;
+}
+
+TEST_CASE("CutStage counts embedding and head as a block each") {
+  const Model llama = LoadModel("llama-3-8b", {});
+  // 34 layers: 9, 9, 8, 8; parallelism.md's example of torchtitan for 8: 5, 5, 4, 4, 4, 4, 4, 4.
+  const std::vector<std::int64_t> four = {8, 9, 8, 7}, eight = {4, 5, 4, 4, 4, 4, 4, 3};
+  std::int64_t parameters = 0;
+  for (std::int64_t stage = 0; stage < 8; ++stage) {
+    CHECK(BlocksOfStage(llama, 8, stage) == eight[static_cast<std::size_t>(stage)]);
+    if (stage < 4) {
+      CHECK(BlocksOfStage(llama, 4, stage) == four[static_cast<std::size_t>(stage)]);
+    }
+    Model part = llama;
+    CutStage(part, 8, stage, "test");
+    CHECK(part.received.valid() == (stage > 0));
+    CHECK(part.sent.valid() == (stage < 7));
+    parameters += CountParameters(part);
+  }
+  CHECK(parameters == CountParameters(llama));
+}
+
+TEST_CASE("Stages gather and reduce each unit once a step, whatever the micro-batches") {
+  for (const PipelineSchedule schedule : {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B}) {
+    const std::vector<Program> stages = Of("llama-3-8b", 8, 4, 6, schedule).Lowered();
+    REQUIRE(stages.size() == 4);
+    std::vector<const Program*> classes;
+    for (const Program& program : stages) {
+      classes.push_back(&program);
+      const auto with_params =
+          std::count_if(program.units.begin(), program.units.end(),
+                        [](const UnitInfo& unit) { return unit.padded_elements > 0; });
+      CHECK(Count(program, OpCode::kAllGather) == with_params);
+      CHECK(Count(program, OpCode::kReduceScatter) == with_params);
+      // Behind all passes and transfers.
+      const auto is = [&](OpCode code) {
+        return [&program, code](const Op& op) { return program.ShapeOf(op).code == code; };
+      };
+      const std::vector<Op>& ops = program.step.ops;
+      const auto reduces = std::find_if(ops.begin(), ops.end(), is(OpCode::kReduceScatter));
+      CHECK(std::none_of(reduces, ops.end(), [&](const Op& op) {
+        return IsTransfer(program.ShapeOf(op).code) || is(OpCode::kCompute)(op);
+      }));
+    }
+    const std::vector<Finding> findings = VerifyRanks(classes);
+    CHECK(findings.empty());
+    if (!findings.empty()) {
+      MESSAGE(findings[0].text);
+    }
+    // 6 activations down and 6 gradients up; 1F1B joins some of them.
+    const auto moves = [&](std::size_t stage) {
+      return Count(stages[stage], OpCode::kSend) + Count(stages[stage], OpCode::kReceive) +
+             2 * Count(stages[stage], OpCode::kSendReceive);
+    };
+    CHECK(moves(0) == 12);
+    CHECK(moves(1) == 24);
+    CHECK(moves(3) == 12);
+    CHECK((Count(stages[0], OpCode::kSendReceive) > 0) == (schedule == PipelineSchedule::k1F1B));
+  }
+}
+
+TEST_CASE("Clipping sums the norm over the stages, too") {
+  Piped p = Of("llama-3-8b", 4, 2, 2);
+  const auto sums = [](const Program& program) { return Count(program, OpCode::kAllReduce); };
+  p.job.clip_gradients = false;
+  CHECK(sums(p.Lowered()[1]) == 0);
+  p.job.clip_gradients = true;
+  CHECK(sums(p.Lowered()[1]) == 2);
+  CHECK(sums(p.Lowered()[0]) == 2);
+}
+
+TEST_CASE("Replicas and one dtype, and DDP") {
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kDdp}) {
+    Piped p = Of("llama-3-8b", dialect == Dialect::kDdp ? 1 : 2, 2, 4);
+    p.job.precision = testing::kAllFp32;
+    p.plan.dialect = dialect;
+    p.plan.replicate_size = 2;
+    if (dialect == Dialect::kDdp) {
+      p.plan.units = Wrap(p.model, ParseWrap("root", "test"), {}, dialect, "test");
+    }
+    const std::vector<Program> stages = p.Lowered();
+    const std::vector<const Program*> classes = {&stages[0], &stages[1]};
+    CHECK(VerifyRanks(classes).empty());
+    CHECK(Count(stages[0], OpCode::kAllReduce) > 0);
+  }
+}
+
+TEST_CASE("What no stage is lowered for is refused by name") {
+  CHECK(Of("gpt2", 2, 2, 2).Refusal().find("would share parameter") != std::string::npos);
+  CHECK(Of("flan-t5-xxl", 2, 4, 4).Refusal().find("pipeline_size") != std::string::npos);
+  CHECK(Of("llama-3-8b", 2, 4, 3).Refusal().find("4 micro-batches or more") != std::string::npos);
+  CHECK(Of("llama-3-8b", 2, 2, 4, PipelineSchedule::kZbv).Refusal().find("gpipe and 1f1b") !=
+        std::string::npos);
+  Piped ddp = Of("llama-3-8b", 1, 2, 2);
+  ddp.plan.dialect = Dialect::kDdp;
+  ddp.plan.units = Wrap(ddp.model, ParseWrap("root", "test"), {}, Dialect::kDdp, "test");
+  ddp.job.precision = testing::kAllFp32;
+  CHECK(ddp.Refusal().find("more micro-batches than ranks") != std::string::npos);
+  Piped p = Of("llama-3-8b", 2, 2, 4);
+  p.plan.sync = SyncMode::kEvery;
+  CHECK(p.Refusal().find("sync last") != std::string::npos);
+  p = Of("llama-3-8b", 2, 2, 4);
+  p.plan.units[0].reshard.kind = Reshard::Kind::kAlways;
+  CHECK(p.Refusal().find("reshard never") != std::string::npos);
+  p = Of("llama-3-8b", 2, 2, 4);
+  try {
+    (void)Lower({p.model, FindKernelSet("torch-eager", "test"), p.job, p.plan});
+    CHECK(false);
+  } catch (const InputError& error) {
+    CHECK(std::string(error.what()).find("pipeline_size: got 2") != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace shardwright

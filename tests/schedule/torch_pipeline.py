@@ -1,0 +1,235 @@
+"""Stages of a pipeline in gloo processes: what each rank sends, receives, gathers and reduces is what its program says, in order.
+
+    python3 tests/schedule/torch_pipeline.py SHARDWRIGHT [--all] [--verbose]
+
+PipelineStage with ScheduleGPipe or Schedule1F1B over modules cut as torchtitan cuts them, under fully_shard (with replicas, too), under
+DistributedDataParallel, or under nothing. The first step also exchanges shapes, so the third is compared.
+"""
+
+import json
+import re
+import sys
+import warnings
+
+try:
+    import torch
+    from torch import distributed, nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.checkpoint import checkpoint
+except ImportError as missing:
+    print(f"{missing}: skipped")
+    sys.exit(77)
+
+import pathlib  # noqa: E402
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import mesh_cases  # noqa: E402
+import torch_tensor  # noqa: E402
+from program_collectives import first_difference  # noqa: E402
+from random_cases import Shardwright  # noqa: E402
+from torch_pool import NAMES, Failure, Pools  # noqa: E402
+
+# Stages, ranks of each, flags of plan, layers.
+CASES = [
+    (2, 1, "--accumulation 3", 2),
+    (2, 1, "--accumulation 2 --schedule gpipe", 3),
+    (2, 2, "--accumulation 2 --precision bf16-mixed", 2),
+    (2, 2, "--accumulation 4 --precision bf16-mixed --schedule gpipe --wrap torchtitan", 4),
+    (4, 1, "--accumulation 6 --precision bf16", 6),
+    (4, 1, "--accumulation 5 --schedule gpipe", 2),
+    (2, 2, "--accumulation 5 --dialect ddp", 2),
+    (2, 2, "--accumulation 3 --dialect ddp", 3),
+    (2, 2, "--accumulation 3 --clip on", 2),
+    (2, 4, "--accumulation 3 --precision bf16-mixed --shard 2 --replicate 2", 3),
+    (4, 2, "--accumulation 4 --precision bf16-mixed --recompute full", 5),
+    (4, 2, "--accumulation 7 --precision fp32 --wrap torchtitan --micro-batch 2", 4),
+    (2, 4, "--accumulation 2 --precision bf16 --schedule gpipe", 5),
+    (4, 2, "--accumulation 9 --dialect ddp", 6),
+]
+
+
+class Net(torch_tensor.Net):
+    """A stage of it: what it lacks is None, or not among the blocks."""
+
+    def forward(self, x):
+        x = x if self.embed is None else self.embed(x)
+        for i, block in self.blocks.items():
+            x = checkpoint(block, x, use_reentrant=False) if f"blocks.{i}" in self.recompute else block(x)
+        return x if self.head is None else self.head(self.norm(x))
+
+
+def stages_of(layers, stages):
+    """torchtitan's _generate_llm_fqn_per_model_part with one layer's weight for embedding and head each: blocks of each stage."""
+    count = layers + 2
+    sizes = [count // stages + (s < count % stages) for s in range(stages)]
+    sizes[0] -= 1
+    sizes[-1] -= 1
+    return [list(range(sum(sizes[:s]), sum(sizes[:s + 1]))) for s in range(stages)]
+
+
+def part_of(network, stages, stage):
+    torch.manual_seed(0)
+    model = Net(network)
+    blocks = stages_of(network["layers"], stages)[stage]
+    model.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in blocks})
+    if stage > 0:
+        model.embed = None
+    if stage + 1 < stages:
+        model.norm = model.head = None
+    return model
+
+
+class Log(TorchDispatchMode):
+    """(kind, ranks or peer, elements, dtype) of all that is communicated."""
+
+    KINDS = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce", "send": "send",
+             "recv_": "receive", "all_reduce": "all_reduce"}
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # asked for what it does with its part
+        name = func._schema.name.split("::")[1]
+        if "c10d" in func.namespace and name in self.KINDS:
+            tensors = args[0] if isinstance(args[0], (list, tuple)) else [a for a in args[:2] if isinstance(a, torch.Tensor)]
+            group = next((a for a in args if isinstance(a, torch.ScriptObject)), args[-1])
+            group = distributed.distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group
+            group = group if isinstance(group, distributed.ProcessGroup) else distributed.ProcessGroup.unbox(group)
+            ranks = distributed.get_process_group_ranks(group)
+            where = ranks[args[2]] if name in ("send", "recv_") else tuple(ranks)
+            self.found.append((self.KINDS[name], str(where), max(t.numel() for t in tensors), NAMES.get(tensors[0].dtype, "?")))
+        return func(*args, **(kwargs or {}))
+
+    def take(self):
+        found, self.found = self.found, []
+        return found
+
+
+def wrap(model, argument, mesh):
+    plan, job = argument["plan"], argument["job"]
+    names = {name for name, _ in model.named_modules()}
+    units = [unit | {"modules": [m for m in unit["modules"] if m in names]} for unit in plan["units"]]
+    plan = plan | {"units": [unit for unit in units if unit["modules"]]}
+    model.recompute = tuple(r["module"] for r in plan.get("recompute", []))
+    if plan["dialect"] == "ddp":
+        return DistributedDataParallel(model, process_group=mesh["replicate"].get_group(), bucket_cap_mb=25)
+    if mesh["replicate"].size() * mesh["shard"].size() > 1:
+        mesh_cases.wrap(model, plan, job, lambda _: mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"])
+    else:
+        model.to({"fp32": torch.float32, "bf16": torch.bfloat16}[job["precision"]["param"]])
+    return model
+
+
+def loss_of(output, labels):
+    return nn.functional.cross_entropy(output.flatten(0, 1).float(), labels.flatten())
+
+
+def run_case(rank, argument):
+    warnings.simplefilter("ignore")
+    plan, network = argument["plan"], argument["network"]
+    stages = plan["pipeline_size"]
+    mesh = init_device_mesh("cpu", (stages, plan["replicate_size"], plan["shard_size"]), mesh_dim_names=("pp", "replicate", "shard"))
+    place = mesh.get_local_rank("pp")
+    model = wrap(part_of(network, stages, place), argument, mesh)
+    stage = PipelineStage(model, place, stages, torch.device("cpu"), group=mesh["pp"].get_group())
+    made = ScheduleGPipe if plan["pipeline_schedule"] == "gpipe" else Schedule1F1B
+    schedule = made(stage, plan["accumulation"], loss_fn=loss_of, scale_grads=False)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with Log() as log:
+        for _ in range(3):
+            ids = torch.randint(network["vocabulary"], (plan["micro_batch"] * plan["accumulation"], network["sequence"]))
+            log.take()
+            schedule.step(*([ids] if place == 0 else []), target=ids if place + 1 == stages else None, return_outputs=False)
+            if argument["job"]["clip_gradients"]:
+                norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+                norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+                distributed.all_reduce(norm, group=mesh["pp"].get_group())  # torchtitan adds squares
+            optimizer.step()
+            optimizer.zero_grad()
+        return log.take()
+
+
+SIZES = {"fp32": 4, "bf16": 2}
+LINE = re.compile(r"^  (\S+) \[\w+, group ([\w.]+), (\d+) B, (\w+)")
+
+
+def programs_of(ours, made):
+    """Per stage the rows of its steady step, with the group's name in place of ranks."""
+    text = ours.call("inspect", ours.write(made), "--program")
+    rows, is_step = [], False
+    for line in text.splitlines():
+        if line.startswith("rank "):
+            rows.append([])
+        is_step = line.startswith("body step") or (is_step and not line.startswith("body "))
+        found = LINE.match(line)
+        if is_step and found:
+            name, group, size, dtype = found.groups()
+            kind = name.rsplit(".", 1)[1].split("#")[0]
+            for one in ("send", "receive") if kind == "send_receive" else (kind,):
+                rows[-1].append((one, group, int(size) // SIZES[dtype], dtype))
+    return rows
+
+
+def named(rows, rank, plan):
+    """Rows of torch with the program's names: groups, and peers of the pipeline."""
+    each = plan["shard_size"] * plan["replicate_size"]
+    shard, first = plan["shard_size"], rank // each * each
+    names = {str(rank + each): "pp.next", str(rank - each): "pp.previous",
+             str(tuple(range(rank % each, each * plan["pipeline_size"], each))): "pp",
+             str(tuple(first + (rank - first) // shard * shard + i for i in range(shard))): "shard"}
+    if plan["replicate_size"] > 1:
+        names[str(tuple(range(first + (rank - first) % shard, first + each, shard)))] = "replicate"
+    return [(kind, names.get(where, where), size, dtype) for kind, where, size, dtype in rows]
+
+
+def made_by(ours, stages, each, flags, network):
+    words = flags.split()
+    schedule = words.pop(words.index("--schedule") + 1) if "--schedule" in words else "1f1b"
+    words = [w for w in words if w != "--schedule"]
+    if "ddp" not in words and "--shard" not in words:
+        words += ["--shard", str(each)]
+    shard = f"{words.pop(words.index('--shard') + 1)}," if "--shard" in words else ""
+    words = [w for w in words if w != "--shard"]
+    for flag, value in (("--precision", "fp32"), ("--clip", "off")):
+        words += [] if flag in words else [flag, value]
+    folder = pathlib.Path(ours.folder.name)
+    (folder / "net.json").write_text(json.dumps(torch_tensor.model_json(network)), encoding="utf-8")
+    ours.call("plan", "--model", str(folder / "net.json"), "--cluster", f"a100-80 x{stages * each}, nvlink 300 GB/s", "--kernel-set",
+              "torch-eager", "--shard", f"{shard}pp={stages}:{schedule}", "--no-search", *words, "-o", str(folder / "made.json"))
+    return json.loads((folder / "made.json").read_text(encoding="utf-8"))
+
+
+def main(arguments):
+    ours, failures = Shardwright(arguments[0]), 0
+    with Pools() as pools:
+        for stages, each, flags, layers in CASES if "--all" in arguments else CASES[:9]:
+            network = torch_tensor.SMALL | {"layers": layers}
+            made = made_by(ours, stages, each, flags, network)
+            plan = made["plan"]
+            expected = programs_of(ours, made)
+            try:
+                found = pools.run(stages * each, "torch_pipeline", "run_case", made | {"network": network})
+            except Failure as failure:
+                print(getattr(failure, "trace", ""))
+                found = [[]] * (stages * each)
+            differences = [(rank, first_difference(expected[rank // each], named(rows, rank, plan))) for rank, rows in enumerate(found)]
+            wrong = [f"rank {rank}: {text}" for rank, text in differences if text]
+            failures += bool(wrong)
+            print(f"{stages} stages of {each}, {layers} layers {flags}: " + (wrong[0] if wrong else f"{sum(map(len, found))} calls, equal"))
+            if wrong and "--verbose" in arguments:
+                rank = int(wrong[0].split()[1].rstrip(":"))
+                for a, b in zip(expected[rank // each], named(found[rank], rank, plan)):
+                    print("   ", a, b)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
