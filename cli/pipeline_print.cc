@@ -105,7 +105,7 @@ Json ToJson(const Answer& a) {
 
 int SimulatePipeline(const Arguments& arguments, const PlanFile& file, bool contention) {
   for (const char* flag : {"--trace", "--chakra", "--allocator", "--jitter", "--rank-jitter",
-                           "--slow-rank", "--lengths"}) {
+                           "--slow-rank", "--lengths", "--plot"}) {
     if (arguments.Get(flag).is_given()) {
       throw UsageError(std::string(flag) + ": not known of plans with a pipeline so far");
     }

@@ -16,22 +16,19 @@ class Writer {
  public:
   explicit Writer(std::int64_t micro_batches) : micro_batches_(micro_batches) {}
 
-  void Add(std::int64_t stage, Kind kind, bool joins_next = false) {
+  void Add(std::int64_t stage, Kind kind) {
     const Kind counted = kind == Kind::kForward ? kind : Kind::kBackward;
-    actions_.push_back(
-        {static_cast<std::int32_t>(stage), kind, next_[{stage, counted}]++, joins_next});
+    actions_.push_back({static_cast<std::int32_t>(stage), kind, next_[{stage, counted}]++});
     if (kind == Kind::kInputGrads) {
       pending_.push_back(actions_.back());
     }
   }
-  // The oldest weight gradients that are left out so far, of any stage or of one; if there are any.
-  void AddWeights(std::int64_t stage = -1) {
-    const auto found = std::find_if(pending_.begin(), pending_.end(), [&](const StageAction& a) {
-      return stage < 0 || a.stage == stage;
-    });
-    if (found != pending_.end()) {
-      actions_.push_back({found->stage, Kind::kWeightGrads, found->micro_batch});
-      pending_.erase(found);
+  // The oldest weight gradients that are left out so far, if there are any.
+  void AddWeights() {
+    if (!pending_.empty()) {
+      const StageAction& oldest = pending_.front();
+      actions_.push_back({oldest.stage, Kind::kWeightGrads, oldest.micro_batch});
+      pending_.erase(pending_.begin());
     }
   }
   // Without micro-batches that are not there.
@@ -45,45 +42,6 @@ class Writer {
   std::map<std::pair<std::int64_t, Kind>, std::int32_t> next_;
   std::vector<StageAction> pending_, actions_;
 };
-
-// Two stages per rank. A phase is so many times the passes in its text: F forward, B backward, I of
-// inputs, V of weights, the oldest left out so far; of the rank's second stage in small letters. W:
-// the oldest V or v; "(": the next two are one.
-struct Phase {
-  std::int64_t count = 0;
-  std::string_view passes;
-};
-std::vector<StageAction> WritePhases(const Pipeline& p, std::int64_t rank,
-                                     const std::vector<Phase>& phases) {
-  Writer writer(p.micro_batches);
-  bool joins = false;
-  const auto write = [&](char pass) {
-    const bool is_second = pass >= 'a';
-    const std::int64_t stage = is_second ? 2 * p.ranks - 1 - rank : rank;
-    const char kind = static_cast<char>(is_second ? pass - 'a' + 'A' : pass);
-    if (pass == '(') {
-      joins = true;
-    } else if (kind == 'W' || kind == 'V') {
-      writer.AddWeights(kind == 'W' ? -1 : stage);
-    } else {
-      writer.Add(stage,
-                 kind == 'F'   ? Kind::kForward
-                 : kind == 'B' ? Kind::kBackward
-                               : Kind::kInputGrads,
-                 std::exchange(joins, false));
-    }
-  };
-  for (const Phase& phase : phases) {
-    for (std::int64_t i = 0; i < phase.count; ++i) {
-      std::for_each(phase.passes.begin(), phase.passes.end(), write);
-    }
-  }
-  return writer.Take();
-}
-
-bool IsV(PipelineSchedule schedule) {
-  return schedule == PipelineSchedule::kZbv || schedule == PipelineSchedule::kDualPipeV;
-}
 
 bool HasOneStagePerRank(PipelineSchedule schedule) {
   return schedule == PipelineSchedule::kGPipe || schedule == PipelineSchedule::k1F1B;
@@ -146,52 +104,13 @@ std::vector<StageAction> OneForwardOneBackward(const Pipeline& p, std::int64_t r
   return writer.Take();
 }
 
-std::vector<StageAction> Zbv(const Pipeline& p, std::int64_t rank) {
-  const std::int64_t full = std::max(2 * p.ranks - 1, p.micro_batches), left = p.ranks - rank;
-  return WritePhases(p, rank,
-                     {{2 * left - 1, "F"},
-                      {rank, "fF"},
-                      {left, "fiW"},
-                      {full - (2 * p.ranks - 1 - rank), "FIWfiW"},
-                      {left - 1, "IWfiW"},
-                      {rank, "Ii"},
-                      {left, "IV"},
-                      {p.ranks, "v"},
-                      {p.ranks, "V"}});
-}
-
-std::vector<StageAction> DualPipeV(const Pipeline& p, std::int64_t rank) {
-  const std::int64_t left = p.ranks - rank - 1;  // ranks behind this one
-  const std::int64_t both = p.micro_batches - 2 * p.ranks + rank + 1;
-  // Of the last backwards half is without weights, from the first stage on where rank is even.
-  const std::int64_t half = (rank + 1) / 2;
-  const bool is_even = rank % 2 == 0;
-  return WritePhases(p, rank,
-                     {{2 * left, "F"},
-                      {rank + 1, "Ff"},
-                      {left, "iWf"},
-                      {1, left > 0 ? "(Fb(fB" : "Fb(fB"},
-                      {both - 1, "(Fb(fB"},
-                      {left, "b(fB"},
-                      {half, "bB"},
-                      {is_even ? 1 : 0, "bI"},
-                      {rank + 1 - half - (is_even ? 1 : 0), "iI"},
-                      {left, "WI"},
-                      {rank + 1, "W"}});
-}
-
 }  // namespace
 
 std::string WhyNot(const Pipeline& p) {
   if (HasOneStagePerRank(p.schedule) && p.stages_per_rank != 1) {
     return "one stage per rank";
   }
-  if (IsV(p.schedule) && p.stages_per_rank != 2) {
-    return "two stages per rank";
-  }
-  const std::int64_t least = p.schedule == PipelineSchedule::k1F1B        ? p.ranks
-                             : p.schedule == PipelineSchedule::kDualPipeV ? 2 * p.ranks
-                                                                          : 1;
+  const std::int64_t least = p.schedule == PipelineSchedule::k1F1B ? p.ranks : 1;
   if (p.micro_batches < least) {
     return std::to_string(least) + " micro-batches or more";
   }
@@ -199,11 +118,6 @@ std::string WhyNot(const Pipeline& p) {
     return "micro-batches that make " + std::to_string(RoundsOf(p)) + " equal rounds";
   }
   return "";
-}
-
-std::int64_t RankOfStage(const Pipeline& p, std::int64_t stage) {
-  const std::int64_t place = stage % p.ranks;
-  return IsV(p.schedule) && stage >= p.ranks ? p.ranks - 1 - place : place;
 }
 
 std::vector<StageAction> ActionsOf(const Pipeline& p, std::int64_t rank) {
@@ -215,10 +129,6 @@ std::vector<StageAction> ActionsOf(const Pipeline& p, std::int64_t rank) {
     case PipelineSchedule::kInterleaved1F1B:
     case PipelineSchedule::kInterleavedZeroBubble:
       return OneForwardOneBackward(p, rank);
-    case PipelineSchedule::kZbv:
-      return Zbv(p, rank);
-    case PipelineSchedule::kDualPipeV:
-      return DualPipeV(p, rank);
   }
   return {};
 }
@@ -277,16 +187,11 @@ std::string ActionsText(const std::vector<StageAction>& actions) {
   constexpr std::array<std::string_view, 10> kNames = {
       "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT", "REDUCE_GRAD"};
   std::string text;
-  bool is_second = false;  // of a pair of passes
   for (const StageAction& action : actions) {
-    const bool is_first = action.joins_next && action.kind == Kind::kForward;
-    text += is_first ? "(" : "";
     text += std::to_string(action.stage);
     text += kNames[static_cast<std::size_t>(action.kind)];
     text += action.kind < Kind::kWaitForSends ? std::to_string(action.micro_batch) : "";
-    text += is_second ? ")OVERLAP_F_B" : "";
-    text += is_first ? ";" : (action.joins_next ? "+" : ",");
-    is_second = is_first;
+    text += action.joins_next ? "+" : ",";
   }
   text.pop_back();
   return text;

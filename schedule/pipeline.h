@@ -24,11 +24,9 @@ enum class PipelineSchedule : std::uint8_t {
   kInterleaved1F1B,        // the same with several stages per rank, in turns
   kLoopedBfs,              // GPipe's with several stages per rank, one behind the other
   kInterleavedZeroBubble,  // weight gradients later than those of inputs
-  kZbv,                    // two stages per rank, the second way back
-  kDualPipeV,              // the same, forwards and backwards in pairs
 };
-inline constexpr std::array<std::string_view, 7> kPipelineScheduleNames = {
-    "gpipe", "1f1b", "interleaved", "looped_bfs", "zero_bubble", "zbv", "dualpipev"};
+inline constexpr std::array<std::string_view, 5> kPipelineScheduleNames = {
+    "gpipe", "1f1b", "interleaved", "looped_bfs", "zero_bubble"};
 
 struct StageAction {
   enum class Kind : std::uint8_t {
@@ -47,7 +45,7 @@ struct StageAction {
   std::int32_t stage = 0;
   Kind kind = Kind::kForward;
   std::int32_t micro_batch = 0;
-  bool joins_next = false;  // one with the next: a forward with a backward, a send with a receive
+  bool joins_next = false;  // a send with the receive behind it, as one
 
   bool operator==(const StageAction&) const = default;
 };
@@ -61,9 +59,6 @@ struct Pipeline {
 
 // Nothing, or what the schedule asks of the numbers: "4 or more micro-batches, one per rank".
 [[nodiscard]] std::string WhyNot(const Pipeline& pipeline);
-
-// The rank that runs a stage.
-[[nodiscard]] std::int64_t RankOfStage(const Pipeline& pipeline, std::int64_t stage);
 
 // The passes of one rank. Requires WhyNot to find nothing. O(actions).
 [[nodiscard]] std::vector<StageAction> ActionsOf(const Pipeline& pipeline, std::int64_t rank);

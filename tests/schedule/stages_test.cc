@@ -157,7 +157,7 @@ TEST_CASE("What no stage is lowered for is refused by name") {
   CHECK(Of("gpt2", 2, 2, 2).Refusal().find("would share parameter") != std::string::npos);
   CHECK(Of("flan-t5-xxl", 2, 4, 4).Refusal().find("pipeline_size") != std::string::npos);
   CHECK(Of("llama-3-8b", 2, 4, 3).Refusal().find("4 micro-batches or more") != std::string::npos);
-  CHECK(Of("llama-3-8b", 2, 2, 4, PipelineSchedule::kZbv).Refusal().find("gpipe and 1f1b") !=
+  CHECK(Of("llama-3-8b", 2, 2, 4, PipelineSchedule::kLoopedBfs).Refusal().find("gpipe and 1f1b") !=
         std::string::npos);
   Piped ddp = Of("llama-3-8b", 1, 2, 2);
   ddp.plan.dialect = Dialect::kDdp;

@@ -15,8 +15,8 @@ except ImportError as missing:
     sys.exit(77)
 
 CLASSES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B", "looped_bfs": "ScheduleLoopedBFS",
-           "zero_bubble": "ScheduleInterleavedZeroBubble", "zbv": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV"}
-SINGLE, TWO = ("gpipe", "1f1b"), ("zbv", "dualpipev")
+           "zero_bubble": "ScheduleInterleavedZeroBubble"}
+SINGLE = ("gpipe", "1f1b")
 
 
 class Stage:
@@ -88,7 +88,7 @@ def cases():
     """All of 2 to 6 ranks (and 8), whatever torch says of them."""
     for name in CLASSES:
         for ranks in (2, 3, 4, 6, 8):
-            for per_rank in (1,) if name in SINGLE else (2,) if name in TWO else (2, 3, 4):
+            for per_rank in (1,) if name in SINGLE else (2, 3, 4):
                 for micro_batches in (1, 3, 4, 6, 8, 12, 16, 17, 24):
                     yield name, ranks, per_rank, micro_batches
 
