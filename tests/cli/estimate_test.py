@@ -122,7 +122,7 @@ class Answers(ShardwrightTestCase):
         """PyTorch's loop over lists holds a second copy of the 4 bytes of each of a rank's parameters; the fused kernel does not."""
         rows = [json.loads(self.succeed("estimate", "qwen3-32b", "8xH100", "--json", *more)) for more in ((), ("--optimizer", "adamw:fused"))]
         self.assertIn(" on the host", self.succeed("estimate", "qwen3-32b", "8xH100").splitlines()[0])
-        self.assertRegex(rows[0]["optimizer"], r"^foreach, as torch\.optim has it; --optimizer adamw:fused takes less memory: [\d,]+ tokens/s, "
+        self.assertRegex(rows[0]["optimizer"], r"^foreach, as torch\.optim has it \(--optimizer\); adamw:fused takes less memory: [\d,]+ tokens/s, "
                                                r".*; nothing on the host$")
         self.assertEqual(rows[1]["optimizer"], "")
         # What offloads is named and not chosen within its band.
