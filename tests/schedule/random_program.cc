@@ -539,7 +539,7 @@ class Generator {
   RandomProgramOptions options_;
   Program program_;
   ShapeInterner interner_;
-  std::vector<std::uint8_t> past_streams_;
+  std::vector<std::uint16_t> past_streams_;
   std::uint32_t unit_count_ = 0;
   bool carries_gradients_ = false;
   std::vector<Bytes> full_bytes_;
