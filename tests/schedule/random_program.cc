@@ -42,7 +42,7 @@ struct Use {
 class SafeWriter {
  public:
   // `past_streams[b]`: streams that may use buffer b, in this and in other runs of bodies.
-  SafeWriter(Program& program, Body& body, std::vector<std::uint8_t>& past_streams, Rng& rng,
+  SafeWriter(Program& program, Body& body, std::vector<std::uint16_t>& past_streams, Rng& rng,
              int redundant_percent)
       : program_(program),
         body_(body),
@@ -93,7 +93,7 @@ class SafeWriter {
     past_streams_.resize(program_.buffers.size());
     for (const Stream s : streams) {
       past_streams_[id.value] =
-          static_cast<std::uint8_t>(past_streams_[id.value] | 1U << IndexOf(s));
+          static_cast<std::uint16_t>(past_streams_[id.value] | 1U << IndexOf(s));
     }
     Entry(id) = {{}, false};
     return id;
@@ -110,10 +110,10 @@ class SafeWriter {
     std::uint16_t recorded = 0;
     if (rng_.Chance(30)) {
       for (const Accessor& a : AccessesOf(buffer)) {
-        recorded = static_cast<std::uint8_t>(recorded | (1U << IndexOf(a.stream)));
+        recorded = static_cast<std::uint16_t>(recorded | (1U << IndexOf(a.stream)));
       }
       if (Entry(buffer).is_from_past) {
-        recorded = static_cast<std::uint8_t>(recorded | past_streams_[buffer.value]);
+        recorded = static_cast<std::uint16_t>(recorded | past_streams_[buffer.value]);
       }
     }
     builder_.Free(buffer, recorded);
@@ -168,7 +168,7 @@ class SafeWriter {
   struct Pending {
     std::vector<Accessor> accesses;
     std::uint16_t recorded = 0;
-    std::uint8_t past_streams = 0;
+    std::uint16_t past_streams = 0;
   };
 
   Life& Entry(BufferId buffer) {
@@ -200,7 +200,7 @@ class SafeWriter {
     }
   }
 
-  void OrderAfterPast(std::uint8_t streams, Stream mine, std::vector<bool>& known) {
+  void OrderAfterPast(std::uint16_t streams, Stream mine, std::vector<bool>& known) {
     for (std::uint32_t s = 0; s < kStreams; ++s) {
       const bool is_needed = ((streams >> s) & 1U) != 0 && s != IndexOf(mine);
       if (is_needed && (!known[s] || rng_.Chance(redundant_percent_))) {
@@ -227,13 +227,13 @@ class SafeWriter {
         OrderAfter(a->op, known);
       }
     }
-    OrderAfterPast(static_cast<std::uint8_t>(entry.past_streams & ~entry.recorded), stream, known);
+    OrderAfterPast(static_cast<std::uint16_t>(entry.past_streams & ~entry.recorded), stream, known);
   }
 
   Program& program_;
   Body& body_;
   BodyBuilder builder_;
-  std::vector<std::uint8_t>& past_streams_;
+  std::vector<std::uint16_t>& past_streams_;
   Rng& rng_;
   int redundant_percent_;
   std::vector<Life> lives_;
@@ -300,7 +300,7 @@ class Generator {
       states_.push_back(writer.builder().NewBuffer(
           {ShardBytes(u) * 2, Category::kOptimizerState, Stream::kCompute, false, true}));
       past_streams_.resize(program_.buffers.size());
-      past_streams_.back() = static_cast<std::uint8_t>(1U << IndexOf(Stream::kCompute));
+      past_streams_.back() = static_cast<std::uint16_t>(1U << IndexOf(Stream::kCompute));
       std::vector<Use> uses = {{shards_[u], AccessMode::kWrite, Role::kParameter}};
       if (carries_gradients_) {
         uses.push_back({gradients_[u], AccessMode::kWrite, Role::kParamGrad});
