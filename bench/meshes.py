@@ -1,4 +1,4 @@
-"""Published runs whose ranks cut layers or share out experts, and none of them in pipelines: steps and peaks, ours beside them.
+"""Published runs whose ranks cut layers, share out experts or are the stages of a pipeline (1F1B): steps and peaks, ours beside them.
 
     bench/meshes.py build/shardwright [--kernel-set NAME] [--csv bench/published/mesh_runs.csv]
 
@@ -35,15 +35,16 @@ def predict(program, row, kernel_set, folder):
     if isinstance(model, dict):
         (folder / "config.json").write_text(json.dumps(model), encoding="utf-8")
         model = folder / "config.json"
-    tensor, experts, steps = int(row["tp"]), int(row["ep"]), int(row["grad_accum"])
-    shard = f"{int(row['gpus']) // tensor},tp={tensor}" if tensor > 1 else f"ep={experts}"
+    tensor, experts, stages, steps = (int(row[key]) for key in ("tp", "ep", "pp", "grad_accum"))
+    shard = f"ep={experts}" if experts > 1 else f"{int(row['gpus']) // tensor // stages},{f'pp={stages}' if stages > 1 else f'tp={tensor}'}"
     command = [program, "plan", "--no-search", "--model", model, "--cluster", CLUSTERS[row["gpu"], int(row["gpus"])], "--seq", row["seq_len"],
                "--micro-batch", row["micro_batch"], "--accumulation", str(steps), "--shard", shard, "--reshard", "never", "--recompute", "none",
                *(("--sync", "last") if steps > 1 else ()), *(("--kernel-set", kernel_set) if kernel_set else ()), "-o", folder / "plan.json"]
     subprocess.run(command, check=True, capture_output=True)
     done = subprocess.run([program, "simulate", folder / "plan.json", "--json"], check=False, capture_output=True, text=True)  # 1: does not fit
     answer = json.loads(done.stdout)
-    return answer["step_time_s"], answer["memory"]["peak_allocated_bytes"] / 2**30
+    peak = max(stage["peak_bytes"] for stage in answer["stages"]) if stages > 1 else answer["memory"]["peak_allocated_bytes"]
+    return answer["step_time_s"], peak / 2**30
 
 
 def main():
@@ -58,7 +59,7 @@ def main():
         for row in csv.DictReader(text):
             seconds, peak = predict(arguments.program.resolve(), row, arguments.kernel_set, pathlib.Path(folder))
             error = seconds / float(row["step_time_s"]) - 1
-            mesh = f"tp {row['tp']}" if row["tp"] != "1" else f"ep {row['ep']}"
+            mesh = next(f"{axis} {row[axis]}" for axis in ("tp", "pp", "ep") if row[axis] != "1")
             kind = f"{row['framework'].split(' ')[0]}, {row['compute_dtype']}, {mesh.split(' ', maxsplit=1)[0]}"
             errors[kind].append((abs(error), abs(peak / float(row["peak_mem_GiB"]) - 1) if row["peak_mem_GiB"] else None))
             print(f"| {row['id']} | {mesh} | {float(row['step_time_s']):.3f} s | {seconds:.3f} s | {100 * error:+.1f} % | {row['peak_mem_GiB']} | {peak:.1f} |")
