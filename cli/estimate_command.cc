@@ -87,8 +87,8 @@ void TellOptimizer(const Arguments& arguments, const Estimate& e, Question& ques
   if (e.fits && plan.offload != Offload()) {  // the costly case; a second search
     const Estimate with = EstimateJob(fused, e.file.job.global_batch, question.given, false);
     if (const double rate = RateOf(with); rate > kFormGain * RateOf(e)) {
-      words += "; adamw:fused takes less memory: " + WithCommas(std::llround(rate)) + " tokens/s, " +
-               RecomputeWords(with.file) +
+      words += "; adamw:fused takes less memory: " + WithCommas(std::llround(rate)) +
+               " tokens/s, " + RecomputeWords(with.file) +
                (with.file.plan.offload == Offload() ? "; nothing on the host"
                                                     : OffloadWords(with.file.plan.offload));
     }
