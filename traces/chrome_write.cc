@@ -194,7 +194,7 @@ void Writer::Metadata() {
              std::to_string(place) + ' ' + std::string(NameOf(stream)), place);
       }
     }
-    constexpr std::int64_t kHostPlace = kStreamCount - 1;
+    constexpr auto kHostPlace = static_cast<std::int64_t>(Stream::kD2h);  // behind it
     Name(TrackOf(tracks.rank, Stream::kHost), "thread", std::to_string(kHostPlace) + " host",
          kHostPlace);
   }
