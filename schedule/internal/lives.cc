@@ -20,6 +20,11 @@ class LifeCollector {
   }
 
   Lives Run() {
+    std::size_t points = 0;
+    for (const Pass& pass : result_.passes) {
+      points += pass.body->points.size();
+    }
+    result_.lives.reserve(points);  // growing would hold them twice; what is not used costs nothing
     for (pass_ = 0; pass_ < result_.passes.size(); ++pass_) {
       const Body& body = *result_.passes[pass_].body;
       walk_.BeginBody(body);
