@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "core/threads.h"
 #include "executor/data/batch.h"
 #include "executor/host/together.h"
 
@@ -39,7 +40,10 @@ RunOptions DatasetEvaluator::Options() {
 
 Evaluation DatasetEvaluator::Run() {
   session_.runtime().set_next_step(0);
-  session_.runtime().RunSteps(FirstStepOf(sampler_, 1));
+  for (std::int64_t step = FirstStepOf(sampler_, 1); step > 0; --step) {
+    ThrowIfStopped();
+    session_.runtime().RunSteps(1);
+  }
   (void)session_.runtime().TakeReports();
   return counter_.Take(processes_);
 }

@@ -270,6 +270,7 @@ std::string SearchJson(const SearchedPlan& searched, const std::string& output) 
     AddChosen(searched, json);
   } else {
     json["floor"] = CandidateJson(r.floor.candidate);
+    json["floor"]["host_deficit_bytes"] = r.floor.host_deficit.value;
     json["floor"]["memory"] = MemoryJson(r.floor.peak, r.floor.outside);
     json["fixes"] = Json::array();
     for (const Fix& fix : searched.fixes) {

@@ -106,7 +106,9 @@ const answer = (() => {
       (isOverHost ? " and the nodes' host memory." : ".") +
       (floor.label === "" ? "" : ` The least memory found is ${formatBytes(floor.memory_bytes)}: ${floor.family}, ${floor.label}.`) +
       (isOverHost ? ` It takes ${formatBytes(floor.host_memory_bytes)} of page-locked host memory per node, ` +
-        `${formatBytes(floor.deficit_bytes)} too much.` : "");
+        `${formatBytes(floor.deficit_bytes)} too much.`
+        : floor.host_deficit_bytes > 0
+          ? ` Plans that offload take at least ${formatBytes(floor.host_deficit_bytes)} of page-locked host memory per node too much.` : "");
     byId("confidence").textContent = "";
     showFigures([["memory of a GPU", formatBytes(search.memory_limit_bytes)], ["least that was found", formatBytes(floor.memory_bytes)]]);
     const parts = Object.entries(floor.memory).filter(([, bytes]) => bytes > 0).map(([name, bytes]) => [name.replaceAll("_", " "), formatBytes(bytes)]);
