@@ -2,7 +2,6 @@
 
 #include <span>
 
-#include "core/threads.h"
 #include "executor/data/batch.h"
 #include "executor/host/together.h"
 
@@ -40,10 +39,7 @@ RunOptions DatasetEvaluator::Options() {
 
 Evaluation DatasetEvaluator::Run() {
   session_.runtime().set_next_step(0);
-  for (std::int64_t step = FirstStepOf(sampler_, 1); step > 0; --step) {
-    ThrowIfStopped();
-    session_.runtime().RunSteps(1);
-  }
+  session_.runtime().RunSteps(FirstStepOf(sampler_, 1));
   (void)session_.runtime().TakeReports();
   return counter_.Take(processes_);
 }

@@ -91,13 +91,6 @@ class Module(unittest.TestCase):
                  ("emit('layers.json', to='fsdp2')", (0.3, 1)), ("commands.report('layers.json', output='r.html')", (0.5, 2)),
                  ("commands.diff('layers.json', 'layers.json')", (0.3, 1)), ("commands.inspect('layers.json')", (0.3,)),
                  (f"plan(**{ {**JOB, 'global_batch': 64} !r})", (0.3, 1))]
-        # A token is seconds of the processor, of which no op is more than a few hundredths.
-        (self.folder / "net.json").write_text(json.dumps({**config, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12}))
-        net = {"model": str(self.folder / "net.json"), "cluster": "h100-80 x1", "kernel_set": "shardwright-host"}
-        shardwright.plan(**net, seq=8, output=self.folder / "short.json")
-        shardwright.plan(**net, seq=4096, output=self.folder / "long.json")
-        shardwright.commands.run(self.folder / "short.json", steps=1, checkpoint=self.folder / "kept")
-        calls.append(("commands.eval('long.json', checkpoint='kept', data='random:400')", (0.2, 2)))
         for call, moments in calls:
             for moment in moments:
                 with self.subTest(call=call, moment=moment):
