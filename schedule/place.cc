@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/threads.h"
 #include "schedule/happens_before.h"
 #include "schedule/internal/arena.h"
 #include "schedule/internal/lives.h"
@@ -107,6 +108,7 @@ class Placer {
 
   void CollectBirths() {
     for (const Life& life : lives_.lives) {
+      ThrowIfStopped();
       const std::size_t b = life.buffer.value;
       const bool is_here = program_.buffers[b].on_host == on_host_;
       if (is_here && buffers_[b].lifetime != Lifetime::kExclusive && life.birth >= 0) {
@@ -224,6 +226,7 @@ class Placer {
   }
 
   [[nodiscard]] ArenaItem ItemOf(const Life& life, const Births& births) const {
+    ThrowIfStopped();
     ArenaItem item;
     item.buffer = life.buffer.value;
     item.size = SizeOf(life.buffer.value);
@@ -296,6 +299,7 @@ class Placer {
     std::vector<Entry> entries;
     Clock all_last;
     for (std::uint32_t b = 0; b < buffers_.size(); ++b) {
+      ThrowIfStopped();
       if (!Is(b, Lifetime::kStep) && !Is(b, Lifetime::kCarried)) {
         continue;
       }

@@ -15,8 +15,6 @@ class LifeCollector {
     result_.passes.pop_back();
     result_.first_step = static_cast<std::uint32_t>(result_.passes.size() - 2);
     result_.is_allocated_once.resize(program.buffers.size());
-    result_.lives.reserve(program.init.points.size() / 2 + program.warmup.points.size() / 2 +
-                          program.step.points.size());
   }
 
   Lives Run() {
@@ -152,6 +150,7 @@ Lives CollectLives(const Program& program) {
 std::vector<BufferLives> ClassifyBuffers(const Program& program, const Lives& all) {
   std::vector<BufferLives> buffers(program.buffers.size());
   for (std::uint32_t i = 0; i < all.lives.size(); ++i) {
+    ThrowIfStopped();
     const Life& life = all.lives[i];
     BufferLives& buffer = buffers[life.buffer.value];
     std::uint32_t& slot = life.pass < all.first_step    ? buffer.before_steps
