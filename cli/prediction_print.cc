@@ -352,7 +352,7 @@ std::string PredictionText(const PlanFile& file, const Program& program,
   }
   text += largest.Text(2);
   text += HostMovesText(file);
-  if (prediction.retries_per_step > 0) {
+  if (prediction.misfits.empty() && prediction.retries_per_step > 0) {
     text += "\nThe allocator runs out and retries " + WithCommas(prediction.retries_per_step) +
             (prediction.retries_per_step == 1 ? " time" : " times") + " per step.\n";
   }
