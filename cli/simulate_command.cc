@@ -14,13 +14,11 @@
 #include "cli/straggler_flags.h"
 #include "cli/terminal.h"
 #include "core/json.h"
-#include "core/writable.h"
 #include "planner/evaluate.h"
 #include "schedule/plan_file.h"
 #include "simulator/plan_programs.h"
 #include "simulator/simulate.h"
 #include "topologies/scale_links.h"
-#include "traces/chakra_write.h"
 #include "traces/chrome_write.h"
 
 namespace shardwright {
@@ -29,8 +27,7 @@ namespace {
 enum class TraceProfile : std::uint8_t { kPerfetto, kHta };
 
 struct SimulateFlagValues {
-  std::string trace;   // empty: none
-  std::string chakra;  // a folder; empty: none
+  std::string trace;  // empty: none
   TraceProfile trace_profile = TraceProfile::kPerfetto;
   bool contention = true;
 };
@@ -39,7 +36,6 @@ SimulateFlagValues ReadSimulateFlags(const Arguments& arguments) {
   SimulateFlagValues flags;
   static constexpr std::array<std::string_view, 2> kTraceProfiles = {"perfetto", "hta"};
   arguments.SetText("--trace", flags.trace);
-  arguments.SetText("--chakra", flags.chakra);
   arguments.SetChoice("--trace-profile", kTraceProfiles, flags.trace_profile);
   arguments.Set("--contention", flags.contention, ReadSwitch);
   if (arguments.IsJson() && flags.trace == "-") {
@@ -115,7 +111,7 @@ int SimulateCommand(const Arguments& arguments) {
   }
   WarnOf(file);
   const bool is_whole = arguments.Has("--exact") || arguments.Has("--plot") ||
-                        !flags.trace.empty() || !flags.chakra.empty() || stragglers.is_sampled;
+                        !flags.trace.empty() || stragglers.is_sampled;
   PlanPrograms programs({file, file.plan});
   const auto& [result, account] = SimulateAndCheck(file, flags, is_whole, programs);
   const Program& program = programs.Largest();
@@ -137,9 +133,6 @@ int SimulateCommand(const Arguments& arguments) {
     chrome.profile =
         flags.trace_profile == TraceProfile::kHta ? ChromeProfile::kHta : ChromeProfile::kPerfetto;
     WriteChromeTrace(program, result.trace, chrome, flags.trace);
-  }
-  if (!flags.chakra.empty()) {
-    WriteFilesAtomically(ChakraFiles(program, result.trace, flags.chakra));
   }
   if (arguments.IsJson()) {
     arguments.Print(

@@ -19,7 +19,7 @@ TEST_CASE("Configuration: the current folder's file sets no flag that names an o
       }
     }
   }
-  CHECK(outputs == std::set<std::string>{"--as-emitted", "--chakra", "--csv", "--output", "--patch",
+  CHECK(outputs == std::set<std::string>{"--as-emitted", "--csv", "--output", "--patch",
                                          "--save", "--trace"});
   // What deletes, runs or connects.
   for (const char* flag : {"--keep", "--checkpoint", "--every", "--script", "--device",

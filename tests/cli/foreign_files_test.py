@@ -189,7 +189,7 @@ FOLDERS = {
 # Names that readers look for beside what they were given, in folders that lack them.
 ALSO = {"hub": ("model.safetensors.index.json", "model.json"), "sharded": ("model.safetensors", "model.json"),
         "checkpoints": ("manifest.json", "step-00000009/manifest.json", ".unfinished-step-00000009-1"),
-        "dumps": ("nccl_trace_rank_7",), "recorded": ("z.json", "z.json.gz", "z.sqlite", "comm_groups.json"),
+        "dumps": ("nccl_trace_rank_7",), "recorded": ("z.json", "z.json.gz", "z.sqlite"),
         "few": ("a.json",), "tokens": ("b.bin", "b.txt"), "digits": ("a-images-idx3-ubyte",), "settings": ()}
 
 
