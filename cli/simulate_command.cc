@@ -4,12 +4,10 @@
 #include <string_view>
 #include <utility>
 
-#include "analysis/report/recording.h"
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/lengths_flag.h"
 #include "cli/pipeline_print.h"
-#include "cli/plots.h"
 #include "cli/prediction.h"
 #include "cli/straggler_flags.h"
 #include "cli/terminal.h"
@@ -44,35 +42,17 @@ SimulateFlagValues ReadSimulateFlags(const Arguments& arguments) {
   return flags;
 }
 
-std::string Plots(const Program& program, const SimulationResult& result,
-                  const Prediction& prediction, const PlotStyle& style) {
-  const Recording step =
-      SimulatedRecording(program, result.trace, result.step_time, prediction.attribution);
-  return "\nOne step, how busy each stream is\n" + TimelinePlot(program, step, style) +
-         "\nMemory during the step\n" + MemoryPlot(step, style);
-}
-
-// The report, with plots where they are wanted, and the verdict in colour where there are colours.
-void PrintText(const Arguments& arguments, const PlanFile& file, const Program& program,
-               const SimulationResult& result, const Prediction& prediction) {
-  const Terminal terminal = StandardOutput();
-  const std::string text = PredictionText(file, program, result, prediction);
-  std::string plots = "\n";
-  const bool has_spans = !result.trace.spans.empty();
-  if (has_spans && (arguments.Has("--plot") || terminal.is_terminal)) {
-    plots += Plots(program, result, prediction,
-                   {terminal.width, terminal.unicode && !arguments.Has("--ascii")});
-  }
+// The report, with the verdict in colour where there are colours.
+void PrintText(const Arguments& arguments, const std::string& text, bool fits) {
   // The verdict: the last line where it fits, the second one where it does not.
-  const bool fits = prediction.misfits.empty();
   const std::size_t begin = fits ? text.rfind('\n', text.size() - 2) + 1 : text.find('\n') + 1;
   const std::size_t end = text.find('\n', begin);
   arguments.Print(text.substr(0, begin));
   {
-    const Inked inked(fits ? Ink::kGood : Ink::kBad, terminal);
+    const Inked inked(fits ? Ink::kGood : Ink::kBad, StandardOutput());
     arguments.Print(text.substr(begin, end - begin));
   }
-  arguments.Print(text.substr(end, text.size() - 1 - end) + plots);
+  arguments.Print(text.substr(end));
 }
 
 // Of many micro-batches told from a few, unless `is_whole`: then with a trace.
@@ -110,8 +90,7 @@ int SimulateCommand(const Arguments& arguments) {
     file.job.allocator = ReadAllocator(allocator);
   }
   WarnOf(file);
-  const bool is_whole = arguments.Has("--exact") || arguments.Has("--plot") ||
-                        !flags.trace.empty() || stragglers.is_sampled;
+  const bool is_whole = arguments.Has("--exact") || !flags.trace.empty() || stragglers.is_sampled;
   PlanPrograms programs({file, file.plan});
   const auto& [result, account] = SimulateAndCheck(file, flags, is_whole, programs);
   const Program& program = programs.Largest();
@@ -138,7 +117,8 @@ int SimulateCommand(const Arguments& arguments) {
     arguments.Print(
         WithLengths(arguments, file, PredictionJson(file, program, result, prediction)));
   } else if (flags.trace != "-") {  // then standard output is the trace and nothing else
-    PrintText(arguments, file, program, result, prediction);
+    PrintText(arguments, PredictionText(file, program, result, prediction),
+              prediction.misfits.empty());
     arguments.Print(WithLengths(arguments, file, ""));
   }
   return prediction.misfits.empty() ? kExitOk : kExitNo;
