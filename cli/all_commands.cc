@@ -7,7 +7,7 @@
 namespace shardwright {
 
 std::span<const CommandFunction> CommandFunctions() {
-  static constexpr std::array<CommandFunction, 29> kFunctions = {{
+  static constexpr std::array<CommandFunction, 28> kFunctions = {{
       {"estimate", EstimateCommand},
       {"plan", PlanCommand},
       {"simulate", SimulateCommand},
@@ -33,7 +33,6 @@ std::span<const CommandFunction> CommandFunctions() {
       {"eval", EvalCommand},
       {"checkpoint", CheckpointCommand},
       {"page", PageCommand},
-      {"config", ConfigCommand},
       {"calibrate", CalibrateCommand},
       {"validate", ValidateCommand},
       {"price", PriceCommand},

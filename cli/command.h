@@ -172,7 +172,6 @@ int ExportCommand(const Arguments& arguments);
 int EvalCommand(const Arguments& arguments);
 int CheckpointCommand(const Arguments& arguments);
 int PageCommand(const Arguments& arguments);
-int ConfigCommand(const Arguments& arguments);
 int CalibrateCommand(const Arguments& arguments);
 int ValidateCommand(const Arguments& arguments);
 int PriceCommand(const Arguments& arguments);

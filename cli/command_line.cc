@@ -14,7 +14,6 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/budget_flag.h"
-#include "cli/configuration.h"
 #include "cli/help_json.h"
 #include "cli/named_files.h"
 #include "cli/synonyms.h"
@@ -330,7 +329,6 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
   for (const auto& [name, texts] : chosen->arguments.lists) {
     std::for_each(texts.begin(), texts.end(), NameByUser);
   }
-  ApplyConfiguration(chosen->command, chosen->arguments);
   const CommandReads reads;
   CheckFiles(chosen->command, chosen->arguments);
   return chosen->run(chosen->arguments);

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "cli/command.h"
-#include "cli/configuration.h"
 #include "cli/device_calibration.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
@@ -87,22 +86,9 @@ Check FolderCheck() {
 
 Check TerminalCheck() {
   const Terminal terminal = StandardOutput();
-  std::string found = terminal.is_terminal
-                          ? "a terminal of " + std::to_string(terminal.width) + " columns"
-                          : "no terminal";
-  found += terminal.colours ? ", colours" : ", no colours";
-  found += terminal.unicode ? ", UTF-8" : ", no UTF-8 (plots use ASCII)";
-  return {"standard output", true, found, "colours and plots"};
-}
-
-Check ConfigurationCheck() {
-  std::string found;
-  for (const std::string& file : ConfigurationFiles()) {
-    if (::access(file.c_str(), R_OK) == 0) {
-      found += (found.empty() ? "" : ", ") + file;
-    }
-  }
-  return {"configuration", true, found.empty() ? "none" : found, "defaults of flags"};
+  const std::string found = terminal.is_terminal ? "a terminal" : "no terminal";
+  return {"standard output", true, found + (terminal.colours ? ", colours" : ", no colours"),
+          "colours"};
 }
 
 std::vector<Check> AllChecks() {
@@ -112,7 +98,6 @@ std::vector<Check> AllChecks() {
       MemoryCheck(),
       FolderCheck(),
       TerminalCheck(),
-      ConfigurationCheck(),
       GpuCheck(),
       LibraryCheck("cuBLASLt", LoadCublasLt, &CublasLtTable::create, "fast products on a GPU"),
       LibraryCheck("cuDNN", LoadCudnn, &CudnnTable::create,

@@ -9,7 +9,6 @@ function(sw_embed_commands target)
       commands/check.json
       commands/checkpoint.json
       commands/compare.json
-      commands/config.json
       commands/diff.json
       commands/doctor.json
       commands/emit.json

@@ -104,8 +104,8 @@ Json ToJson(const Answer& a) {
 }  // namespace
 
 int SimulatePipeline(const Arguments& arguments, const PlanFile& file, bool contention) {
-  for (const char* flag : {"--trace", "--chakra", "--allocator", "--jitter", "--rank-jitter",
-                           "--slow-rank", "--lengths", "--plot"}) {
+  for (const char* flag :
+       {"--trace", "--allocator", "--jitter", "--rank-jitter", "--slow-rank", "--lengths"}) {
     if (arguments.Get(flag).is_given()) {
       throw UsageError(std::string(flag) + ": not known of plans with a pipeline so far");
     }

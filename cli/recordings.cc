@@ -43,8 +43,7 @@ class ReadingTeller {
 
 bool IsTraceName(std::string_view name) {
   constexpr std::array<std::string_view, 3> kEnds = {".json", ".json.gz", ".sqlite"};
-  // What `simulate --chakra` writes beside traces is none itself.
-  return !name.starts_with('.') && name != "comm_groups.json" &&
+  return !name.starts_with('.') &&
          std::any_of(kEnds.begin(), kEnds.end(), [&](auto end) { return name.ends_with(end); });
 }
 

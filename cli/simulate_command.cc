@@ -4,23 +4,19 @@
 #include <string_view>
 #include <utility>
 
-#include "analysis/report/recording.h"
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/lengths_flag.h"
 #include "cli/pipeline_print.h"
-#include "cli/plots.h"
 #include "cli/prediction.h"
 #include "cli/straggler_flags.h"
 #include "cli/terminal.h"
 #include "core/json.h"
-#include "core/writable.h"
 #include "planner/evaluate.h"
 #include "schedule/plan_file.h"
 #include "simulator/plan_programs.h"
 #include "simulator/simulate.h"
 #include "topologies/scale_links.h"
-#include "traces/chakra_write.h"
 #include "traces/chrome_write.h"
 
 namespace shardwright {
@@ -29,8 +25,7 @@ namespace {
 enum class TraceProfile : std::uint8_t { kPerfetto, kHta };
 
 struct SimulateFlagValues {
-  std::string trace;   // empty: none
-  std::string chakra;  // a folder; empty: none
+  std::string trace;  // empty: none
   TraceProfile trace_profile = TraceProfile::kPerfetto;
   bool contention = true;
 };
@@ -39,7 +34,6 @@ SimulateFlagValues ReadSimulateFlags(const Arguments& arguments) {
   SimulateFlagValues flags;
   static constexpr std::array<std::string_view, 2> kTraceProfiles = {"perfetto", "hta"};
   arguments.SetText("--trace", flags.trace);
-  arguments.SetText("--chakra", flags.chakra);
   arguments.SetChoice("--trace-profile", kTraceProfiles, flags.trace_profile);
   arguments.Set("--contention", flags.contention, ReadSwitch);
   if (arguments.IsJson() && flags.trace == "-") {
@@ -48,35 +42,17 @@ SimulateFlagValues ReadSimulateFlags(const Arguments& arguments) {
   return flags;
 }
 
-std::string Plots(const Program& program, const SimulationResult& result,
-                  const Prediction& prediction, const PlotStyle& style) {
-  const Recording step =
-      SimulatedRecording(program, result.trace, result.step_time, prediction.attribution);
-  return "\nOne step, how busy each stream is\n" + TimelinePlot(program, step, style) +
-         "\nMemory during the step\n" + MemoryPlot(step, style);
-}
-
-// The report, with plots where they are wanted, and the verdict in colour where there are colours.
-void PrintText(const Arguments& arguments, const PlanFile& file, const Program& program,
-               const SimulationResult& result, const Prediction& prediction) {
-  const Terminal terminal = StandardOutput();
-  const std::string text = PredictionText(file, program, result, prediction);
-  std::string plots = "\n";
-  const bool has_spans = !result.trace.spans.empty();
-  if (has_spans && (arguments.Has("--plot") || terminal.is_terminal)) {
-    plots += Plots(program, result, prediction,
-                   {terminal.width, terminal.unicode && !arguments.Has("--ascii")});
-  }
+// The report, with the verdict in colour where there are colours.
+void PrintText(const Arguments& arguments, const std::string& text, bool fits) {
   // The verdict: the last line where it fits, the second one where it does not.
-  const bool fits = prediction.misfits.empty();
   const std::size_t begin = fits ? text.rfind('\n', text.size() - 2) + 1 : text.find('\n') + 1;
   const std::size_t end = text.find('\n', begin);
   arguments.Print(text.substr(0, begin));
   {
-    const Inked inked(fits ? Ink::kGood : Ink::kBad, terminal);
+    const Inked inked(fits ? Ink::kGood : Ink::kBad, StandardOutput());
     arguments.Print(text.substr(begin, end - begin));
   }
-  arguments.Print(text.substr(end, text.size() - 1 - end) + plots);
+  arguments.Print(text.substr(end));
 }
 
 // Of many micro-batches told from a few, unless `is_whole`: then with a trace.
@@ -114,8 +90,7 @@ int SimulateCommand(const Arguments& arguments) {
     file.job.allocator = ReadAllocator(allocator);
   }
   WarnOf(file);
-  const bool is_whole = arguments.Has("--exact") || arguments.Has("--plot") ||
-                        !flags.trace.empty() || !flags.chakra.empty() || stragglers.is_sampled;
+  const bool is_whole = arguments.Has("--exact") || !flags.trace.empty() || stragglers.is_sampled;
   PlanPrograms programs({file, file.plan});
   const auto& [result, account] = SimulateAndCheck(file, flags, is_whole, programs);
   const Program& program = programs.Largest();
@@ -138,14 +113,12 @@ int SimulateCommand(const Arguments& arguments) {
         flags.trace_profile == TraceProfile::kHta ? ChromeProfile::kHta : ChromeProfile::kPerfetto;
     WriteChromeTrace(program, result.trace, chrome, flags.trace);
   }
-  if (!flags.chakra.empty()) {
-    WriteFilesAtomically(ChakraFiles(program, result.trace, flags.chakra));
-  }
   if (arguments.IsJson()) {
     arguments.Print(
         WithLengths(arguments, file, PredictionJson(file, program, result, prediction)));
   } else if (flags.trace != "-") {  // then standard output is the trace and nothing else
-    PrintText(arguments, file, program, result, prediction);
+    PrintText(arguments, PredictionText(file, program, result, prediction),
+              prediction.misfits.empty());
     arguments.Print(WithLengths(arguments, file, ""));
   }
   return prediction.misfits.empty() ? kExitOk : kExitNo;

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <string_view>
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 namespace shardwright {
@@ -15,18 +14,6 @@ std::string_view Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-bool IsUtf8() {
-  // The first that is set decides, as setlocale does.
-  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
-    const std::string_view value = Environment(name);
-    if (!value.empty()) {
-      return value.find("UTF-8") != std::string_view::npos ||
-             value.find("utf8") != std::string_view::npos;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 Terminal StandardOutput() {
@@ -34,11 +21,6 @@ Terminal StandardOutput() {
   terminal.is_terminal = ::isatty(STDOUT_FILENO) == 1;
   terminal.colours =
       terminal.is_terminal && Environment("NO_COLOR").empty() && Environment("TERM") != "dumb";
-  terminal.unicode = IsUtf8();
-  winsize size{};
-  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
-    terminal.width = size.ws_col;
-  }
   return terminal;
 }
 

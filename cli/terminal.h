@@ -1,15 +1,11 @@
 #pragma once
 
-#include <cstddef>
-
 namespace shardwright {
 
-// What standard output can show. A pipe gets neither colours nor pictures.
+// What standard output can show. A pipe gets no colours.
 struct Terminal {
   bool is_terminal = false;
   bool colours = false;  // a terminal, and neither NO_COLOR nor TERM=dumb
-  bool unicode = false;  // the locale's encoding is UTF-8
-  std::size_t width = 80;
 };
 [[nodiscard]] Terminal StandardOutput();
 

@@ -25,7 +25,7 @@ ANSWERS = ("estimate", "plan", "simulate", "sweep", "goodput", "baselines", "dif
 WITHHELD = {
     "run": "trains", "eval": "runs a model", "checkpoint": "writes weights", "export": "runs the user's Python code",
     "calibrate": "measures this machine", "validate": "is for tables of published runs",
-    "price": "is for tables of published kernels", "page": "writes a page for a browser", "config": "shows the user's defaults",
+    "price": "is for tables of published kernels", "page": "writes a page for a browser",
 }
 INSTRUCTIONS = """Shardwright predicts memory and time of FSDP training, and plans it. Ask `estimate` first: it takes a model and a cluster.
 `plan` with `output` writes plan.json, which simulate, emit, report and judge take. Say the band with each time: "1.05 s +- 15 %".

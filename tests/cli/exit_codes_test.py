@@ -22,7 +22,7 @@ WORDS = {
     "checkpoint": ("inspect", "none"), "compare": ("none.json", "none.gz"), "advise": ("none.gz", "--plan", "none.json"),
     "validate": ("none.json",),
     "price": ("none.json",), "calibrate": ("none.gz", "-o", "new.json"),
-    "report": ("none.json",), "diff": ("none.json", "none.json"), "check": ("none.toml",), "hang": ("none_0",), "judge": ("none.log", "--plan", "none.json"), "config": (),
+    "report": ("none.json",), "diff": ("none.json", "none.json"), "check": ("none.toml",), "hang": ("none_0",), "judge": ("none.log", "--plan", "none.json"),
     "doctor": (), "inspect-trace": ("none",), "topo": ("import", "none"),
     "page": (),
 }

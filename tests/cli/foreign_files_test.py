@@ -189,7 +189,7 @@ FOLDERS = {
 # Names that readers look for beside what they were given, in folders that lack them.
 ALSO = {"hub": ("model.safetensors.index.json", "model.json"), "sharded": ("model.safetensors", "model.json"),
         "checkpoints": ("manifest.json", "step-00000009/manifest.json", ".unfinished-step-00000009-1"),
-        "dumps": ("nccl_trace_rank_7",), "recorded": ("z.json", "z.json.gz", "z.sqlite", "comm_groups.json"),
+        "dumps": ("nccl_trace_rank_7",), "recorded": ("z.json", "z.json.gz", "z.sqlite"),
         "few": ("a.json",), "tokens": ("b.bin", "b.txt"), "digits": ("a-images-idx3-ubyte",), "settings": ()}
 
 
@@ -372,7 +372,7 @@ class Planted(ForeignFiles):
                             shutil.rmtree(self.folder / "imported", ignore_errors=True)
 
     def test_names_in_files(self):
-        """What a file names, in place of a file: second hops of settings, budgets, indices, manifests and shardwright.json."""
+        """What a file names, in place of a file: second hops of settings, budgets, indices and manifests."""
         os.mkfifo(self.folder / "pipe")
         os.mkfifo(self.folder / "pipe.json")
         os.mkfifo(self.folder / "pipe.yaml")
@@ -400,14 +400,6 @@ class Planted(ForeignFiles):
                 (self.folder / "budget.toml").write_text(text.replace("NAME", name))
                 with self.subTest(text=text, name=name):
                     self.ends("check", "budget.toml")
-            for command, flag, words in (("plan", "cluster", ("--model", "gpt2", "--seq", "16")),
-                                         ("plan", "model", ("--cluster", "h100-80 x1", "--seq", "16")), ("plan", "wrap", job),
-                                         ("plan", "profile", job), ("run", "data", ("plan.json", "--steps", "1")),
-                                         ("run", "training", ("plan.json", "--data", "random:10", "--steps", "1"))):
-                (self.folder / "shardwright.json").write_text(json.dumps({command: {flag: name}}))
-                with self.subTest(command=command, flag=flag, name=name):
-                    self.ends(command, *words)
-            (self.folder / "shardwright.json").unlink()
         self.indices()
 
     def indices(self):

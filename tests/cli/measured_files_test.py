@@ -218,6 +218,7 @@ class MeasuredFilesTest(ShardwrightTestCase):
             self.assertTrue(error.startswith("error: bad.pickle"), error)
             self.assertIn(part, error)
         self.assertIn("a zip file", self.run_program("inspect-trace", self.write("a.pt", b"PK\x03\x04"))[2])
+        self.assertIn("a Chakra execution trace", self.run_program("inspect-trace", self.write("x.et", b"\x07\x0a\x050.0.4"))[2])
 
     def test_nsight(self):
         nsight(self.folder / "report.sqlite")

@@ -146,7 +146,7 @@ class Names(ShardwrightTestCase):
         rng = random.Random(1)
         self.hostile_plan(rng)
         for arguments in (["inspect", "model.json"], ["inspect", "plan.json"], ["inspect", "plan.json", "--program"],
-                          ["simulate", "plan.json"], ["simulate", "plan.json", "--plot", "--ascii"],
+                          ["simulate", "plan.json"], ["simulate", "plan.json", "--exact"],
                           ["simulate", "plan.json", "--trace", "trace.json"],
                           ["report", "plan.json", "-o", "page.html"], ["report", "plan.json"], ["diff", "plan.json", "plan.json"],
                           ["goodput", "plan.json", "--tokens", "1e9", "--mtbf", "1000 h", "--checkpoint-time", "1 min"],

@@ -25,7 +25,7 @@ JOB = ("--model", "gpt2", "--cluster", "dgx-a100", "--seq", "128", "--no-search"
 # Words with which each flag writes; the last one is followed by the output's name.
 RECIPES = {
     "plan --output": ("plan", *JOB, "--output"), "simulate --trace": ("simulate", "plan.json", "--trace"),
-    "simulate --chakra": ("simulate", "plan.json", "--chakra"), "sweep --csv": ("sweep", *JOB[:-1], "--micro-batch", "1", "--csv"),
+    "sweep --csv": ("sweep", *JOB[:-1], "--micro-batch", "1", "--csv"),
     "emit --output": ("emit", "plan.json", "--to", "accelerate", "--output"),
     "emit --as-emitted": ("emit", "plan.json", "--to", "accelerate", "--as-emitted"),
     "import-run --output": ("import-run", "job.sh", "--cluster", "dgx-a100", "--model", "gpt2", "--seq", "128", "--output"),
@@ -39,7 +39,6 @@ RECIPES = {
 }
 ELSEWHERE = {"export --output": "interpreters_test.py",  # needs Python with torch
              "page --output": "page_test.py"}  # needs the page that scripts/web.sh makes
-NAMES = {"simulate --chakra": "out"}  # a folder; the others are given a file in it
 UNKNOWN = re.compile(r"\.tmp\.[0-9a-f]{16}$|^\.unfinished-|^\.tmp-")
 CREATED, MOVED_TO = 0x100, 0x80
 
@@ -101,7 +100,7 @@ class Outputs(TrainingTestCase):
                 shutil.rmtree(out, ignore_errors=True)
                 out.mkdir()
                 watches = [Watch(out), Watch(self.folder)]
-                code, _, err = self.run_program(*words, NAMES.get(flag, "out/x.json"))
+                code, _, err = self.run_program(*words, "out/x.json")
                 self.assertIn(code, (0, 1), (flag, err))
                 (created, renamed), (beside, _) = (watch.names() for watch in watches)
                 for watch in watches:
@@ -124,7 +123,7 @@ class Outputs(TrainingTestCase):
             shutil.rmtree(out, ignore_errors=True)
             out.mkdir()
             done = subprocess.run(["sh", "-c", f'{plant}; exec "$@"', "sh", shardwright_test_case.PROGRAM, *words,
-                                   NAMES.get(flag, "out/x.json")],
+                                   "out/x.json"],
                                   cwd=self.folder, capture_output=True, text=True, check=False)
             self.assertIn(done.returncode, (0, 1, 4), (flag, done.stderr))
             self.assertEqual(self.victim.read_text(), "mine\n", flag)

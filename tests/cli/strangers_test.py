@@ -6,100 +6,11 @@ import pathlib
 import resource
 import signal
 import subprocess
-from unittest import mock
 
 import shardwright_test_case
 from shardwright_test_case import ShardwrightTestCase
 
 PLAN = ("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128", "--wrap", "block")
-ELSEWHERE = 'expected a flag that only chooses how something is computed or printed; give it on the command line, or in '
-
-
-class Folders(ShardwrightTestCase):
-    """A file shardwright.json of the current folder."""
-
-    def setUp(self):
-        super().setUp()
-        home = mock.patch.dict(os.environ, {"XDG_CONFIG_HOME": str(self.folder / "home")})
-        home.start()
-        self.addCleanup(home.stop)
-        self.user = self.folder / "home" / "shardwright" / "config.json"
-        self.plan = self.folder / "plan.json"
-        self.plan.write_text(self.succeed(*PLAN))
-        self.file = self.folder / "shardwright.json"
-
-    def configure(self, flags, mode=0o644):
-        self.file.write_text(json.dumps(flags))
-        self.file.chmod(mode)
-
-    def test_flags_that_write_delete_or_run(self):
-        victim = self.folder / "victim"
-        victim.write_text("kept")
-        for command, flag, arguments in (("simulate", "trace", ["plan.json"]), ("plan", "output", PLAN[1:]),
-                                         ("emit", "output", ["plan.json", "--to", "fsdp2"]),
-                                         ("emit", "script", ["plan.json", "--to", "torchrun"]),
-                                         ("emit", "as-emitted", ["plan.json", "--to", "fsdp2"]),
-                                         ("run", "checkpoint", ["plan.json"]), ("run", "keep", ["plan.json"]),
-                                         ("run", "every", ["plan.json"]), ("run", "trace", ["plan.json"]),
-                                         ("run", "device", ["plan.json"]), ("sweep", "csv", PLAN[1:]), ("report", "output", ["plan.json"]),
-                                         ("calibrate", "output", ["run.json"]),
-                                         ("eval", "checkpoint", ["plan.json"]), ("import-run", "output", ["run.json"]),
-                                         ("topo", "output", ["import", "topo.txt"])):
-            with self.subTest(command=command, flag=flag):
-                self.configure({command: {flag: "victim"}})
-                self.assert_fails(3, f"shardwright.json: {command}.{flag}: got --{flag}, {ELSEWHERE}{self.user}", command, *arguments)
-                self.assertEqual(victim.read_text(), "kept")
-                self.user.parent.mkdir(parents=True, exist_ok=True)
-
-    def test_the_user_may(self):
-        self.user.parent.mkdir(parents=True)
-        self.user.write_text(json.dumps({"simulate": {"trace": "trace.json"}}))
-        self.succeed("simulate", "plan.json")
-        self.assertTrue((self.folder / "trace.json").is_file())
-        with mock.patch.dict(os.environ, {"SHARDWRIGHT_SIMULATE_TRACE": "other.json"}):
-            self.succeed("simulate", "plan.json")
-        self.assertTrue((self.folder / "other.json").is_file())
-
-    def test_what_was_taken_is_said(self):
-        self.configure({"plan": {"seq": "96", "wrap": "root", "nodes": 1}, "simulate": {"contention": "off"}})
-        code, out, err = self.run_program("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4")
-        self.assertEqual((code, err), (0, "from shardwright.json: --nodes=1 --seq=96 --wrap=root\n"))
-        self.assertEqual(json.loads(out)["job"]["sequence_length"], 96)
-        self.assertEqual(self.run_program(*PLAN, "--nodes", "1")[2], "")
-        self.assertEqual(self.run_program("inspect", "plan.json")[2], "")
-        self.configure({"plan": {"frozen": "a\n\x1b[31mb"}})
-        self.assertEqual(self.run_program(*PLAN)[2].splitlines()[0], r"from shardwright.json: --frozen=a\n\u001b[31mb")
-
-    def test_files_that_others_write(self):
-        self.configure({"plan": {"wrap": "root"}}, mode=0o666)
-        error = ("shardwright.json: got a file that every user may write, expected one that only you may write; "
-                 "chmod o-w shardwright.json if you trust what it says")
-        self.assert_fails(3, error, "config")
-        self.assert_fails(3, error, *PLAN)
-        self.assertIn(b"gpt2", subprocess.run([shardwright_test_case.PROGRAM, "list", "models"], capture_output=True, check=True).stdout)
-
-    def test_files_of_others(self):
-        if os.geteuid() != 0:
-            return  # nobody else can give files away
-        self.configure({"plan": {"wrap": "root"}})
-        os.chown(self.file, 12345, 12345)
-        error = ("shardwright.json: got a file of user 12345, expected one of yours (user 0); remove it, or copy it if you trust it")
-        self.assert_fails(3, error, *PLAN)
-        # A link of theirs to a file of ours.
-        ours = self.folder / "ours.json"
-        self.file.rename(ours)
-        os.chown(ours, 0, 0)
-        self.file.symlink_to(ours)
-        self.assertIn("--wrap root", self.succeed("config"))
-        os.chown(self.file, 12345, 12345, follow_symlinks=False)
-        self.assert_fails(3, error, *PLAN)
-
-    def test_what_is_no_file(self):
-        os.mkfifo(self.file, 0o600)
-        self.assert_fails(3, "shardwright.json: got a pipe, socket or device, expected a readable file", "config")
-        self.file.unlink()
-        self.file.write_text('{"plan": "' + "a" * (2 << 20) + '"}')
-        self.assert_fails(3, "shardwright.json: got more than 1 MiB, expected a few flags", "config")
 
 
 class Outputs(ShardwrightTestCase):

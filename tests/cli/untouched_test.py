@@ -77,7 +77,7 @@ class Untouched(TrainingTestCase, HangTestCase):
         self.plan("plan.json", 2)
         self.train("plan.json", "--steps", "2", "--checkpoint", "checkpoints", "--trace", "run.json.gz")
         self.succeed("checkpoint", "export", "checkpoints", "-o", "model.safetensors")
-        self.succeed("simulate", "plan.json", "--trace", "trace.json", "--chakra", "chakra")
+        self.succeed("simulate", "plan.json", "--trace", "trace.json")
         self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--seq", "128", "--json", "--no-search")
         self.succeed("sweep", "--model", "gpt2", "--cluster", "dgx-a100", "--seq", "128", "--micro-batch", "1,2", "--csv", "sweep.csv")
         self.succeed("emit", "plan.json", "--to", "torchtitan", "-o", "emitted/")
@@ -111,8 +111,8 @@ class Untouched(TrainingTestCase, HangTestCase):
         outside.mkdir()
         self.addCleanup(shutil.rmtree, outside)
         whole, before = picture(self.folder, reads=True), picture(self.folder)
-        formats = sorted(path.name for path in self.folder.iterdir() if path.suffix != ".et" and not path.name.endswith(("_1", "_2", "_3")))
-        formats += ["chakra.0.et", "checkpoints/step-00000002", "text:job.sh", "random"]
+        formats = sorted(path.name for path in self.folder.iterdir() if not path.name.endswith(("_1", "_2", "_3")))
+        formats += ["checkpoints/step-00000002", "text:job.sh", "random"]
         self.assertGreater(len(formats), 25)
         read = {code: 0 for code in (0, 1, 2, 3, 4, 5)}
         turn = 0

@@ -1,4 +1,4 @@
-// Every JSON document; shardwright.json, checkpoints' indices and manifests are of this syntax.
+// Every JSON document; checkpoints' indices and manifests are of this syntax.
 
 #include "core/json.h"
 #include "tests/fuzz/fuzz.h"

@@ -10,9 +10,8 @@ namespace shardwright::fuzz {
 
 void Read(std::string_view bytes) {
   static const std::string folder = FolderInMemory("traces");
-  constexpr std::array<const char*, 8> kNames = {"0.json",   "1.json.gz",       "2.json",
-                                                 "3.sqlite", "4.json",          "5.sqlite",
-                                                 ".6.json",  "comm_groups.json"};
+  constexpr std::array<const char*, 8> kNames = {"0.json", "1.json.gz", "2.json",  "3.sqlite",
+                                                 "4.json", "5.sqlite",  ".6.json", "7.json"};
   for (const char* name : kNames) {
     (void)::unlink((folder + "/" + name).c_str());
   }
