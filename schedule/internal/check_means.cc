@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <utility>
@@ -62,6 +63,17 @@ std::string InText(double number) {
   return Fixed(number, "%.6g");
 }
 
+using ByteRange = std::pair<Bytes, Bytes>;  // from a byte to the one before another
+
+std::string InText(const ByteRange& range) {
+  return "bytes " + std::to_string(range.first.value) + " to " + std::to_string(range.second.value);
+}
+
+// Of what one rank has computed of its tokens alone.
+bool IsOfSomeTokens(const Term& term) {
+  return term.is_partial && term.low == term.high;
+}
+
 bool MovesGradients(OpCode code) {
   switch (code) {
     case OpCode::kCast:
@@ -116,6 +128,7 @@ class MeanChecker {
     } else if (shape.code == OpCode::kAllReduce || shape.code == OpCode::kGradScale) {
       for (const Access& access : accesses) {
         if (access.role == Role::kInput && IsFirstPart(shape, access)) {
+          SumRange(shape, access);
           Apply(shape, access.buffer, sums_[access.buffer.value]);
         }
       }
@@ -177,12 +190,66 @@ class MeanChecker {
     Add(more, sum);
   }
 
+  // An all-reduce of a kMixed buffer, or of one parameter in it: an op may have several.
+  void SumRange(const OpShape& shape, const Access& access) {
+    const auto found = partial_ranges_.find(access.buffer);
+    if (found == partial_ranges_.end()) {
+      return;
+    }
+    const ByteRange summed = {access.bytes - shape.bytes, access.bytes};
+    std::vector<ByteRange>& ranges = found->second;
+    const auto around = std::find_if(ranges.begin(), ranges.end(), [&](const ByteRange& range) {
+      return range.first <= summed.first && summed.second <= range.second;
+    });
+    if (around != ranges.end()) {
+      const ByteRange behind = {summed.second, around->second};
+      around->second = summed.first;
+      ranges.push_back(behind);
+      std::erase_if(ranges, [](const ByteRange& range) { return range.first == range.second; });
+    } else if (shape.bytes < BufferAt(access).size) {
+      Report(access.buffer, "sums " + InText(summed) + ", which are no gradient of some tokens");
+    }
+  }
+
+  // Where in a new kMixed buffer the inputs lie of which other ranks have a part: bf16 gradients of
+  // 64 and 2,048 bytes, the first of some tokens, begin an fp32 buffer with such a range of 128
+  // bytes.
+  void PlaceRanges(std::span<const Access> accesses) {
+    const auto to = std::find_if(accesses.begin(), accesses.end(), [&](const Access& access) {
+      return access.role == Role::kOutput && access.mode == AccessMode::kWrite &&
+             IsMixed(access.buffer);
+    });
+    if (to == accesses.end()) {
+      return;
+    }
+    std::vector<ByteRange>& ranges = partial_ranges_[to->buffer];
+    ranges.clear();
+    Bytes end;
+    for (const Access& access : accesses) {
+      if (access.role == Role::kInput) {
+        const Bytes begin = end;
+        const std::int64_t elements = access.bytes.value / SizeOf(BufferAt(access).dtype);
+        end += Bytes(elements * SizeOf(BufferAt(*to).dtype));
+        const Sum& sum = sums_[access.buffer.value];
+        if (std::any_of(sum.begin(), sum.end(), IsOfSomeTokens)) {
+          ranges.emplace_back(begin, end);
+        }
+      }
+    }
+  }
+
   // What all inputs hold, reduced where the op does that, goes to each output.
   void Move(const OpShape& shape, std::span<const Access> accesses) {
+    PlaceRanges(accesses);
     Sum moved;
     BufferId from;
     for (const Access& access : accesses) {
       if (access.role == Role::kInput) {
+        const auto ranges = partial_ranges_.find(access.buffer);
+        if (ranges != partial_ranges_.end() && !ranges->second.empty()) {
+          Report(access.buffer, "is read before the ranks that cut layers have summed " +
+                                    InText(ranges->second.front()));
+        }
         Add(sums_[access.buffer.value], moved);
         is_read_[access.buffer.value] = true;
         from = access.buffer;
@@ -224,6 +291,9 @@ class MeanChecker {
     }
   }
 
+  [[nodiscard]] const Buffer& BufferAt(const Access& access) const {
+    return program_.buffers[access.buffer.value];
+  }
   [[nodiscard]] bool IsMixed(BufferId buffer) const {
     return program_.tensor_size > 1 && program_.buffers[buffer.value].holds == Holds::kMixed;
   }
@@ -312,7 +382,8 @@ class MeanChecker {
     GroupId group;
     double divisor = 1;
   };
-  std::vector<Reduced> reduced_;  // by buffer: its last all-reduce
+  std::map<BufferId, std::vector<ByteRange>> partial_ranges_;  // of kMixed buffers: not summed yet
+  std::vector<Reduced> reduced_;                               // by buffer: its last all-reduce
   std::size_t pass_ = 0;
   OpId op_;
 };

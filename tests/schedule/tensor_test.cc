@@ -141,6 +141,33 @@ TEST_CASE("layers that ranks cut: Verify finds sums that lack ranks, or count th
   }
 }
 
+TEST_CASE("layers that ranks cut: Verify misses no sum of several in one buffer") {
+  Cut c = Of(4, 2, 2);
+  c.plan.accumulation = 2;
+  c.plan.sync = SyncMode::kLast;  // a unit's gradients wait in one fp32 buffer
+  Program program = c.Lowered();
+  OpShape nothing = program.shapes.front();
+  nothing.code = OpCode::kStreamWait;
+  program.shapes.push_back(nothing);
+  int sums = 0;
+  for (Op& op : program.step.ops) {
+    const OpShape& shape = program.ShapeOf(op);
+    if (shape.code == OpCode::kAllReduce && shape.bytes == Bytes(4096 * 4) &&
+        program.groups[shape.group.value].name == "tp" && ++sums <= 4) {
+      const ShapeId was = op.shape;
+      op.shape = ShapeId(program.shapes.size() - 1);
+      const std::vector<Finding> findings = Verify(program);
+      CHECK(std::any_of(findings.begin(), findings.end(), [](const Finding& finding) {
+        return finding.text.find("is read before the ranks that cut layers have summed bytes") !=
+               std::string::npos;
+      }));
+      op.shape = was;
+    }
+  }
+  CHECK(sums == 65);  // two norms of each of 32 layers, and the last
+  CHECK(Verify(program).empty());
+}
+
 TEST_CASE("layers that ranks cut: plans that cannot be are refused") {
   const auto refusal = [](const Cut& c, const char* kernels = "torch-eager") {
     try {
