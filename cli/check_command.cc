@@ -14,7 +14,6 @@
 #include "cli/command.h"
 #include "cli/plan_diff.h"
 #include "cli/table.h"
-#include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
 

@@ -9,7 +9,6 @@
 #include "cli/flow.h"
 #include "cli/named_files.h"
 #include "cli/table.h"
-#include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"

@@ -13,7 +13,6 @@
 #include "core/json.h"
 #include "core/ordered_json.h"
 #include "core/printable.h"
-#include "models/loader.h"
 #include "planner/importers/run_settings.h"
 #include "schedule/plan_names.h"
 

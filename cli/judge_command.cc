@@ -12,7 +12,6 @@
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/table.h"
-#include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"

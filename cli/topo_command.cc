@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "cli/flow.h"
 #include "cli/probe.h"
 #include "core/error.h"
 #include "core/json.h"
