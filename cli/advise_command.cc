@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

@@ -4,9 +4,6 @@
 #include <array>
 #include <cstdio>
 #include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

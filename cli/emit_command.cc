@@ -1,7 +1,4 @@
 #include <filesystem>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

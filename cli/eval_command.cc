@@ -1,6 +1,5 @@
 #include <memory>
 #include <optional>
-#include <string>
 
 #include <nlohmann/json.hpp>
 

@@ -1,7 +1,4 @@
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <string>
 
 #include <nlohmann/json.hpp>
 

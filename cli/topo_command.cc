@@ -1,5 +1,4 @@
 #include <array>
-#include <string>
 
 #include <nlohmann/json.hpp>
 

@@ -8,7 +8,6 @@
 #include <optional>
 #include <set>
 #include <sstream>
-#include <utility>
 
 #include "core/error.h"
 #include "core/json.h"

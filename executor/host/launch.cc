@@ -1,7 +1,6 @@
 #include "executor/host/launch.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
 
