@@ -1,7 +1,6 @@
 #include "analysis/confidence.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <utility>
 #include <vector>

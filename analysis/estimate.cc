@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/error.h"
 #include "planner/space.h"
 #include "schedule/wrap.h"
 

@@ -6,7 +6,6 @@
 #include "models/model.h"
 #include "models/reference.h"
 #include "schedule/lower/optimizer.h"
-#include "topologies/mesh.h"
 #include "topologies/routing.h"
 
 namespace shardwright {

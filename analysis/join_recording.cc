@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "analysis/recording_steps.h"
-#include "core/error.h"
 #include "core/json.h"
 #include "topologies/mesh.h"
 

@@ -1,7 +1,6 @@
 #include "analysis/kernel_prices.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "core/error.h"
 #include "models/model.h"

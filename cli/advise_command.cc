@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -20,9 +18,7 @@
 #include "cli/recordings.h"
 #include "cli/search_progress.h"
 #include "cli/traced_run.h"
-#include "core/error.h"
 #include "core/json.h"
-#include "core/text.h"
 #include "core/writable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"

@@ -1,10 +1,7 @@
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

@@ -4,9 +4,6 @@
 #include <array>
 #include <cstdio>
 #include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -14,7 +11,6 @@
 #include "cli/command.h"
 #include "cli/plan_diff.h"
 #include "cli/table.h"
-#include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
 

@@ -1,6 +1,5 @@
 #include <array>
 #include <optional>
-#include <string>
 
 #include <nlohmann/json.hpp>
 

@@ -3,10 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <map>
-#include <set>
-#include <string>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

@@ -1,9 +1,5 @@
 // What works on this machine.
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include <dlfcn.h>
 #include <nlohmann/json.hpp>
 #include <unistd.h>

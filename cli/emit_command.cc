@@ -1,7 +1,4 @@
 #include <filesystem>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -9,7 +6,6 @@
 #include "cli/flow.h"
 #include "cli/named_files.h"
 #include "cli/table.h"
-#include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"

@@ -4,13 +4,8 @@
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <cstdint>
-#include <map>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -19,7 +14,6 @@
 #include "cli/command.h"
 #include "cli/estimate_print.h"
 #include "cli/estimate_question.h"
-#include "cli/flag_values.h"
 #include "cli/flow.h"
 #include "cli/lengths_flag.h"
 #include "cli/plan_options.h"

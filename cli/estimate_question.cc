@@ -1,6 +1,5 @@
 #include "cli/estimate_question.h"
 
-#include "analysis/estimate.h"
 #include "cli/flow.h"
 #include "cli/lengths_flag.h"
 #include "core/error.h"

@@ -1,6 +1,5 @@
 #include <memory>
 #include <optional>
-#include <string>
 
 #include <nlohmann/json.hpp>
 
@@ -13,7 +12,6 @@
 #include "cli/run_loop.h"
 #include "cli/run_processes.h"
 #include "core/error.h"
-#include "core/json.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
 #include "executor/host/together.h"

@@ -8,11 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <set>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <vector>
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <ctime>
 #include <optional>
 #include <system_error>

@@ -1,12 +1,8 @@
 // Why a job stands still.
 
 #include <array>
-#include <cstdint>
 #include <ctime>
 #include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

@@ -1,7 +1,4 @@
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -13,7 +10,6 @@
 #include "core/json.h"
 #include "core/ordered_json.h"
 #include "core/printable.h"
-#include "models/loader.h"
 #include "planner/importers/run_settings.h"
 #include "schedule/plan_names.h"
 

@@ -1,11 +1,6 @@
 #include <filesystem>
-#include <functional>
 #include <optional>
-#include <set>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

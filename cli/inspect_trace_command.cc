@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include <nlohmann/json.hpp>

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <string>
 
 #include <nlohmann/json.hpp>
 
@@ -12,7 +10,6 @@
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/table.h"
-#include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"

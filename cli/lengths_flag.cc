@@ -1,8 +1,6 @@
 #include "cli/lengths_flag.h"
 
-#include <algorithm>
 #include <string_view>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 

@@ -1,9 +1,5 @@
 #include <array>
 #include <cstddef>
-#include <cstdint>
-#include <map>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include <nlohmann/json.hpp>

@@ -1,17 +1,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdint>
-#include <functional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/first_weights.h"
-#include "cli/flag_values.h"
 #include "cli/flow.h"
 #include "cli/lengths_flag.h"
 #include "cli/plan_diff.h"

@@ -14,7 +14,6 @@
 #include "cli/flow.h"
 #include "cli/search_progress.h"
 #include "core/error.h"
-#include "core/json.h"
 #include "planner/evaluate.h"
 #include "planner/space.h"
 #include "simulator/plan_programs.h"

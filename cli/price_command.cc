@@ -1,7 +1,5 @@
 #include <array>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

@@ -1,9 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "analysis/compare.h"
 #include "analysis/compare_recording.h"

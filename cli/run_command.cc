@@ -1,9 +1,6 @@
-#include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "cli/collect_trace.h"
 #include "cli/command.h"

@@ -1,7 +1,4 @@
 #include <array>
-#include <cstdint>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include "cli/command.h"

@@ -1,10 +1,8 @@
 #include <array>
-#include <string>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "cli/flow.h"
 #include "cli/probe.h"
 #include "core/error.h"
 #include "core/json.h"

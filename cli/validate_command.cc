@@ -1,4 +1,3 @@
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/parallel.h"
@@ -141,5 +142,9 @@ struct ModelOpCall {
 [[nodiscard]] inline bool Wants(const std::vector<ParamGrad>& grads, std::size_t i) {
   return i < grads.size() && grads[i].view.data != nullptr;
 }
+
+// Why no kernel of ours does this op on `device`, such as "the host"; empty: one does.
+[[nodiscard]] std::string KernelProblem(const OpSpec& spec, DType compute,
+                                        const KernelSetOptions& options, const std::string& device);
 
 }  // namespace shardwright

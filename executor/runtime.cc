@@ -10,7 +10,6 @@
 #include "core/threads.h"
 #include "executor/internal/loss_book.h"
 #include "executor/internal/rank_runner.h"
-#include "topologies/mesh.h"
 
 namespace shardwright {
 

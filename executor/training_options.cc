@@ -14,8 +14,44 @@ constexpr std::array<std::string_view, 4> kScheduleNames = {"constant", "step", 
 constexpr std::array<std::string_view, 2> kUnitNames = {"step", "epoch"};
 constexpr std::int64_t kMaxUnits = std::int64_t{1} << 50;
 
-std::string Shown(double value) {
+// The fields of each section, named once for reading and showing: fields(part, visit) calls
+// visit(key, field), and visit(key, field, names) for a choice.
+constexpr auto kOptimizerFields = [](auto& o, auto visit) {
+  visit("learning_rate", o.learning_rate);
+  visit("weight_decay", o.weight_decay);
+  visit("momentum", o.momentum);
+  visit("dampening", o.dampening);
+  visit("nesterov", o.nesterov);
+  visit("beta1", o.beta1);
+  visit("beta2", o.beta2);
+  visit("rho", o.rho);
+  visit("epsilon", o.epsilon);
+  visit("decay_matrices_only", o.decay_matrices_only);
+  visit("no_decay", o.no_decay);
+};
+constexpr auto kScheduleFields = [](auto& s, auto visit) {
+  visit("kind", s.kind, NameList(kScheduleNames));
+  visit("unit", s.unit, NameList(kUnitNames));
+  visit("step_size", s.step_size);
+  visit("gamma", s.gamma);
+  visit("warmup", s.warmup);
+  visit("total", s.total);
+  visit("final_fraction", s.final_fraction);
+};
+constexpr auto kLossScaleFields = [](auto& l, auto visit) {
+  visit("initial", l.initial);
+  visit("growth_factor", l.growth_factor);
+  visit("backoff_factor", l.backoff_factor);
+  visit("growth_interval", l.growth_interval);
+};
+
+template <class T>
+std::string Shown(const T& value) {
   return nlohmann::json(value).dump();
+}
+template <class E>
+std::string Shown(E value, NameList names) {
+  return std::string(NameIn(names, value));
 }
 
 void Require(bool holds, const Path& where, const std::string& found, const char* rule) {
@@ -86,67 +122,54 @@ void CheckLossScale(const LossScaleOptions& o, const Path& where) {
           "at least 1");
 }
 
-// Reads a field into `target` if it is there.
-void Read(const JsonValue& json, const char* field, double& target) {
-  if (const std::optional<JsonValue> value = json.Find(field)) {
-    target = value->AsDouble();
-  }
+void Read(const JsonValue& value, double& target) {
+  target = value.AsDouble();
 }
-void Read(const JsonValue& json, const char* field, bool& target) {
-  if (const std::optional<JsonValue> value = json.Find(field)) {
-    target = value->AsBool();
-  }
+void Read(const JsonValue& value, std::optional<double>& target) {
+  target = value.AsDouble();
 }
-void Read(const JsonValue& json, const char* field, std::int64_t& target) {
-  if (const std::optional<JsonValue> value = json.Find(field)) {
-    target = value->AsInt(0, kMaxUnits);
+void Read(const JsonValue& value, bool& target) {
+  target = value.AsBool();
+}
+void Read(const JsonValue& value, std::int64_t& target) {
+  target = value.AsInt(0, kMaxUnits);
+}
+void Read(const JsonValue& value, std::uint64_t& target) {
+  target = static_cast<std::uint64_t>(value.AsInt(0, kMaxUnits));
+}
+void Read(const JsonValue& value, std::vector<std::string>& target) {
+  target.clear();
+  for (std::size_t i = 0; i < value.size(); ++i) {
+    target.push_back(value[i].AsString());
   }
 }
 template <class E>
-void ReadChoice(const JsonValue& json, const char* field, NameList names, E& target) {
-  if (const std::optional<JsonValue> value = json.Find(field)) {
-    target = static_cast<E>(value->AsChoice(names));
+void Read(const JsonValue& value, E& target, NameList names) {
+  target = static_cast<E>(value.AsChoice(names));
+}
+
+// Reads a field if it is there.
+template <class T, class... Names>
+void Read(const JsonValue& json, const char* key, T& target, Names... names) {
+  if (const std::optional<JsonValue> value = json.Find(key)) {
+    Read(*value, target, names...);
   }
 }
 
-void ReadOptimizer(const JsonValue& json, OptimizerOptions& o) {
-  json.AllowOnly({"learning_rate", "weight_decay", "momentum", "dampening", "nesterov", "beta1",
-                  "beta2", "rho", "epsilon", "decay_matrices_only", "no_decay"});
-  Read(json, "learning_rate", o.learning_rate);
-  Read(json, "weight_decay", o.weight_decay);
-  Read(json, "momentum", o.momentum);
-  Read(json, "dampening", o.dampening);
-  Read(json, "nesterov", o.nesterov);
-  Read(json, "beta1", o.beta1);
-  Read(json, "beta2", o.beta2);
-  Read(json, "rho", o.rho);
-  Read(json, "epsilon", o.epsilon);
-  Read(json, "decay_matrices_only", o.decay_matrices_only);
-  if (const std::optional<JsonValue> globs = json.Find("no_decay")) {
-    o.no_decay.clear();
-    for (std::size_t i = 0; i < globs->size(); ++i) {
-      o.no_decay.push_back((*globs)[i].AsString());
-    }
+// The same for a section.
+template <class Part, class Fields>
+void ReadSection(const JsonValue& json, const char* key, Part& part, Fields fields) {
+  const std::optional<JsonValue> section = json.Find(key);
+  if (!section) {
+    return;
   }
-}
-
-void ReadSchedule(const JsonValue& json, ScheduleOptions& s) {
-  json.AllowOnly({"kind", "unit", "step_size", "gamma", "warmup", "total", "final_fraction"});
-  ReadChoice(json, "kind", kScheduleNames, s.kind);
-  ReadChoice(json, "unit", kUnitNames, s.unit);
-  Read(json, "step_size", s.step_size);
-  Read(json, "gamma", s.gamma);
-  Read(json, "warmup", s.warmup);
-  Read(json, "total", s.total);
-  Read(json, "final_fraction", s.final_fraction);
-}
-
-void ReadLossScale(const JsonValue& json, LossScaleOptions& o) {
-  json.AllowOnly({"initial", "growth_factor", "backoff_factor", "growth_interval"});
-  Read(json, "initial", o.initial);
-  Read(json, "growth_factor", o.growth_factor);
-  Read(json, "backoff_factor", o.backoff_factor);
-  Read(json, "growth_interval", o.growth_interval);
+  std::vector<std::string> keys;
+  fields(part,
+         [&](const char* name, auto& /*field*/, auto... /*names*/) { keys.emplace_back(name); });
+  section->AllowOnly(keys);
+  fields(part, [&](const char* name, auto& field, auto... names) {
+    Read(*section, name, field, names...);
+  });
 }
 
 }  // namespace
@@ -184,24 +207,14 @@ TrainingOptions ReadTrainingOptions(const JsonValue& json, const Job& job,
   (void)json.At("format").AsChoice(kFormats);
   (void)json.At("version").AsInt(1, 1);
   TrainingOptions options = defaults;
-  if (const std::optional<JsonValue> optimizer = json.Find("optimizer")) {
-    ReadOptimizer(*optimizer, options.optimizer);
-  }
-  if (const std::optional<JsonValue> schedule = json.Find("schedule")) {
-    ReadSchedule(*schedule, options.schedule);
-  }
-  if (const std::optional<JsonValue> loss_scale = json.Find("loss_scale")) {
-    ReadLossScale(*loss_scale, options.loss_scale);
-  }
+  ReadSection(json, "optimizer", options.optimizer, kOptimizerFields);
+  ReadSection(json, "schedule", options.schedule, kScheduleFields);
+  ReadSection(json, "loss_scale", options.loss_scale, kLossScaleFields);
   Read(json, "clip_norm", options.clip_norm);
-  if (const std::optional<JsonValue> init_std = json.Find("init_std")) {
-    options.init_std = init_std->AsDouble();
-  }
-  if (const std::optional<JsonValue> seed = json.Find("seed")) {
-    options.seed = static_cast<std::uint64_t>(seed->AsInt(0, kMaxUnits));
-  }
+  Read(json, "init_std", options.init_std);
+  Read(json, "seed", options.seed);
   Read(json, "shuffle", options.shuffle);
-  ReadChoice(json, "epoch_tail", kTailNames, options.epoch_tail);
+  Read(json, "epoch_tail", options.epoch_tail, NameList(kTailNames));
   if (const std::optional<JsonValue> reduction = json.Find("loss_reduction")) {
     options.sum_loss = reduction->AsChoice(kReductions) == 1;
   }
@@ -211,33 +224,20 @@ TrainingOptions ReadTrainingOptions(const JsonValue& json, const Job& job,
 
 std::vector<std::pair<std::string, std::string>> ShowTrainingOptions(
     const TrainingOptions& options) {
-  const OptimizerOptions& o = options.optimizer;
-  const ScheduleOptions& s = options.schedule;
-  const LossScaleOptions& l = options.loss_scale;
-  const auto yes_no = [](bool value) { return value ? "true" : "false"; };
-  return {{"optimizer.learning_rate", Shown(o.learning_rate)},
-          {"optimizer.weight_decay", Shown(o.weight_decay)},
-          {"optimizer.momentum", Shown(o.momentum)},
-          {"optimizer.dampening", Shown(o.dampening)},
-          {"optimizer.nesterov", yes_no(o.nesterov)},
-          {"optimizer.beta1", Shown(o.beta1)},
-          {"optimizer.beta2", Shown(o.beta2)},
-          {"optimizer.rho", Shown(o.rho)},
-          {"optimizer.epsilon", Shown(o.epsilon)},
-          {"optimizer.decay_matrices_only", yes_no(o.decay_matrices_only)},
-          {"optimizer.no_decay", nlohmann::json(o.no_decay).dump()},
-          {"schedule.kind", std::string(NameIn(kScheduleNames, s.kind))},
-          {"schedule.unit", std::string(NameIn(kUnitNames, s.unit))},
-          {"schedule.step_size", std::to_string(s.step_size)},
-          {"schedule.gamma", Shown(s.gamma)},
-          {"schedule.warmup", std::to_string(s.warmup)},
-          {"schedule.total", std::to_string(s.total)},
-          {"schedule.final_fraction", Shown(s.final_fraction)},
-          {"loss_scale.growth_factor", Shown(l.growth_factor)},
-          {"loss_scale.backoff_factor", Shown(l.backoff_factor)},
-          {"loss_scale.growth_interval", std::to_string(l.growth_interval)},
-          {"clip_norm", Shown(options.clip_norm)},
-          {"loss_reduction", options.sum_loss ? "sum" : "mean"}};
+  std::vector<std::pair<std::string, std::string>> shown;
+  const auto in = [&](const std::string& section) {
+    return [&shown, section](const std::string& name, const auto& field, auto... names) {
+      shown.emplace_back(section + name, Shown(field, names...));
+    };
+  };
+  kOptimizerFields(options.optimizer, in("optimizer."));
+  kScheduleFields(options.schedule, in("schedule."));
+  kLossScaleFields(options.loss_scale, in("loss_scale."));
+  // A run that goes on has a scale of its own.
+  std::erase_if(shown, [](const auto& its) { return its.first == "loss_scale.initial"; });
+  shown.emplace_back("clip_norm", Shown(options.clip_norm));
+  shown.emplace_back("loss_reduction", options.sum_loss ? "sum" : "mean");
+  return shown;
 }
 
 }  // namespace shardwright

@@ -1,9 +1,7 @@
 #include "topologies/cluster.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
-#include <optional>
 #include <utility>
 
 #include "core/embedded.h"

@@ -7,7 +7,7 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <utility>
+#include <sstream>
 
 #include "core/error.h"
 #include "core/json.h"
@@ -39,17 +39,9 @@ struct Names {
   std::set<std::string, std::greater<>> all;  // longer words before their beginnings
 };
 
-Words Split(std::string_view text) {
-  Words words(1);
-  for (const char c : text) {
-    if (c == ' ') {
-      words.emplace_back();
-    } else {
-      words.back() += c;
-    }
-  }
-  std::erase(words, "");
-  return words;
+Words Split(const std::string& text) {
+  std::istringstream words(text);
+  return {std::istream_iterator<std::string>(words), {}};
 }
 
 bool Has(const Words& words, const std::string& word) {

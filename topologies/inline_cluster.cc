@@ -9,7 +9,6 @@
 
 #include "core/error.h"
 #include "core/json.h"
-#include "core/portable.h"
 #include "core/text.h"
 #include "topologies/cluster.h"
 #include "topologies/internal/cluster_json.h"

@@ -5,7 +5,6 @@
 #include <map>
 #include <mutex>
 #include <span>
-#include <system_error>
 #include <utility>
 
 #include "core/embedded.h"

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <iterator>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,21 +52,9 @@ std::string Cleaned(std::string_view text) {
   return clean;
 }
 
-std::vector<std::string> WordsOf(std::string_view line) {
-  std::vector<std::string> words;
-  std::string word;
-  for (const char c : line) {
-    if (c != ' ') {
-      word += c;
-    } else if (!word.empty()) {
-      words.push_back(std::move(word));
-      word.clear();
-    }
-  }
-  if (!word.empty()) {
-    words.push_back(std::move(word));
-  }
-  return words;
+std::vector<std::string> WordsOf(const std::string& line) {
+  std::istringstream words(line);
+  return {std::istream_iterator<std::string>(words), {}};
 }
 
 bool IsGpu(std::string_view name) {
@@ -113,7 +103,7 @@ Matrix ReadMatrix(std::string_view text, const std::string& file) {
   std::size_t at = 0;
   while (at <= clean.size()) {
     const std::size_t end = std::min(clean.find('\n', at), clean.size());
-    const std::vector<std::string> words = WordsOf(std::string_view(clean).substr(at, end - at));
+    const std::vector<std::string> words = WordsOf(clean.substr(at, end - at));
     at = end + 1;
     ++number;
     const std::string where = file + ": line " + std::to_string(number);

@@ -17,18 +17,16 @@ struct CallName {
 
 // None of them calls another one: linear, matmul and einsum come down to these products, and
 // scaled_dot_product_attention to one of these functions.
-constexpr std::array kCalls = {
-    CallName{"aten::mm", CallKind::kProduct},
-    CallName{"aten::addmm", CallKind::kProduct},
-    CallName{"aten::addmm_", CallKind::kProduct},
-    CallName{"aten::_addmm_activation", CallKind::kProduct},
-    CallName{"aten::bmm", CallKind::kProduct},
-    CallName{"aten::baddbmm", CallKind::kProduct},
-    CallName{"aten::baddbmm_", CallKind::kProduct},
-    CallName{"aten::_scaled_mm", CallKind::kProduct},
-    CallName{"aten::convolution", CallKind::kConvolution},
-    CallName{"aten::convolution_backward", CallKind::kConvolution},
-};
+constexpr CallName kCalls[] = {{"aten::mm", CallKind::kProduct},
+                               {"aten::addmm", CallKind::kProduct},
+                               {"aten::addmm_", CallKind::kProduct},
+                               {"aten::_addmm_activation", CallKind::kProduct},
+                               {"aten::bmm", CallKind::kProduct},
+                               {"aten::baddbmm", CallKind::kProduct},
+                               {"aten::baddbmm_", CallKind::kProduct},
+                               {"aten::_scaled_mm", CallKind::kProduct},
+                               {"aten::convolution", CallKind::kConvolution},
+                               {"aten::convolution_backward", CallKind::kConvolution}};
 
 constexpr std::array<std::string_view, 3> kAttention = {
     "aten::_scaled_dot_product_", "flash_attn::_flash_attn_", "flash_attn_3::_flash_attn_"};
@@ -47,9 +45,9 @@ std::optional<CallKind> CallOfName(std::string_view name) {
                                                 : CallKind::kAttentionBackward;
     }
   }
-  const auto* const found = std::find_if(kCalls.begin(), kCalls.end(),
+  const auto* const found = std::find_if(std::begin(kCalls), std::end(kCalls),
                                          [&](const CallName& row) { return row.name == name; });
-  return found == kCalls.end() ? std::nullopt : std::optional(found->kind);
+  return found == std::end(kCalls) ? std::nullopt : std::optional(found->kind);
 }
 
 HostCall CallWithSizes(std::string_view name, CallKind kind,

@@ -42,14 +42,10 @@ struct CollectivePattern {
   std::string_view part;  // lower case, without '_'
   OpCode code;
 };
-constexpr std::array kCollectives = {
-    CollectivePattern{"reducescatter", OpCode::kReduceScatter},
-    CollectivePattern{"allreduce", OpCode::kAllReduce},
-    CollectivePattern{"allgather", OpCode::kAllGather},
-    CollectivePattern{"alltoall", OpCode::kAllToAll},
-    CollectivePattern{"broadcast", OpCode::kBroadcast},
-    CollectivePattern{"barrier", OpCode::kBarrier},
-};
+constexpr CollectivePattern kCollectives[] = {
+    {"reducescatter", OpCode::kReduceScatter}, {"allreduce", OpCode::kAllReduce},
+    {"allgather", OpCode::kAllGather},         {"alltoall", OpCode::kAllToAll},
+    {"broadcast", OpCode::kBroadcast},         {"barrier", OpCode::kBarrier}};
 
 char Lower(char c) {
   return static_cast<char>(std::tolower(static_cast<unsigned char>(c)));

@@ -6,7 +6,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/error.h"
 #include "traces/internal/pickle.h"
 
 namespace shardwright {

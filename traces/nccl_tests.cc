@@ -1,8 +1,8 @@
 #include "traces/nccl_tests.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -21,26 +21,15 @@ constexpr std::int64_t kLargestFile = std::int64_t{64} << 20;
 constexpr std::int64_t kMostLines = 1'000'000;
 
 DType DTypeOf(std::string_view name, const std::string& where) {
-  static constexpr std::array kNames = {
-      std::pair{std::string_view("float"), DType::kFp32},
-      std::pair{std::string_view("bfloat16"), DType::kBf16},
-      std::pair{std::string_view("half"), DType::kFp16},
-      std::pair{std::string_view("double"), DType::kFp64},
-      std::pair{std::string_view("int8"), DType::kUint8},
-      std::pair{std::string_view("uint8"), DType::kUint8},
-      std::pair{std::string_view("char"), DType::kUint8},
-      std::pair{std::string_view("int32"), DType::kInt32},
-      std::pair{std::string_view("uint32"), DType::kInt32},
-      std::pair{std::string_view("int64"), DType::kInt64},
-      std::pair{std::string_view("uint64"), DType::kInt64},
-      std::pair{std::string_view("fp8_e4m3"), DType::kFp8},
-      std::pair{std::string_view("f8e4m3"), DType::kFp8},
-      std::pair{std::string_view("fp8_e5m2"), DType::kFp8},
-      std::pair{std::string_view("f8e5m2"), DType::kFp8},
-  };
-  const auto* const found = std::find_if(kNames.begin(), kNames.end(),
+  static constexpr std::pair<std::string_view, DType> kNames[] = {
+      {"float", DType::kFp32},  {"bfloat16", DType::kBf16}, {"half", DType::kFp16},
+      {"double", DType::kFp64}, {"int8", DType::kUint8},    {"uint8", DType::kUint8},
+      {"char", DType::kUint8},  {"int32", DType::kInt32},   {"uint32", DType::kInt32},
+      {"int64", DType::kInt64}, {"uint64", DType::kInt64},  {"fp8_e4m3", DType::kFp8},
+      {"f8e4m3", DType::kFp8},  {"fp8_e5m2", DType::kFp8},  {"f8e5m2", DType::kFp8}};
+  const auto* const found = std::find_if(std::begin(kNames), std::end(kNames),
                                          [&](const auto& row) { return row.first == name; });
-  if (found == kNames.end()) {
+  if (found == std::end(kNames)) {
     throw InputError(where, '"' + std::string(name.substr(0, 40)) + '"',
                      "a type of nccl-tests such as float or bfloat16");
   }

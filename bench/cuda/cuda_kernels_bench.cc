@@ -47,9 +47,8 @@ struct Case {
   OpSpec spec;
   std::int64_t batch = 1;
   std::vector<std::int64_t> inputs, params, outputs;
-  bool first_input_is_index = false;
-  std::int64_t label_input = -1;
-  bool by_own_kernels = false;  // no cuDNN
+  std::size_t index_input = SIZE_MAX;  // which one holds ids; none
+  bool by_own_kernels = false;         // no cuDNN
   Fp8Products fp8 = Fp8Products::kNone;
 };
 
@@ -58,22 +57,28 @@ constexpr std::int64_t kVocab = 128256, kExperts = 8, kExpertsPerToken = 2;
 constexpr std::int64_t kImages = 64, kChannels = 64, kSide = 56;
 constexpr std::int64_t kShard = std::int64_t{1} << 28;  // elements of an update
 
+constexpr std::int64_t kAll = kRows * kHidden, kKeys = kRows * kKvHeads * 128;
+
+Case Of(const char* name, const OpSpec& spec, std::vector<std::int64_t> inputs,
+        std::vector<std::int64_t> params, std::vector<std::int64_t> outputs) {
+  return {name, spec, 1, std::move(inputs), std::move(params), std::move(outputs)};
+}
+
+// An op on rows of features.
+OpSpec Rows(OpKind kind, std::int64_t in = kHidden) {
+  return {.kind = kind, .rows = kRows, .in = in, .epsilon = 1e-5};
+}
+
 Case Linear(const char* name, std::int64_t out, Fp8Products fp8 = Fp8Products::kNone) {
-  Case c{name,
-         {.kind = OpKind::kLinear, .rows = kRows, .in = kHidden, .out = out},
-         1,
-         {kRows * kHidden},
-         {kHidden * out},
-         {kRows * out}};
+  OpSpec spec = Rows(OpKind::kLinear);
+  spec.out = out;
+  Case c = Of(name, spec, {kAll}, {kHidden * out}, {kRows * out});
   c.fp8 = fp8;
   return c;
 }
 
-Case Attention(const char* name, bool by_own_kernels) {
-  const std::int64_t wide = kRows * kHidden;
-  const std::int64_t kv = kRows * kKvHeads * 128;
-  Case c{name,
-         {.kind = OpKind::kAttention,
+OpSpec Heads(OpKind kind) {
+  return {.kind = kind,
           .rows = kRows,
           .heads = kHeads,
           .kv_heads = kKvHeads,
@@ -81,161 +86,93 @@ Case Attention(const char* name, bool by_own_kernels) {
           .value_dim = 128,
           .seq_q = kRows,
           .seq_k = kRows,
-          .causal = true},
-         1,
-         {wide, kv, kv},
-         {},
-         {wide}};
+          .causal = true,
+          .rope = {.dim = 128, .theta = 5e5}};
+}
+
+Case Attention(const char* name, bool by_own_kernels) {
+  Case c = Of(name, Heads(OpKind::kAttention), {kAll, kKeys, kKeys}, {}, {kAll});
   c.by_own_kernels = by_own_kernels;
   return c;
 }
 
 std::vector<Case> Cases() {
-  const std::int64_t wide = kRows * kHidden;
-  const std::int64_t kv = kRows * kKvHeads * 128;
-  return {
+  OpSpec gated = Rows(OpKind::kGatedActivation, kWide);
+  gated.activation = Activation::kSilu;
+  const OpSpec embedding{
+      .kind = OpKind::kEmbedding, .rows = kRows, .out = kHidden, .vocab = kVocab};
+  std::vector<Case> cases = {
       Linear("linear 4096 x 4096 x 4096", kHidden),
       Linear("linear 4096 x 4096 x 14336", kWide),
       Linear("linear 4096 x 4096 x 14336, fp8", kWide, Fp8Products::kPerTensor),
       Linear("linear 4096 x 4096 x 14336, fp8-rowwise", kWide, Fp8Products::kPerRow),
       Attention("attention, causal, GQA 32/8, 4096", false),
       Attention("the same by our own kernel", true),
-      {"RMS norm",
-       {.kind = OpKind::kRmsNorm, .rows = kRows, .in = kHidden, .epsilon = 1e-5},
-       1,
-       {wide},
-       {kHidden},
-       {wide}},
-      {"residual sum inside an RMS norm",
-       {.kind = OpKind::kRmsNorm, .rows = kRows, .in = kHidden, .epsilon = 1e-5},
-       1,
-       {wide, wide},
-       {kHidden},
-       {wide, wide}},
-      {"rope",
-       {.kind = OpKind::kRope,
-        .rows = kRows,
-        .heads = kHeads,
-        .kv_heads = kKvHeads,
-        .head_dim = 128,
-        .rope = {.dim = 128, .theta = 5e5}},
-       1,
-       {wide, kv},
-       {},
-       {wide, kv}},
-      {"SwiGLU",
-       {.kind = OpKind::kGatedActivation,
-        .rows = kRows,
-        .in = kWide,
-        .activation = Activation::kSilu},
-       1,
-       {kRows * kWide, kRows * kWide},
-       {},
-       {kRows * kWide}},
-      {"cross-entropy, 128256 classes",
-       {.kind = OpKind::kCrossEntropy, .rows = kRows, .in = kVocab},
-       1,
-       {kRows * kVocab, kRows},
-       {},
-       {1},
-       false,
-       1},
-      {"embedding",
-       {.kind = OpKind::kEmbedding, .rows = kRows, .out = kHidden, .vocab = kVocab},
-       1,
-       {kRows},
-       {kVocab * kHidden},
-       {wide},
-       true},
+      Of("RMS norm", Rows(OpKind::kRmsNorm), {kAll}, {kHidden}, {kAll}),
+      Of("residual sum inside an RMS norm", Rows(OpKind::kRmsNorm), {kAll, kAll}, {kHidden},
+         {kAll, kAll}),
+      Of("rope", Heads(OpKind::kRope), {kAll, kKeys}, {}, {kAll, kKeys}),
+      Of("SwiGLU", gated, {kRows * kWide, kRows * kWide}, {}, {kRows * kWide}),
+      Of("cross-entropy, 128256 classes", Rows(OpKind::kCrossEntropy, kVocab),
+         {kRows * kVocab, kRows}, {}, {1}),
+      Of("embedding", embedding, {kRows}, {kVocab * kHidden}, {kAll}),
   };
+  cases[cases.size() - 2].index_input = 1;
+  cases.back().index_input = 0;
+  return cases;
 }
 
 // Of Mixtral 8x7B.
 std::vector<Case> ExpertCases() {
-  const std::int64_t wide = kRows * kHidden;
-  const OpSpec router{.kind = OpKind::kRouter,
-                      .rows = kRows,
-                      .in = kHidden,
-                      .experts = kExperts,
-                      .experts_per_token = kExpertsPerToken,
-                      .normalizes_top_k = true};
+  OpSpec router = Rows(OpKind::kRouter);
+  router.experts = kExperts;
+  router.experts_per_token = kExpertsPerToken;
+  router.normalizes_top_k = true;
   OpSpec experts = router;
   experts.kind = OpKind::kExperts;
   experts.out = kWide;
   experts.gated = true;
   experts.activation = Activation::kSilu;
-  return {{"router, 8 experts", router, 1, {wide}, {kExperts * kHidden}, {kRows * kExperts}},
-          {"8 experts of 14336, 2 per token",
-           experts,
-           1,
-           {wide, kRows * kExperts},
-           std::vector<std::int64_t>(3 * kExperts, kHidden * kWide),
-           {wide}}};
+  return {Of("router, 8 experts", router, {kAll}, {kExperts * kHidden}, {kRows * kExperts}),
+          Of("8 experts of 14336, 2 per token", experts, {kAll, kRows * kExperts},
+             std::vector<std::int64_t>(3 * kExperts, kHidden * kWide), {kAll})};
 }
 
 // Of GPT-2 and its like.
 std::vector<Case> RowCases() {
-  const std::int64_t wide = kRows * kHidden;
-  return {
-      {"layer norm",
-       {.kind = OpKind::kLayerNorm, .rows = kRows, .in = kHidden, .epsilon = 1e-5},
-       1,
-       {wide},
-       {kHidden, kHidden},
-       {wide}},
-      {"GELU, tanh form",
-       {.kind = OpKind::kActivation,
-        .rows = kRows,
-        .in = kWide,
-        .activation = Activation::kGeluTanh},
-       1,
-       {kRows * kWide},
-       {},
-       {kRows * kWide}},
-      {"residual sum",
-       {.kind = OpKind::kAdd, .rows = kRows, .in = kHidden},
-       1,
-       {wide, wide},
-       {},
-       {wide}},
-      {"dropout",
-       {.kind = OpKind::kDropout, .rows = kRows, .in = kHidden, .dropout_p = 0.1},
-       1,
-       {wide},
-       {},
-       {wide}},
-  };
+  OpSpec gelu = Rows(OpKind::kActivation, kWide), dropout = Rows(OpKind::kDropout);
+  gelu.activation = Activation::kGeluTanh;
+  dropout.dropout_p = 0.1;
+  return {Of("layer norm", Rows(OpKind::kLayerNorm), {kAll}, {kHidden, kHidden}, {kAll}),
+          Of("GELU, tanh form", gelu, {kRows * kWide}, {}, {kRows * kWide}),
+          Of("residual sum", Rows(OpKind::kAdd), {kAll, kAll}, {}, {kAll}),
+          Of("dropout", dropout, {kAll}, {}, {kAll})};
 }
 
 // Of a ResNet's first stage.
 std::vector<Case> ImageCases() {
   const std::int64_t images = kImages * kChannels * kSide * kSide;
-  const OpSpec square{.in = kChannels,
-                      .out = kChannels,
-                      .height = kSide,
-                      .width = kSide,
-                      .height_out = kSide,
-                      .width_out = kSide};
-  OpSpec conv = square;
-  conv.kind = OpKind::kConv2d;
-  conv.kernel = 3;
-  conv.stride = conv.padding = 1;
-  OpSpec norm = square;
-  norm.kind = OpKind::kBatchNorm;
-  norm.epsilon = 1e-5;
-  OpSpec pool = conv;
-  pool.kind = OpKind::kMaxPool;
-  OpSpec average = conv;
-  average.kind = OpKind::kAvgPool;
-  return {{"convolution 3 x 3, 64 x 56 x 56",
-           conv,
-           kImages,
-           {images},
-           {kChannels * kChannels * 9},
-           {images}},
-          {"batch norm", norm, kImages, {images}, {kChannels, kChannels}, {images}},
-          {"max pool 3 x 3", pool, kImages, {images}, {}, {images}},
-          {"average pool 3 x 3", average, kImages, {images}, {}, {images}}};
+  const auto of = [&](const char* name, OpKind kind, std::vector<std::int64_t> params) {
+    OpSpec spec{.kind = kind,
+                .in = kChannels,
+                .out = kChannels,
+                .height = kSide,
+                .width = kSide,
+                .height_out = kSide,
+                .width_out = kSide,
+                .epsilon = 1e-5};
+    if (kind != OpKind::kBatchNorm) {
+      spec.kernel = 3;
+      spec.stride = spec.padding = 1;
+    }
+    Case c = Of(name, spec, {images}, std::move(params), {images});
+    c.batch = kImages;
+    return c;
+  };
+  return {of("convolution 3 x 3, 64 x 56 x 56", OpKind::kConv2d, {kChannels * kChannels * 9}),
+          of("batch norm", OpKind::kBatchNorm, {kChannels, kChannels}),
+          of("max pool 3 x 3", OpKind::kMaxPool, {}),
+          of("average pool 3 x 3", OpKind::kAvgPool, {})};
 }
 
 // A GPU without cuDNN's attention.
@@ -265,8 +202,7 @@ class Bench {
     call.batch = c.batch;
     call.compute = DType::kBf16;
     for (std::size_t i = 0; i < c.inputs.size(); ++i) {
-      const bool is_index =
-          (i == 0 && c.first_input_is_index) || static_cast<std::int64_t>(i) == c.label_input;
+      const bool is_index = i == c.index_input;
       const DType dtype = is_index ? DType::kInt64 : DType::kBf16;
       const std::int64_t classes = c.spec.kind == OpKind::kEmbedding ? c.spec.vocab : c.spec.in;
       call.inputs.push_back(

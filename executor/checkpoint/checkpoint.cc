@@ -1,7 +1,6 @@
 #include "executor/checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>

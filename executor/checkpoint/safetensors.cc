@@ -18,15 +18,10 @@ namespace {
 
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 50;
 
-constexpr std::array<std::pair<DType, const char*>, 9> kNames = {{{DType::kFp32, "F32"},
-                                                                  {DType::kBf16, "BF16"},
-                                                                  {DType::kFp16, "F16"},
-                                                                  {DType::kFp8, "F8_E4M3"},
-                                                                  {DType::kFp64, "F64"},
-                                                                  {DType::kInt64, "I64"},
-                                                                  {DType::kInt32, "I32"},
-                                                                  {DType::kUint8, "U8"},
-                                                                  {DType::kBool, "BOOL"}}};
+constexpr std::pair<DType, const char*> kNames[] = {
+    {DType::kFp32, "F32"},    {DType::kBf16, "BF16"}, {DType::kFp16, "F16"},
+    {DType::kFp8, "F8_E4M3"}, {DType::kFp64, "F64"},  {DType::kInt64, "I64"},
+    {DType::kInt32, "I32"},   {DType::kUint8, "U8"},  {DType::kBool, "BOOL"}};
 
 SafetensorsEntry ReadEntry(const std::string& name, const JsonValue& json) {
   json.AllowOnly({"dtype", "shape", "data_offsets"});

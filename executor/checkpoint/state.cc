@@ -3,7 +3,6 @@
 #include <cstring>
 #include <string_view>
 
-#include "core/error.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/initialize.h"
 #include "executor/optimizer.h"

@@ -18,7 +18,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/error.h"
 #include "executor/cuda/device.h"
 #include "executor/cuda/kernels/sums.h"
 #include "executor/cuda/ops/launch.h"

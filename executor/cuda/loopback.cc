@@ -16,8 +16,6 @@
 
 #include "executor/cuda/loopback.h"
 
-#include <algorithm>
-
 #include "core/error.h"
 #include "executor/cuda/kernels/sums.h"
 

@@ -1,9 +1,7 @@
 #include "executor/host/launch.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <initializer_list>
 
 #include <arpa/inet.h>

@@ -1,8 +1,6 @@
 #include "executor/host/tcp_handshake.h"
 
-#include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <thread>
 
 #include <openssl/crypto.h>

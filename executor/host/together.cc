@@ -10,7 +10,6 @@
 #include <span>
 #include <sstream>
 #include <thread>
-#include <utility>
 
 #include "core/error.h"
 #include "core/text.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/error.h"
 #include "topologies/mesh.h"
 
 namespace shardwright {

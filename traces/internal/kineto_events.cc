@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "core/error.h"
@@ -15,31 +16,26 @@ struct FieldName {
   std::string_view name;
   Field field;
 };
-constexpr std::array kEventFields = {
-    FieldName{"ph", Field::kPhase},     FieldName{"cat", Field::kCategory},
-    FieldName{"name", Field::kName},    FieldName{"ts", Field::kTime},
-    FieldName{"dur", Field::kDuration}, FieldName{"tid", Field::kThread},
-};
-constexpr std::array kArgFields = {
-    FieldName{"stream", Field::kStream},
-    FieldName{"device", Field::kDevice},
-    FieldName{"correlation", Field::kCorrelation},
-    FieldName{"bytes", Field::kBytes},
-    FieldName{"Collective name", Field::kCollective},
-    FieldName{"In msg nelems", Field::kIn},
-    FieldName{"Out msg nelems", Field::kOut},
-    FieldName{"Group size", Field::kGroupSize},
-    FieldName{"dtype", Field::kDtype},
-    FieldName{"Total Allocated", Field::kAllocated},
-    FieldName{"Total Reserved", Field::kReserved},
-    FieldName{"Device Type", Field::kDeviceType},
-    FieldName{"Input Dims", Field::kInputDims},
-    FieldName{"Input type", Field::kInputType},
-    FieldName{"Concrete Inputs", Field::kScalars},
-};
+constexpr FieldName kEventFields[] = {{"ph", Field::kPhase},     {"cat", Field::kCategory},
+                                      {"name", Field::kName},    {"ts", Field::kTime},
+                                      {"dur", Field::kDuration}, {"tid", Field::kThread}};
+constexpr FieldName kArgFields[] = {{"stream", Field::kStream},
+                                    {"device", Field::kDevice},
+                                    {"correlation", Field::kCorrelation},
+                                    {"bytes", Field::kBytes},
+                                    {"Collective name", Field::kCollective},
+                                    {"In msg nelems", Field::kIn},
+                                    {"Out msg nelems", Field::kOut},
+                                    {"Group size", Field::kGroupSize},
+                                    {"dtype", Field::kDtype},
+                                    {"Total Allocated", Field::kAllocated},
+                                    {"Total Reserved", Field::kReserved},
+                                    {"Device Type", Field::kDeviceType},
+                                    {"Input Dims", Field::kInputDims},
+                                    {"Input type", Field::kInputType},
+                                    {"Concrete Inputs", Field::kScalars}};
 
-template <std::size_t N>
-Field FindField(const std::array<FieldName, N>& fields, std::string_view name) {
+Field FindField(std::span<const FieldName> fields, std::string_view name) {
   for (const FieldName& row : fields) {
     if (!name.empty() && row.name[0] == name[0] && row.name == name) {
       return row.field;
@@ -275,28 +271,14 @@ bool ReadDocument(JsonScanner& scanner, KinetoSink& sink) {
 }  // namespace
 
 std::int64_t ElementSize(std::string_view dtype) {
-  static constexpr std::array kSizes = {
-      std::pair{std::string_view("Double"), 8},
-      std::pair{std::string_view("double"), 8},
-      std::pair{std::string_view("Long"), 8},
-      std::pair{std::string_view("long int"), 8},
-      std::pair{std::string_view("Float"), 4},
-      std::pair{std::string_view("float"), 4},
-      std::pair{std::string_view("Int"), 4},
-      std::pair{std::string_view("int"), 4},
-      std::pair{std::string_view("BFloat16"), 2},
-      std::pair{std::string_view("c10::BFloat16"), 2},
-      std::pair{std::string_view("Half"), 2},
-      std::pair{std::string_view("c10::Half"), 2},
-      std::pair{std::string_view("Byte"), 1},
-      std::pair{std::string_view("Char"), 1},
-      std::pair{std::string_view("Bool"), 1},
-      std::pair{std::string_view("Float8_e4m3fn"), 1},
-      std::pair{std::string_view("Float8_e5m2"), 1},
-  };
-  const auto* const found = std::find_if(kSizes.begin(), kSizes.end(),
+  static constexpr std::pair<std::string_view, int> kSizes[] = {
+      {"Double", 8},        {"double", 8},     {"Long", 8}, {"long int", 8}, {"Float", 4},
+      {"float", 4},         {"Int", 4},        {"int", 4},  {"BFloat16", 2}, {"c10::BFloat16", 2},
+      {"Half", 2},          {"c10::Half", 2},  {"Byte", 1}, {"Char", 1},     {"Bool", 1},
+      {"Float8_e4m3fn", 1}, {"Float8_e5m2", 1}};
+  const auto* const found = std::find_if(std::begin(kSizes), std::end(kSizes),
                                          [&](const auto& row) { return row.first == dtype; });
-  return found == kSizes.end() ? 0 : found->second;
+  return found == std::end(kSizes) ? 0 : found->second;
 }
 
 void KinetoNumbers::Fail(const char* field, const std::string& found, const char* expected) const {

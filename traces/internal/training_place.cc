@@ -1,7 +1,7 @@
 #include "traces/internal/training_place.h"
 
 #include <algorithm>
-#include <array>
+#include <iterator>
 #include <tuple>
 
 namespace shardwright::internal {
@@ -43,21 +43,20 @@ PlaceFinder::Mark PlaceFinder::MarkOf(std::string_view name, std::string_view& u
     unit = name.substr(open + 2, name.size() - open - 3);
     name = name.substr(0, open);
   }
-  static constexpr std::array kMarks = {
-      std::pair{std::string_view("root_pre_forward"), Mark::kRootPreForward},
-      std::pair{std::string_view("pre_forward"), Mark::kPreForward},
-      std::pair{std::string_view("post_forward"), Mark::kPostForward},
-      std::pair{std::string_view("pre_backward"), Mark::kPreBackward},
-      std::pair{std::string_view("post_backward_accumulate"), Mark::kPostBackward},
-      std::pair{std::string_view("post_backward_reshard"), Mark::kPostBackward},
-      std::pair{std::string_view("post_backward_reduce"), Mark::kPostBackward},
-      std::pair{std::string_view("root_post_backward_callback"), Mark::kRootPostBackward},
-      std::pair{std::string_view("all_gather"), Mark::kInside},
-      std::pair{std::string_view("all_gather_copy_out"), Mark::kInside},
-  };
-  const auto* const found = std::find_if(kMarks.begin(), kMarks.end(),
+  static constexpr std::pair<std::string_view, Mark> kMarks[] = {
+      {"root_pre_forward", Mark::kRootPreForward},
+      {"pre_forward", Mark::kPreForward},
+      {"post_forward", Mark::kPostForward},
+      {"pre_backward", Mark::kPreBackward},
+      {"post_backward_accumulate", Mark::kPostBackward},
+      {"post_backward_reshard", Mark::kPostBackward},
+      {"post_backward_reduce", Mark::kPostBackward},
+      {"root_post_backward_callback", Mark::kRootPostBackward},
+      {"all_gather", Mark::kInside},
+      {"all_gather_copy_out", Mark::kInside}};
+  const auto* const found = std::find_if(std::begin(kMarks), std::end(kMarks),
                                          [&](const auto& row) { return row.first == name; });
-  return found == kMarks.end() ? Mark::kNone : found->second;
+  return found == std::end(kMarks) ? Mark::kNone : found->second;
 }
 
 std::uint32_t PlaceFinder::UnitNumber(std::string_view name) {

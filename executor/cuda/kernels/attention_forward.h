@@ -29,11 +29,8 @@ namespace shardwright::gpu {
 //
 // Tiles of keys that no query of the block sees are skipped: causal, queries 64 to 127 visit keys 0
 // to 127 only.
-struct AttentionForwardKernel {
-  static constexpr KernelId kId = KernelId::kAttentionForward;
-  using Args = AttentionArgs;
-  static constexpr int kThreads = kAttentionThreads;
-
+struct AttentionForwardKernel
+    : KernelTraits<KernelId::kAttentionForward, AttentionArgs, kAttentionThreads> {
   template <class T>
   [[nodiscard]] static constexpr std::int64_t Shared(const Args& a) {
     return PanelSize<T>(a.tile_q, a.head_dim) + PanelSize<T>(a.tile_k, a.head_dim) +

@@ -23,11 +23,7 @@
 namespace shardwright::gpu {
 
 // D of every query; a thread each.
-struct AttentionProductsKernel {
-  static constexpr KernelId kId = KernelId::kAttentionProducts;
-  using Args = AttentionArgs;
-  static constexpr int kThreads = 128;
-
+struct AttentionProductsKernel : KernelTraits<KernelId::kAttentionProducts, AttentionArgs, 128> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     block.Each([&](int t) {
       const std::int64_t i = block.index() * kThreads + t;
@@ -136,11 +132,8 @@ SW_DEVICE void StoreRows(int t, const Panel<float>& from, const HeadArray& to, c
 // A block per (sample, head of keys, tile of keys). With 8 heads of queries and 2 of keys, the
 // block of key head 0 goes through query heads 0 to 3. Their gradients are summed in the block, so
 // grouped-query attention needs no repeated k and v.
-struct AttentionKeyGradKernel {
-  static constexpr KernelId kId = KernelId::kAttentionKeyGrad;
-  using Args = AttentionArgs;
-  static constexpr int kThreads = kAttentionThreads;
-
+struct AttentionKeyGradKernel
+    : KernelTraits<KernelId::kAttentionKeyGrad, AttentionArgs, kAttentionThreads> {
   template <class T>
   [[nodiscard]] static constexpr std::int64_t Shared(const Args& a) {
     return GradShared<T>(a) + SumsSize(a.tile_k, a.head_dim) + SumsSize(a.tile_k, a.value_dim);
@@ -200,11 +193,8 @@ struct AttentionKeyGradKernel {
 
 // A block per (sample, head, tile of queries).
 // It stores rows of dq for its own queries only, so no other block writes them.
-struct AttentionQueryGradKernel {
-  static constexpr KernelId kId = KernelId::kAttentionQueryGrad;
-  using Args = AttentionArgs;
-  static constexpr int kThreads = kAttentionThreads;
-
+struct AttentionQueryGradKernel
+    : KernelTraits<KernelId::kAttentionQueryGrad, AttentionArgs, kAttentionThreads> {
   template <class T>
   [[nodiscard]] static constexpr std::int64_t Shared(const Args& a) {
     return GradShared<T>(a) + SumsSize(a.tile_q, a.head_dim);
@@ -256,11 +246,8 @@ struct AttentionQueryGradKernel {
 // The gradient of the position bias, summed over the samples: a block per (head, tile of queries,
 // tile of keys).
 // The bias is one for the batch, so a block goes through all samples in order.
-struct AttentionBiasGradKernel {
-  static constexpr KernelId kId = KernelId::kAttentionBiasGrad;
-  using Args = AttentionArgs;
-  static constexpr int kThreads = kAttentionThreads;
-
+struct AttentionBiasGradKernel
+    : KernelTraits<KernelId::kAttentionBiasGrad, AttentionArgs, kAttentionThreads> {
   template <class T>
   [[nodiscard]] static constexpr std::int64_t Shared(const Args& a) {
     return GradShared<T>(a) + SumsSize(a.tile_q, a.tile_k);

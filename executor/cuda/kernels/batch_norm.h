@@ -66,10 +66,7 @@ SW_DEVICE Eight LoadPart(const Array& array, const PlanePart& part) {
 // Mean and inverse deviation of each channel, and the running statistics. The sums are fp64: with x
 // = 1,000 +- 1, sum of squares less sum times mean loses 6 digits, of which fp64 has 16 and fp32
 // has 7.
-struct BatchNormStatsKernel {
-  static constexpr KernelId kId = KernelId::kBatchNormStats;
-  using Args = BatchNormArgs;
-  static constexpr int kThreads = 512;
+struct BatchNormStatsKernel : KernelTraits<KernelId::kBatchNormStats, BatchNormArgs, 512> {
   static constexpr float kMomentum = 0.1F;  // PyTorch's share of the new batch
 
   static SW_DEVICE void Run(Block& block, const Args& a) {
@@ -187,11 +184,7 @@ struct BatchNormStatsKernel {
 };
 
 // A thread per part of a plane.
-struct BatchNormKernel {
-  static constexpr KernelId kId = KernelId::kBatchNorm;
-  using Args = BatchNormArgs;
-  static constexpr int kThreads = 256;
-
+struct BatchNormKernel : KernelTraits<KernelId::kBatchNorm, BatchNormArgs, 256> {
   static SW_DEVICE std::int64_t Items(const Args& a) {
     return a.batch * a.channels * PlaneParts(a);
   }
@@ -224,11 +217,7 @@ struct BatchNormKernel {
 // dx = weight inverse (dy - mean(dy) - xhat mean(dy xhat)); a block per channel.
 // weight_grad = sum(dy xhat) and bias_grad = sum(dy) come from the same pass over x and dy. A
 // second pass writes dx, unless other ranks' sums are needed first (`is_before`).
-struct BatchNormGradKernel {
-  static constexpr KernelId kId = KernelId::kBatchNormGrad;
-  using Args = BatchNormArgs;
-  static constexpr int kThreads = 512;
-
+struct BatchNormGradKernel : KernelTraits<KernelId::kBatchNormGrad, BatchNormArgs, 512> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     const bool are_half =
         IsHalf(a.x.dtype) && IsHalf(a.dy.dtype) && (a.dx.data == nullptr || IsHalf(a.dx.dtype));

@@ -64,11 +64,7 @@ SW_DEVICE float LoadTap(const ConvArgs& a, std::int64_t first_channel, std::int6
 
 // Rows: output pixels; columns: output channels of a group; depth: taps. Blocks: samples x groups x
 // tiles.
-struct ConvKernel {
-  static constexpr KernelId kId = KernelId::kConv;
-  using Args = ConvArgs;
-  static constexpr int kThreads = kProductThreads;
-
+struct ConvKernel : KernelTraits<KernelId::kConv, ConvArgs, kProductThreads> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     WithElement(a.multiply_as, [&](auto element) {
       const ConvShape s = ShapeOf(a);
@@ -102,11 +98,7 @@ struct ConvKernel {
 
 // Rows: input pixels; columns: input channels of a group; depth: (output channel, tap of the
 // kernel).
-struct ConvDataGradKernel {
-  static constexpr KernelId kId = KernelId::kConvDataGrad;
-  using Args = ConvArgs;
-  static constexpr int kThreads = kProductThreads;
-
+struct ConvDataGradKernel : KernelTraits<KernelId::kConvDataGrad, ConvArgs, kProductThreads> {
   // The output's gradient that the input pixel receives through one tap, or 0. Example in one
   // dimension, kernel 3, stride 2, padding 1: input 3 is read by output 2 through tap 0 and by
   // output 1 through tap 2. Through tap 1 it would be output 3 / 2, which does not exist.
@@ -155,11 +147,7 @@ struct ConvDataGradKernel {
 
 // Rows: output channels of a group; columns: taps; depth: (sample, output pixel).
 // Example: 32 samples of the layer above sum over 401,408 pixels, in 3 blocks only.
-struct ConvWeightGradKernel {
-  static constexpr KernelId kId = KernelId::kConvWeightGrad;
-  using Args = ConvArgs;
-  static constexpr int kThreads = kProductThreads;
-
+struct ConvWeightGradKernel : KernelTraits<KernelId::kConvWeightGrad, ConvArgs, kProductThreads> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     WithElement(a.multiply_as, [&](auto element) {
       const ConvShape s = ShapeOf(a);
@@ -191,11 +179,7 @@ struct ConvWeightGradKernel {
 };
 
 // A block per output channel.
-struct ConvBiasGradKernel {
-  static constexpr KernelId kId = KernelId::kConvBiasGrad;
-  using Args = ConvArgs;
-  static constexpr int kThreads = 256;
-
+struct ConvBiasGradKernel : KernelTraits<KernelId::kConvBiasGrad, ConvArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     const std::int64_t pixels = a.height_out * a.width_out;
     PerThread<float> sums;

@@ -136,10 +136,7 @@ SW_DEVICE void WithActivation(Activation function, const F& f) {
 // Two vectors of eight 16-bit numbers per thread, or as many bytes of fp32; one where three arrays
 // are read, for which there are no more registers. Blocks cover n.
 // Example: 10,000 bf16 numbers in blocks of 256 x 8 x 2 = 4,096 are 3 blocks, the last for 1,808.
-struct MapKernel {
-  static constexpr KernelId kId = KernelId::kMap;
-  using Args = MapArgs;
-  static constexpr int kThreads = 256;
+struct MapKernel : KernelTraits<KernelId::kMap, MapArgs, 256> {
   static constexpr int kMinBlocks = 4;
 
   static SW_DEVICE bool AreHalf(const Args& args) {
@@ -338,11 +335,7 @@ struct CopyRowsArgs {
   std::int64_t to_first = 0, to_stride = 0;
 };
 // Eight features per thread, or one where rows do not divide into eights.
-struct CopyRowsKernel {
-  static constexpr KernelId kId = KernelId::kCopyRows;
-  using Args = CopyRowsArgs;
-  static constexpr int kThreads = 256;
-
+struct CopyRowsKernel : KernelTraits<KernelId::kCopyRows, CopyRowsArgs, 256> {
   static SW_DEVICE std::int64_t PerThread(const Args& args) {
     return args.features % kVector == 0 ? kVector : 1;
   }
@@ -434,11 +427,7 @@ struct DropoutArgs {
   DropoutMask mask;
 };
 // Eight elements per thread; of one sample, where samples divide into eights.
-struct DropoutKernel {
-  static constexpr KernelId kId = KernelId::kDropout;
-  using Args = DropoutArgs;
-  static constexpr int kThreads = 256;
-
+struct DropoutKernel : KernelTraits<KernelId::kDropout, DropoutArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     const bool in_vectors = args.elements % kVector == 0;
     const std::int64_t n = args.samples * args.elements;

@@ -30,11 +30,7 @@ struct EmbeddingArgs {
 };
 
 // Block per position. An id out of range is reported, and gets zeros.
-struct EmbeddingKernel {
-  static constexpr KernelId kId = KernelId::kEmbedding;
-  using Args = EmbeddingArgs;
-  static constexpr int kThreads = 128;
-
+struct EmbeddingKernel : KernelTraits<KernelId::kEmbedding, EmbeddingArgs, 128> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     block.Each([&](int t) {
       const std::int64_t position = block.index();
@@ -66,10 +62,7 @@ struct EmbeddingLinksArgs {
   std::int64_t* next = nullptr;
   std::int64_t* tails = nullptr;  // by position: 1 where an earlier position links to it
 };
-struct EmbeddingLinksKernel {
-  static constexpr KernelId kId = KernelId::kEmbeddingLinks;
-  using Args = EmbeddingLinksArgs;
-  static constexpr int kThreads = 64;
+struct EmbeddingLinksKernel : KernelTraits<KernelId::kEmbeddingLinks, EmbeddingLinksArgs, 64> {
   static constexpr int kTile = 1024;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
@@ -124,11 +117,7 @@ struct EmbeddingGradArgs {
   Array dy = {}, grad = {};
   bool adds = false;
 };
-struct EmbeddingGradKernel {
-  static constexpr KernelId kId = KernelId::kEmbeddingGrad;
-  using Args = EmbeddingGradArgs;
-  static constexpr int kThreads = 128;
-
+struct EmbeddingGradKernel : KernelTraits<KernelId::kEmbeddingGrad, EmbeddingGradArgs, 128> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     block.Each([&](int t) {
       const std::int64_t first = block.index();

@@ -44,11 +44,7 @@ SW_DEVICE bool Takes(const DispatchArgs& a, std::int64_t row, std::int64_t e) {
 }
 
 // offsets[e + 1] = rows of expert e.
-struct DispatchCountKernel {
-  static constexpr KernelId kId = KernelId::kDispatchCount;
-  using Args = DispatchArgs;
-  static constexpr int kThreads = 256;
-
+struct DispatchCountKernel : KernelTraits<KernelId::kDispatchCount, DispatchArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     auto* const scratch = block.Shared<std::int64_t>(kThreads);
     const std::int64_t e = block.index();
@@ -72,11 +68,7 @@ struct DispatchCountKernel {
 // Counts become offsets.
 // Example: counts 2, 1, 3 become 2, 3, 6 behind the leading 0. One thread adds, 256 experts at a
 // time.
-struct DispatchOffsetsKernel {
-  static constexpr KernelId kId = KernelId::kDispatchOffsets;
-  using Args = DispatchArgs;
-  static constexpr int kThreads = 256;
-
+struct DispatchOffsetsKernel : KernelTraits<KernelId::kDispatchOffsets, DispatchArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     auto* const counts = block.Shared<std::int64_t>(kThreads);
     std::int64_t sum = 0;  // of thread 0
@@ -105,11 +97,7 @@ struct DispatchOffsetsKernel {
 // Each thread lists a stretch of rows, whose first place is behind those of the threads before.
 // Example: 4,096 rows are stretches of 16. A first pass counts each stretch, thread 0 turns counts
 // into first places, a second pass writes.
-struct DispatchKernel {
-  static constexpr KernelId kId = KernelId::kDispatch;
-  using Args = DispatchArgs;
-  static constexpr int kThreads = 256;
-
+struct DispatchKernel : KernelTraits<KernelId::kDispatch, DispatchArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     auto* const places = block.Shared<std::int64_t>(kThreads);
     const std::int64_t e = block.index();
@@ -172,11 +160,7 @@ struct ExpertGemmArgs {
   bool adds = false;
   DType multiply_as = DType::kFp32;
 };
-struct ExpertGemmKernel {
-  static constexpr KernelId kId = KernelId::kExpertGemm;
-  using Args = ExpertGemmArgs;
-  static constexpr int kThreads = kProductThreads;
-
+struct ExpertGemmKernel : KernelTraits<KernelId::kExpertGemm, ExpertGemmArgs, kProductThreads> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     WithElement(args.multiply_as, [&](auto element) { RunAs<decltype(element)>(block, args); });
   }
@@ -262,11 +246,8 @@ struct ExpertWeightGemmArgs {
   DType grad_dtype = DType::kFp32;
   DType multiply_as = DType::kFp32;
 };
-struct ExpertWeightGemmKernel {
-  static constexpr KernelId kId = KernelId::kExpertWeightGemm;
-  using Args = ExpertWeightGemmArgs;
-  static constexpr int kThreads = kProductThreads;
-
+struct ExpertWeightGemmKernel
+    : KernelTraits<KernelId::kExpertWeightGemm, ExpertWeightGemmArgs, kProductThreads> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     WithElement(args.multiply_as, [&](auto element) { RunAs<decltype(element)>(block, args); });
   }
@@ -354,11 +335,7 @@ SW_DEVICE std::int64_t ExpertOf(const std::int64_t* offsets, std::int64_t expert
 }
 
 // A block per slot.
-struct ExpertHiddenKernel {
-  static constexpr KernelId kId = KernelId::kExpertHidden;
-  using Args = ExpertHiddenArgs;
-  static constexpr int kThreads = 128;
-
+struct ExpertHiddenKernel : KernelTraits<KernelId::kExpertHidden, ExpertHiddenArgs, 128> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     const std::int64_t slot = block.index();
     if (slot >= a.offsets[a.experts]) {
@@ -376,11 +353,7 @@ struct ExpertHiddenKernel {
 
 // A block per slot: the gradient of the routing weight is the dot product of hidden and its
 // gradient; the other gradients come from the second pass over the slot's features.
-struct ExpertHiddenGradKernel {
-  static constexpr KernelId kId = KernelId::kExpertHiddenGrad;
-  using Args = ExpertHiddenArgs;
-  static constexpr int kThreads = 128;
-
+struct ExpertHiddenGradKernel : KernelTraits<KernelId::kExpertHiddenGrad, ExpertHiddenArgs, 128> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     float* const scratch = block.Shared<float>(kThreads);
     const std::int64_t slot = block.index();
@@ -434,11 +407,7 @@ struct ExpertCombineArgs {
   Array to = {};
   std::int64_t rows = 0, experts = 0, in = 0;
 };
-struct ExpertCombineKernel {
-  static constexpr KernelId kId = KernelId::kExpertCombine;
-  using Args = ExpertCombineArgs;
-  static constexpr int kThreads = 128;
-
+struct ExpertCombineKernel : KernelTraits<KernelId::kExpertCombine, ExpertCombineArgs, 128> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     block.Each([&](int t) {
       const std::int64_t row = block.index();

@@ -99,10 +99,7 @@ struct Fp8MaxArgs {
   std::int64_t n = 0;
   float* partial = nullptr;
 };
-struct Fp8MaxKernel {
-  static constexpr KernelId kId = KernelId::kFp8Max;
-  using Args = Fp8MaxArgs;
-  static constexpr int kThreads = 256;
+struct Fp8MaxKernel : KernelTraits<KernelId::kFp8Max, Fp8MaxArgs, 256> {
   static constexpr int kAtOnce = 4;
   static constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * kVector * kAtOnce;
 
@@ -149,10 +146,7 @@ struct Fp8ColumnMaxArgs {
   std::int64_t rows_per_chunk = 0;
   float* partial = nullptr;
 };
-struct Fp8ColumnMaxKernel {
-  static constexpr KernelId kId = KernelId::kFp8ColumnMax;
-  using Args = Fp8ColumnMaxArgs;
-  static constexpr int kThreads = 256;
+struct Fp8ColumnMaxKernel : KernelTraits<KernelId::kFp8ColumnMax, Fp8ColumnMaxArgs, 256> {
   static constexpr int kColumns = kWarp * kVector;  // of a block
   static constexpr int kWarps = kThreads / kWarp;
 
@@ -253,10 +247,7 @@ SW_DEVICE float WholeScale(Block& block, float* scratch, const Fp8CastArgs& args
 }
 
 // A block per row, or per kPerBlock elements where there is one scale.
-struct Fp8CastKernel {
-  static constexpr KernelId kId = KernelId::kFp8Cast;
-  using Args = Fp8CastArgs;
-  static constexpr int kThreads = 256;
+struct Fp8CastKernel : KernelTraits<KernelId::kFp8Cast, Fp8CastArgs, 256> {
   static constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * kVector * 4;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
@@ -312,10 +303,7 @@ struct Fp8CastKernel {
 // CeilDiv(rows, 128) * CeilDiv(columns, 64).
 // Shared memory: 64 columns of 132 bytes. Reads and writes are both of 8 neighbours, where a
 // transpose without shared memory would write single bytes.
-struct Fp8TransposeKernel {
-  static constexpr KernelId kId = KernelId::kFp8Transpose;
-  using Args = Fp8CastArgs;
-  static constexpr int kThreads = 256;
+struct Fp8TransposeKernel : KernelTraits<KernelId::kFp8Transpose, Fp8CastArgs, 256> {
   static constexpr int kRows = 128, kColumns = 64;
   static constexpr int kStride = kRows + 4;  // so that columns begin at different banks
   [[nodiscard]] static constexpr std::int64_t Shared() {
@@ -396,11 +384,7 @@ struct Fp8TransposeKernel {
 // The product of two such copies, where no library takes it: a bf16 number holds every fp8 number,
 // and sums are fp32. Not fast.
 // Example: a sum of 3,000 with inverses 1 / 128 and 1 / 64 is stored as 0.366.
-struct Fp8GemmKernel {
-  static constexpr KernelId kId = KernelId::kFp8Gemm;
-  using Args = GemmArgs;
-  static constexpr int kThreads = kProductThreads;
-
+struct Fp8GemmKernel : KernelTraits<KernelId::kFp8Gemm, GemmArgs, kProductThreads> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     const std::int64_t across = (args.n + kProductColumns - 1) / kProductColumns;
     const std::int64_t row = block.index() / across * kProductRows;

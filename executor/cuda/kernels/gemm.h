@@ -52,11 +52,7 @@ struct GemmArgs {
   Fp8Operands fp8 = {};  // multiplied by Fp8GemmKernel or a library
 };
 
-struct GemmKernel {
-  static constexpr KernelId kId = KernelId::kGemm;
-  using Args = GemmArgs;
-  static constexpr int kThreads = kProductThreads;
-
+struct GemmKernel : KernelTraits<KernelId::kGemm, GemmArgs, kProductThreads> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     WithElement(args.multiply_as, [&](auto element) { RunAs<decltype(element)>(block, args); });
   }

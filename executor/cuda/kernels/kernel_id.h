@@ -3,7 +3,7 @@
 // Every kernel's number; both devices have their entry points in this order.
 //
 // A new kernel takes one line here, and its struct <name>Kernel goes into a header of kernels.h.
-// The struct gives kId, Args, kThreads and Run(Block&, const Args&). Example: X(RowNorm) makes
+// The struct is a KernelTraits with Run(Block&, const Args&). Example: X(RowNorm) makes
 // KernelId::kRowNorm, an entry point of the GPU in kernels.cu, and a loop of the emulated GPU in
 // tests. Launches name the id only, so no caller sees a CUDA type.
 
@@ -80,6 +80,14 @@ enum class KernelId : std::uint16_t {
   SW_KERNELS(SW_ID)
 #undef SW_ID
       kCount
+};
+
+// What a launch has to know of a kernel: its number, its arguments, the threads of a block.
+template <KernelId id, class Arguments, int threads>
+struct KernelTraits {
+  static constexpr KernelId kId = id;
+  using Args = Arguments;
+  static constexpr int kThreads = threads;
 };
 
 }  // namespace shardwright::gpu

@@ -90,11 +90,7 @@ SW_DEVICE float LogSumExpOf(Block& block, const Array& x, std::int64_t first, st
 }
 
 // Forward of a cross-entropy: only the log-sums are kept.
-struct LogSumExpKernel {
-  static constexpr KernelId kId = KernelId::kLogSumExp;
-  using Args = LogSumExpArgs;
-  static constexpr int kThreads = 256;
-
+struct LogSumExpKernel : KernelTraits<KernelId::kLogSumExp, LogSumExpArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     const std::int64_t row = block.index();
     const float log_sum = LogSumExpOf(block, args.x, row * args.n, args.n);
@@ -107,11 +103,7 @@ struct LogSumExpKernel {
 };
 
 // Forward of a log-softmax op, whose result the model uses itself.
-struct LogSoftmaxKernel {
-  static constexpr KernelId kId = KernelId::kLogSoftmax;
-  using Args = LogSumExpArgs;
-  static constexpr int kThreads = 256;
-
+struct LogSoftmaxKernel : KernelTraits<KernelId::kLogSoftmax, LogSumExpArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     const std::int64_t first = block.index() * args.n;
     const float log_sum = LogSumExpOf(block, args.x, first, args.n);
@@ -137,10 +129,7 @@ struct LogSoftmaxGradArgs {
   Array y = {}, dy = {}, dx = {};
   std::int64_t n = 0;
 };
-struct LogSoftmaxGradKernel {
-  static constexpr KernelId kId = KernelId::kLogSoftmaxGrad;
-  using Args = LogSoftmaxGradArgs;
-  static constexpr int kThreads = 256;
+struct LogSoftmaxGradKernel : KernelTraits<KernelId::kLogSoftmaxGrad, LogSoftmaxGradArgs, 256> {
   static constexpr std::int64_t kApart = std::int64_t{kThreads} * kVector;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
@@ -209,11 +198,7 @@ SW_DEVICE bool HasLabel(const LossArgs& args, std::int64_t row) {
 }
 
 // partial[block] = the losses and labels of 256 rows.
-struct LossRowsKernel {
-  static constexpr KernelId kId = KernelId::kLossRows;
-  using Args = LossArgs;
-  static constexpr int kThreads = 256;
-
+struct LossRowsKernel : KernelTraits<KernelId::kLossRows, LossArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     PerThread<double> losses, counts;
     block.Each([&](int t) {
@@ -244,11 +229,7 @@ struct LossRowsKernel {
 
 // One block: the loss and the factor. A mean over no labels is 0 / 0, as in PyTorch.
 // One thread adds in order: 8,192 rows have 32 partial sums.
-struct LossSumKernel {
-  static constexpr KernelId kId = KernelId::kLossSum;
-  using Args = LossArgs;
-  static constexpr int kThreads = 32;
-
+struct LossSumKernel : KernelTraits<KernelId::kLossSum, LossArgs, 32> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     block.Each([&](int t) {
       if (t != 0) {
@@ -271,11 +252,7 @@ struct LossSumKernel {
 
 // dx = (softmax(x) - onehot) * factor, or -onehot * factor without log-sums; a block per row.
 // A row without label gets zeros, so the gradient is defined everywhere.
-struct LossGradKernel {
-  static constexpr KernelId kId = KernelId::kLossGrad;
-  using Args = LossArgs;
-  static constexpr int kThreads = 256;
-
+struct LossGradKernel : KernelTraits<KernelId::kLossGrad, LossArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     block.Each([&](int t) {
       const std::int64_t row = block.index();
@@ -351,11 +328,7 @@ struct LargestScore {
 
 // A block per row. The first of equal scores wins; a score that is no number is never the largest,
 // unless it is the first, as on the host.
-struct LabelRowsKernel {
-  static constexpr KernelId kId = KernelId::kLabelRows;
-  using Args = LabelArgs;
-  static constexpr int kThreads = 256;
-
+struct LabelRowsKernel : KernelTraits<KernelId::kLabelRows, LabelArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     const std::int64_t first = block.index() * args.n;
     auto* const largest = block.Shared<LargestScore>(kThreads);
@@ -392,11 +365,7 @@ struct LabelRowsKernel {
 };
 
 // One block.
-struct LabelCountKernel {
-  static constexpr KernelId kId = KernelId::kLabelCount;
-  using Args = LabelArgs;
-  static constexpr int kThreads = 256;
-
+struct LabelCountKernel : KernelTraits<KernelId::kLabelCount, LabelArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     PerThread<std::int64_t> correct, counted;
     block.Each([&](int t) {

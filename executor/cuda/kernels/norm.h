@@ -67,10 +67,7 @@ struct RowShare {
 // Forward. A block makes the sum with the addend, the mean, the variance around it, and the result.
 // The variance is the mean of squared distances to the mean, not the difference of two large sums,
 // so fp32 suffices: with x = 1,000 +- 1 that difference would be lost in the rounding of 10^6.
-struct RowNormKernel {
-  static constexpr KernelId kId = KernelId::kRowNorm;
-  using Args = RowNormArgs;
-  static constexpr int kThreads = RowShare::kThreads;
+struct RowNormKernel : KernelTraits<KernelId::kRowNorm, RowNormArgs, RowShare::kThreads> {
   static constexpr int kMinBlocks = 4;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
@@ -226,10 +223,8 @@ struct RowNormGradArgs {
 
 // Backward, a block per row: one pass for the two means, one for dx. The gradients of weight and
 // bias are sums over rows and come from sums.h.
-struct RowNormGradKernel {
-  static constexpr KernelId kId = KernelId::kRowNormGrad;
-  using Args = RowNormGradArgs;
-  static constexpr int kThreads = RowShare::kThreads;
+struct RowNormGradKernel
+    : KernelTraits<KernelId::kRowNormGrad, RowNormGradArgs, RowShare::kThreads> {
   static constexpr int kMinBlocks = 3;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {

@@ -165,11 +165,7 @@ SW_DEVICE void RunPool(Block& block, const PoolArgs& a, bool makes_inputs) {
 // The first one of equal maxima, as PyTorch; a thread per output.
 // `places` keeps the winner of each window for backward: PyTorch keeps the same indices. A NaN
 // wins, and of several NaN the last.
-struct MaxPoolKernel {
-  static constexpr KernelId kId = KernelId::kMaxPool;
-  using Args = PoolArgs;
-  static constexpr int kThreads = 256;
-
+struct MaxPoolKernel : KernelTraits<KernelId::kMaxPool, PoolArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     RunPool<MaxPoolKernel>(block, a, false);
   }
@@ -201,11 +197,7 @@ struct MaxPoolKernel {
 };
 
 // A thread per input sums over the windows that hold it, in order.
-struct MaxPoolGradKernel {
-  static constexpr KernelId kId = KernelId::kMaxPoolGrad;
-  using Args = PoolArgs;
-  static constexpr int kThreads = 256;
-
+struct MaxPoolGradKernel : KernelTraits<KernelId::kMaxPoolGrad, PoolArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     RunPool<MaxPoolGradKernel>(block, a, true);
   }
@@ -236,11 +228,7 @@ struct MaxPoolGradKernel {
 
 // The divisor is the window's full size, padding included, as PyTorch's count_include_pad: with
 // kernel 3 a corner with 4 inputs is divided by 9.
-struct AvgPoolKernel {
-  static constexpr KernelId kId = KernelId::kAvgPool;
-  using Args = PoolArgs;
-  static constexpr int kThreads = 256;
-
+struct AvgPoolKernel : KernelTraits<KernelId::kAvgPool, PoolArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     RunPool<AvgPoolKernel>(block, a, false);
   }
@@ -263,11 +251,7 @@ struct AvgPoolKernel {
 };
 
 // Each input gets 1 / 9 of the gradient of each window that holds it (kernel 3).
-struct AvgPoolGradKernel {
-  static constexpr KernelId kId = KernelId::kAvgPoolGrad;
-  using Args = PoolArgs;
-  static constexpr int kThreads = 256;
-
+struct AvgPoolGradKernel : KernelTraits<KernelId::kAvgPoolGrad, PoolArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     RunPool<AvgPoolGradKernel>(block, a, true);
   }

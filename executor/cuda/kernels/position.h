@@ -31,11 +31,7 @@ struct RopeTableArgs {
   float* sines = nullptr;
 };
 
-struct RopeTableKernel {
-  static constexpr KernelId kId = KernelId::kRopeTable;
-  using Args = RopeTableArgs;
-  static constexpr int kThreads = 256;
-
+struct RopeTableKernel : KernelTraits<KernelId::kRopeTable, RopeTableArgs, 256> {
   // Radians per position of pair i. Source of rule 2: _compute_llama3_parameters in Transformers.
   // Example of rule 2, Llama 3: original length 8,192, factor 8, low 1, high 4. A pair that turns
   // 1,304 times in that length keeps its frequency, and one that turns 0.13 times is slowed down by
@@ -94,11 +90,7 @@ struct RopeArgs {
 };
 
 // Forward and backward. Reads and writes each feature once.
-struct RopeKernel {
-  static constexpr KernelId kId = KernelId::kRope;
-  using Args = RopeArgs;
-  static constexpr int kThreads = 256;
-
+struct RopeKernel : KernelTraits<KernelId::kRope, RopeArgs, 256> {
   static SW_DEVICE float Source(const Args& args, std::int64_t row, std::int64_t head,
                                 std::int64_t feature) {
     const std::int64_t at = args.from_first + row * args.from_row + feature;
@@ -247,11 +239,7 @@ struct PositionBiasArgs {
   Array grad = {};  // the gradient kernel only: (buckets, heads)
   bool adds = false;
 };
-struct PositionBiasKernel {
-  static constexpr KernelId kId = KernelId::kPositionBias;
-  using Args = PositionBiasArgs;
-  static constexpr int kThreads = 256;
-
+struct PositionBiasKernel : KernelTraits<KernelId::kPositionBias, PositionBiasArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     block.Each([&](int t) {
       const std::int64_t i = block.index() * kThreads + t;
@@ -269,11 +257,7 @@ struct PositionBiasKernel {
 // A block per (bucket, head): the sum over all pairs in the bucket.
 // Each block goes through all pairs: O(buckets heads seq^2). T5's 32 buckets and 512 tokens make 8
 // M steps for each head.
-struct PositionBiasGradKernel {
-  static constexpr KernelId kId = KernelId::kPositionBiasGrad;
-  using Args = PositionBiasArgs;
-  static constexpr int kThreads = 256;
-
+struct PositionBiasGradKernel : KernelTraits<KernelId::kPositionBiasGrad, PositionBiasArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     const std::int64_t bucket = block.index() / args.heads;
     const std::int64_t head = block.index() % args.heads;

@@ -104,11 +104,7 @@ SW_DEVICE void ScoreRow(const RouteArgs& a, float* scores) {
 // A thread per row.
 // Cost: O(experts per_token) for each row, all by one thread; 256 experts and 8 per token are 2,048
 // comparisons, small beside the experts' products.
-struct RouteKernel {
-  static constexpr KernelId kId = KernelId::kRoute;
-  using Args = RouteArgs;
-  static constexpr int kThreads = 64;
-
+struct RouteKernel : KernelTraits<KernelId::kRoute, RouteArgs, 64> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     block.Each([&](int t) {
       const std::int64_t row = block.index() * kThreads + t;
@@ -143,11 +139,7 @@ struct RouteKernel {
 // through the scores' function.
 // Example of softmax scores (0.6, 0.4), one expert per token, not normalized, factor 1, dy = (1,
 // 0): d score = (1, 0), dot = 0.6, and d logits = (0.6 (1 - 0.6), 0.4 (0 - 0.6)) = (0.24, -0.24).
-struct RouteGradKernel {
-  static constexpr KernelId kId = KernelId::kRouteGrad;
-  using Args = RouteArgs;
-  static constexpr int kThreads = 64;
-
+struct RouteGradKernel : KernelTraits<KernelId::kRouteGrad, RouteArgs, 64> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     block.Each([&](int t) {
       const std::int64_t row = block.index() * kThreads + t;
@@ -195,10 +187,7 @@ struct RouterGradArgs {
 
 // grad = logit_grads w. A warp has 256 columns of four rows.
 // A block has 32 rows and 256 columns. A loaded weight is used for 4 rows.
-struct RouterInputGradKernel {
-  static constexpr KernelId kId = KernelId::kRouterInputGrad;
-  using Args = RouterGradArgs;
-  static constexpr int kThreads = 256;
+struct RouterInputGradKernel : KernelTraits<KernelId::kRouterInputGrad, RouterGradArgs, 256> {
   static constexpr int kRows = 4;  // of a thread
   static constexpr int kBlockRows = kRows * kThreads / kWarp;
   static constexpr int kColumns = kWarp * kVector;
@@ -240,10 +229,7 @@ struct RouterInputGradKernel {
 // grad (+)= logit_grads^T x. A block has four experts and 64 columns, eight of its threads every
 // 32nd row; their sums are added in order.
 // Shared memory: 32 rows x 4 experts x 64 columns x 4 bytes = 32 KiB.
-struct RouterWeightGradKernel {
-  static constexpr KernelId kId = KernelId::kRouterWeightGrad;
-  using Args = RouterGradArgs;
-  static constexpr int kThreads = 256;
+struct RouterWeightGradKernel : KernelTraits<KernelId::kRouterWeightGrad, RouterGradArgs, 256> {
   static constexpr int kExperts = 4, kColumns = 64;
   static constexpr int kRows = kThreads * kVector / kColumns;  // at once
   static constexpr int kShared = kRows * kExperts * kColumns;  // floats

@@ -35,10 +35,7 @@ struct ColumnSumArgs {
   bool adds = false;
 };
 // Shared memory: 8 warps x 256 columns x 4 bytes = 8 KiB.
-struct ColumnSumKernel {
-  static constexpr KernelId kId = KernelId::kColumnSum;
-  using Args = ColumnSumArgs;
-  static constexpr int kThreads = 256;
+struct ColumnSumKernel : KernelTraits<KernelId::kColumnSum, ColumnSumArgs, 256> {
   static constexpr int kMinBlocks = 3;
   static constexpr int kColumns = kWarp * kVector;  // of a block
   static constexpr int kWarps = kThreads / kWarp;
@@ -142,11 +139,7 @@ struct PartialSumArgs {
   Array to = {};
   bool adds = false;
 };
-struct PartialSumKernel {
-  static constexpr KernelId kId = KernelId::kPartialSum;
-  using Args = PartialSumArgs;
-  static constexpr int kThreads = 256;
-
+struct PartialSumKernel : KernelTraits<KernelId::kPartialSum, PartialSumArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     block.Each([&](int t) {
       const std::int64_t column = block.index() * kThreads + t;
@@ -176,10 +169,7 @@ struct FoldArgs {
   float divisor = 1.0F;
 };
 // Used by loopback (executor/cuda/loopback.h), where one GPU holds the parts of all ranks.
-struct FoldKernel {
-  static constexpr KernelId kId = KernelId::kFold;
-  using Args = FoldArgs;
-  static constexpr int kThreads = 256;
+struct FoldKernel : KernelTraits<KernelId::kFold, FoldArgs, 256> {
   static constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * kVector;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
@@ -215,11 +205,7 @@ struct SquaresArgs {
   std::int64_t n = 0, per_block = 0;
   double* partial = nullptr;
 };
-struct SquaresKernel {
-  static constexpr KernelId kId = KernelId::kSquares;
-  using Args = SquaresArgs;
-  static constexpr int kThreads = 256;
-
+struct SquaresKernel : KernelTraits<KernelId::kSquares, SquaresArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     PerThread<double> sums;
     const std::int64_t begin = block.index() * args.per_block;
@@ -274,11 +260,7 @@ struct NormArgs {
   double divisor = 1.0;  // of the numbers whose squares were summed
   float* norm = nullptr;
 };
-struct NormKernel {
-  static constexpr KernelId kId = KernelId::kNorm;
-  using Args = NormArgs;
-  static constexpr int kThreads = 256;
-
+struct NormKernel : KernelTraits<KernelId::kNorm, NormArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     PerThread<double> sums;
     block.Each([&](int t) {
@@ -307,10 +289,7 @@ struct ClipArgs {
   const float* squares = nullptr;
   float max_norm = 0.0F;
 };
-struct ClipKernel {
-  static constexpr KernelId kId = KernelId::kClip;
-  using Args = ClipArgs;
-  static constexpr int kThreads = 256;
+struct ClipKernel : KernelTraits<KernelId::kClip, ClipArgs, 256> {
   static constexpr int kVectors = 2;  // of a thread
   static constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * kVector * kVectors;
 
@@ -355,11 +334,8 @@ struct ChannelScaleGradArgs {
   Array x = {}, y = {}, z = {};
   std::int64_t plane = 0;
 };
-struct ChannelScaleGradKernel {
-  static constexpr KernelId kId = KernelId::kChannelScaleGrad;
-  using Args = ChannelScaleGradArgs;
-  static constexpr int kThreads = 256;
-
+struct ChannelScaleGradKernel
+    : KernelTraits<KernelId::kChannelScaleGrad, ChannelScaleGradArgs, 256> {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     PerThread<float> sums;
     block.Each([&](int t) {

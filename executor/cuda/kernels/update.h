@@ -53,10 +53,7 @@ struct StepElement {
   }
 };
 
-struct UpdateKernel {
-  static constexpr KernelId kId = KernelId::kUpdate;
-  using Args = UpdateArgs;
-  static constexpr int kThreads = 256;
+struct UpdateKernel : KernelTraits<KernelId::kUpdate, UpdateArgs, 256> {
   static constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * kVector;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {

@@ -62,31 +62,11 @@ void SubmitModelOp(const ModelOpCall& call, bool is_backward, const OpContext& c
 }
 
 std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSetOptions& options) {
-  if (!options.cuda_kernels) {
-    return "the plan's kernel set is " + options.name +
-           "; the CUDA device runs shardwright-cuda-plain, -gelu, -fused and -chunked only (its "
-           "kernels keep and need other memory)";
-  }
-  if (spec.kind == OpKind::kOther) {
-    return "no kernel of the CUDA device does " + spec.other.function +
-           ", which can be planned only";
-  }
-  if (spec.kind == OpKind::kAttention && spec.materialized) {
-    return "the CUDA device's attention keeps no scores; the model writes it out";
-  }
-  if (compute != DType::kFp32 && compute != DType::kBf16 && compute != DType::kFp16) {
-    return "the CUDA device computes in fp32, bf16 or fp16 only";
-  }
-  if (spec.kind == OpKind::kRope && spec.rope.scaling == RopeScaling::kOther) {
-    return "the model's rope_scaling rule is not known; known are linear and llama3";
-  }
-  if (spec.kind == OpKind::kRope && spec.rope.dim == 0) {
-    return "the model gives no rotary angles";
-  }
-  if (!IsFused(options.attention) && spec.kind == OpKind::kAttention) {
-    return "the CUDA device's attention keeps no scores; the plan asks for materialised ones";
-  }
-  return {};
+  return options.cuda_kernels
+             ? KernelProblem(spec, compute, options, "the CUDA device")
+             : "the plan's kernel set is " + options.name +
+                   "; the CUDA device runs shardwright-cuda-plain, -gelu, -fused and -chunked only "
+                   "(its kernels keep and need other memory)";
 }
 
 // Example: {kTableRow, 50300, 50257} is "the data: got an id whose row in the table is 50300,

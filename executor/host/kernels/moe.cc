@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <span>
 
-#include "core/error.h"
 #include "executor/host/kernels/dispatch.h"
 #include "executor/host/kernels/gemm.h"
 #include "executor/host/kernels/kernels.h"

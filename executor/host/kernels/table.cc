@@ -67,19 +67,17 @@ void BackwardOnHost(const ModelOpCall& call) {
   KernelOf(call).backward(call);
 }
 
-std::string HostKernelProblem(const OpSpec& spec, DType compute, const KernelSetOptions& options) {
-  if (!options.host_kernels) {
-    return "the plan's kernel set is " + options.name +
-           "; the host runs shardwright-host only (its kernels keep and need other memory)";
-  }
+std::string KernelProblem(const OpSpec& spec, DType compute, const KernelSetOptions& options,
+                          const std::string& device) {
   if (spec.kind == OpKind::kOther) {
-    return "no kernel of the host does " + spec.other.function + ", which can be planned only";
+    return "no kernel of " + device + " does " + spec.other.function +
+           ", which can be planned only";
   }
   if (spec.kind == OpKind::kAttention && spec.materialized) {
-    return "the host's attention keeps no scores; the model writes it out";
+    return device + "'s attention keeps no scores; the model writes it out";
   }
   if (compute != DType::kFp32 && compute != DType::kBf16 && compute != DType::kFp16) {
-    return "the host computes in fp32, bf16 or fp16 only";
+    return device + " computes in fp32, bf16 or fp16 only";
   }
   if (spec.kind == OpKind::kRope && spec.rope.scaling == RopeScaling::kOther) {
     return "the model's rope_scaling rule is not known; known are linear and llama3";
@@ -88,9 +86,16 @@ std::string HostKernelProblem(const OpSpec& spec, DType compute, const KernelSet
     return "the model gives no rotary angles";
   }
   if (!IsFused(options.attention) && spec.kind == OpKind::kAttention) {
-    return "the host's attention keeps no scores; the plan asks for materialised ones";
+    return device + "'s attention keeps no scores; the plan asks for materialised ones";
   }
   return {};
+}
+
+std::string HostKernelProblem(const OpSpec& spec, DType compute, const KernelSetOptions& options) {
+  return options.host_kernels
+             ? KernelProblem(spec, compute, options, "the host")
+             : "the plan's kernel set is " + options.name +
+                   "; the host runs shardwright-host only (its kernels keep and need other memory)";
 }
 
 }  // namespace shardwright
