@@ -173,19 +173,33 @@ void ReadPreferences(const JsonValue& root, std::string_view loss_key, TrainerFi
   file.script.adapters.dropout = 0.0;
 }
 
-// LLaMA-Factory recomputes every layer unless it is told not to, and trains an adapter unless it is
-// told to train all.
-void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
-  TrainerSettings& s = file.result.settings;
+bool IsLlamaFactory(const JsonValue& root) {
+  return FindOne(root, {"cutoff_len", "finetuning_type", "stage", "enable_liger_kernel", "template",
+                        "infer_backend", "export_dir", kLlamaFactoryRecompute})
+      .has_value();
+}
+
+// Its other commands have files of the same keys.
+void RefuseOtherCommands(const JsonValue& root) {
   const bool trains = FindOne(root, {"per_device_train_batch_size", "num_train_epochs", "max_steps",
                                      "learning_rate"})
                           .has_value();
   const auto told = root.Find("do_train");
-  if (told ? !told->AsBool() : !trains) {
+  if (IsLlamaFactory(root) && (told ? !told->AsBool() : !trains)) {
+    const char* const command = root.Find("export_dir") ? "merging of adapters"
+                                : IsOn(root, "do_predict") || IsOn(root, "do_eval") ? "evaluation"
+                                                                                    : "inference";
     throw InputError(root.path().str() + ": do_train", told ? "false" : "no value",
-                     "true, since inference and export of a model is not read");
+                     std::string("true, since ") + command +
+                         " is not read; estimate MODEL CLUSTER --mode forward is about forwards");
   }
-  if (!told) {
+}
+
+// LLaMA-Factory recomputes every layer unless it is told not to, and trains an adapter unless it is
+// told to train all.
+void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
+  TrainerSettings& s = file.result.settings;
+  if (!root.Find("do_train")) {
     file.script.assumed.push_back({"do_train", "true"});
   }
   const auto type = root.Find("finetuning_type");
@@ -320,8 +334,7 @@ void ReadScript(const JsonValue& root, TrainerFile& file) {
   file.script.offloads_activations = IsOn(root, "activation_offloading");
   const auto dtype = FindOne(root, {"torch_dtype", "dtype"});
   file.script.has_bf16_weights = dtype && dtype->AsString() == "bfloat16";
-  if (FindOne(root, {"cutoff_len", "finetuning_type", "stage", "enable_liger_kernel", "template",
-                     "infer_backend", "export_dir", kLlamaFactoryRecompute})) {
+  if (IsLlamaFactory(root)) {
     return ReadLlamaFactory(root, file);
   }
   const bool says_trl =
@@ -399,7 +412,8 @@ void ReadPlugins(const JsonValue& root, TrainerFile& file) {
     } else if (name.find("cut_cross_entropy") != std::string::npos) {
       const auto told = root.Find("cut_cross_entropy");
       file.script.loss_rows = told && !told->AsBool() ? 0 : kLossRows;
-    } else if (name.find("swanlab") == std::string::npos) {  // which writes logs
+    } else if (name.find("swanlab") == name.npos && name.find("KernelsPlugin") == name.npos) {
+      // The one writes logs, the other has switches of its own.
       throw(*plugins)[i].Error("Liger's or Cut Cross Entropy's, since the plugin " + name +
                                " cannot be predicted");
     }
@@ -482,6 +496,7 @@ void ReadAxolotlPairs(const JsonValue& root, TrainerFile& file) {
 }  // namespace
 
 TrainerFile ReadTrainer(const JsonValue& root, const std::optional<JsonValue>& fsdp_config) {
+  RefuseOtherCommands(root);
   const SettingKeys& keys = SettingKeys::Of("trainer");
   TrainerFile file;
   file.result = ReadSettings<TrainerSettings>(root, TrainerRows(), keys);
@@ -508,12 +523,6 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
   if (const auto adapter = root.Find("adapter"); adapter && !adapter->AsString().empty()) {
     Demand(*adapter, {"lora", "qlora"}, "lora or qlora");
     file.script.adapters = ReadAdapters(root, AxolotlAdapters(), FrozenFormat::kParam);
-    for (const char* key :
-         {"lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"}) {
-      if (IsOn(root, key)) {
-        file.script.assumed.push_back({key, "as PEFT's own operations"});
-      }
-    }
   } else {
     RefuseQuantized(root);
     if (IsOn(root, "quantize_moe_experts")) {

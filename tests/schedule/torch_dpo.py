@@ -173,7 +173,7 @@ def judge(ours, pools, case):
 
     def program():
         (folder / "config.json").write_text(json.dumps(config_of(case)), encoding="utf-8")
-        file = {"model_name_or_path": "somewhere/model", "beta": 0.1, "max_length": TOKENS, "per_device_train_batch_size": 1,
+        file = {"model_name_or_path": "somewhere/model", "beta": 0.1, "loss_type": "sigmoid", "max_length": TOKENS, "per_device_train_batch_size": 1,
                 "gradient_checkpointing": case["recompute"], "bf16": case.get("bf16", False), "max_grad_norm": 1.0,
                 "use_peft": case["rank"] > 0,
                 "fsdp": "full_shard auto_wrap", "fsdp_config": {
