@@ -84,7 +84,7 @@ TEST_CASE("Keys: degrees, second models and quantization are refused by their na
       {"use_asft_loss: true", "a reference model"},
       {"process_reward_model: true", "a reward head"},
       {"num_labels: 2", "a reward head"},
-      {"kto_desirable_weight: 2", "training on preferences or rewards"},
+      {"simpo_gamma: 2", "training on preferences or rewards"},
   };
   for (const auto& [line, feature] : kFeatures) {
     for (const std::string text : {kTrainer, kAxolotl, kAccelerate}) {
