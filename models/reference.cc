@@ -77,6 +77,61 @@ std::uint32_t WithoutGradient(Model& model, std::uint32_t spec) {
   return index;
 }
 
+// A forward besides the one that learns.
+struct Forward {
+  const Places& places;        // whose modules and parameters it runs
+  bool has_adapters = false;   // runs them, too
+  bool stops = false;          // its parameters may learn, its ops have no gradients
+  ModuleId called_again = {};  // by its first op; invalid: nobody called these modules before
+};
+
+// Appends the ops `own` once more, with tensors of their own.
+void AppendForward(Model& model, const std::vector<ModelOp>& own, const Forward& forward) {
+  std::vector<TensorId> made(model.tensors.size());
+  const auto given = [&](TensorId t) { return made[t.value].valid() ? made[t.value] : t; };
+  std::vector<std::uint32_t> stopped(model.specs.size(), 0);  // 0: not known yet
+  const std::size_t begin = model.ops.size();
+  for (ModelOp op : own) {
+    if ((op.name == "lora_add" && !forward.has_adapters) ||
+        model.SpecOf(op).kind == OpKind::kDropout) {
+      made[op.outputs[0].value] = given(op.inputs[0]);
+      continue;
+    }
+    if (op.name.starts_with("lora_") && !forward.has_adapters) {
+      continue;
+    }
+    for (TensorId& t : op.inputs) {
+      t = given(t);
+    }
+    for (TensorId& t : op.outputs) {
+      Tensor tensor = model.tensors[t.value];
+      tensor.role = tensor.role == TensorRole::kLoss ? TensorRole::kFp32 : tensor.role;
+      made[t.value] = TensorId(model.tensors.size());
+      t = made[t.value];
+      model.tensors.push_back(tensor);
+    }
+    for (ParamId& id : op.params) {
+      id = forward.places.params[id.value];
+    }
+    const auto move = [&](ModuleId& id) {
+      id = id.valid() ? forward.places.modules[id.value] : id;
+    };
+    move(op.module);
+    move(op.called_again);
+    std::for_each(op.returns_input.begin(), op.returns_input.end(), move);
+    if (forward.stops) {
+      if (stopped[op.spec] == 0) {
+        stopped[op.spec] = WithoutGradient(model, op.spec);
+      }
+      op.spec = stopped[op.spec];
+    }
+    if (forward.called_again.valid() && model.ops.size() == begin) {
+      op.called_again = forward.called_again;
+    }
+    model.ops.push_back(std::move(op));
+  }
+}
+
 }  // namespace
 
 bool IsOfReference(const Model& model, ModuleId module) {
@@ -86,47 +141,35 @@ bool IsOfReference(const Model& model, ModuleId module) {
   return module != ModuleId(0);
 }
 
-void AddReference(Model& model, bool has_adapters) {
-  const Places places = has_adapters ? BaseOf(model) : CopyModules(model);
-  const std::size_t count = model.ops.size();
-  std::vector<TensorId> made(model.tensors.size());
-  const auto given = [&](TensorId t) { return made[t.value].valid() ? made[t.value] : t; };
-  std::vector<std::uint32_t> stopped(model.specs.size(), 0);  // 0: not known yet
-  for (std::size_t i = 0; i < count; ++i) {
-    ModelOp op = model.ops[i];
-    if (op.name == "lora_add" || model.SpecOf(op).kind == OpKind::kDropout) {
-      made[op.outputs[0].value] = given(op.inputs[0]);
-      continue;
+void AddReference(Model& model, bool has_adapters, bool has_mismatched) {
+  Places policy;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    policy.modules.emplace_back(m);
+  }
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    policy.params.emplace_back(p);
+  }
+  const Places reference = has_adapters ? BaseOf(model) : CopyModules(model);
+  const ModuleId root = reference.modules[0];
+  const std::vector<ModelOp> own = std::exchange(model.ops, {});
+  if (has_mismatched) {
+    AppendForward(model, own, {.places = policy, .has_adapters = true, .stops = true});
+  }
+  const std::size_t first = model.ops.size();
+  model.ops.insert(model.ops.end(), own.begin(), own.end());
+  if (has_mismatched) {
+    model.ops[first].called_again = ModuleId(0);
+  }
+  for (int call = has_mismatched ? 0 : 1; call < 2; ++call) {
+    const bool is_again = has_adapters || (has_mismatched && call == 1);
+    AppendForward(
+        model, own,
+        {.places = reference, .stops = has_adapters, .called_again = is_again ? root : ModuleId()});
+  }
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    for (const TensorId t : model.ops[i].outputs) {
+      model.tensors[t.value].producer = ModelOpId(i);
     }
-    if (op.name.starts_with("lora_")) {
-      continue;
-    }
-    for (TensorId& t : op.inputs) {
-      t = given(t);
-    }
-    for (TensorId& t : op.outputs) {
-      Tensor tensor = model.tensors[t.value];
-      tensor.producer = ModelOpId(model.ops.size());
-      tensor.role = tensor.role == TensorRole::kLoss ? TensorRole::kFp32 : tensor.role;
-      made[t.value] = TensorId(model.tensors.size());
-      t = made[t.value];
-      model.tensors.push_back(tensor);
-    }
-    for (ParamId& id : op.params) {
-      id = places.params[id.value];
-    }
-    const auto move = [&](ModuleId& id) { id = id.valid() ? places.modules[id.value] : id; };
-    move(op.module);
-    move(op.called_again);
-    std::for_each(op.returns_input.begin(), op.returns_input.end(), move);
-    if (has_adapters) {
-      if (stopped[op.spec] == 0) {
-        stopped[op.spec] = WithoutGradient(model, op.spec);
-      }
-      op.spec = stopped[op.spec];
-      op.called_again = model.ops.size() == count ? ModuleId(0) : op.called_again;
-    }
-    model.ops.push_back(std::move(op));
   }
 }
 

@@ -494,7 +494,11 @@ std::vector<std::string> MatchedTargets(const Model& model, const std::vector<st
 }
 
 std::int64_t SamplesPerExample(TrainsBy trains_by) {
-  return trains_by == TrainsBy::kOwn ? 1 : 2;
+  return trains_by == TrainsBy::kOwn || trains_by == TrainsBy::kKto ? 1 : 2;
+}
+
+bool HasReference(TrainsBy trains_by) {
+  return trains_by == TrainsBy::kDpo || trains_by == TrainsBy::kKto;
 }
 
 namespace {
@@ -546,8 +550,8 @@ void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) 
   }
   Freeze(model, spec.frozen, where);
   ApplyAdapters(model, spec, where);
-  if (spec.trains_by == TrainsBy::kDpo) {
-    AddReference(model, spec.lora_rank > 0);
+  if (HasReference(spec.trains_by)) {
+    AddReference(model, spec.lora_rank > 0, spec.trains_by == TrainsBy::kKto);
   }
 }
 

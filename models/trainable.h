@@ -19,10 +19,14 @@ enum class TrainsBy : std::uint8_t {
   kDpoPrecomputed,  // pairs, against log-probabilities of a reference that ran before
   kOrpo,            // pairs, without a reference (CPO and SimPO are the same here)
   kReward,          // pairs, by a score of each answer in the place of the head
+  kKto,             // single answers, as kDpo; and mismatched ones, which have no gradients
 };
 
 // Samples that a micro-batch cannot tear apart: 2 for pairs.
 [[nodiscard]] std::int64_t SamplesPerExample(TrainsBy trains_by);
+
+// Does a reference run in every step?
+[[nodiscard]] bool HasReference(TrainsBy trains_by);
 
 struct TrainableSpec {
   // Globs over parameter FQNs; a match gets no gradient and no optimizer state.

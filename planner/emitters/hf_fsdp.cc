@@ -32,16 +32,17 @@ std::vector<UnitPlan> OwnUnits(const Model& model) {
     return own;
   }
   // Accelerate 1.15 looks for the norm in the model itself, which PEFT's wrapper hides: it is left
-  // to the root (_find_final_norm).
+  // to the root (_find_final_norm), as is a score, which is no output embedding.
   const bool has_adapters = std::any_of(model.modules.begin(), model.modules.end(),
                                         [](const Module& m) { return m.name == "lora_A"; });
   const WrapSpec spec = {WrapSpec::Kind::kAccelerate, 0, ""};
   for (UnitPlan& unit : Wrap(model, spec, {}, Dialect::kFsdp2, "accelerate")) {
     const bool is_block =
         unit.modules.size() == 1 && IsBlock(model, FindModule(model, unit.modules[0]));
-    if (has_adapters && unit.modules.size() > 1) {
+    if (unit.modules.size() > 1) {
       std::erase_if(unit.modules, [&](const std::string& fqn) {
-        return ClassOf(model, fqn).find("Norm") != std::string::npos;
+        return fqn.starts_with("score") ||
+               (has_adapters && ClassOf(model, fqn).find("Norm") != std::string::npos);
       });
       unit.name = Listed(unit.modules, {}, "+");
     }

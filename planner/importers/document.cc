@@ -357,8 +357,17 @@ Json FromCommandLine(const std::string& text, const std::string& file) {
     root[flag] = value;
     flag.clear();
   };
+  std::string before;
   for (const std::string& word : Words(WithoutComments(text))) {
-    if (word.starts_with("--")) {
+    const bool is_command = before == "trl";
+    before = word;
+    if (!root.contains("script") && (is_command || word.ends_with(".py"))) {
+      if (!flag.empty()) {
+        set(true);
+      }
+      flag = "script";
+      set((is_command ? "trl/" : "") + word);
+    } else if (word.starts_with("--")) {
       if (!flag.empty()) {
         set(true);
       }

@@ -37,6 +37,8 @@ struct ReadResult {
   std::vector<std::string> left_out;  // keys that change nothing here
   std::vector<std::string> unknown;   // keys that nobody here knows
   std::vector<std::string> autos;     // keys that say "auto"
+  // Keys that are on, and what each is taken for.
+  std::vector<std::pair<std::string, std::string>> said;
 };
 
 // Reads the keys that `keys` calls used into `settings`. Strings "auto" count as absent, and are
@@ -51,15 +53,21 @@ template <class S>
     }
   }
   for (const auto& [name, key] : keys.all()) {
-    if (key.kind == SettingKey::Kind::kUsed) {
+    if (key.kind == SettingKey::Kind::kUsed || key.kind == SettingKey::Kind::kSaid) {
       known.push_back(name);
     }
   }
-  ReadResult<S> result{std::move(settings), {}, {}, {}};
+  ReadResult<S> result{std::move(settings), {}, {}, {}, {}};
   for (const Leaf& leaf : LeavesOf(root)) {
     const auto used = keys.all().find(leaf.key);
     const bool is_named = used != keys.all().end() && used->second.kind == SettingKey::Kind::kUsed;
     const std::string_view name = is_named ? std::string_view(used->second.meaning) : leaf.key;
+    if (used != keys.all().end() && used->second.kind == SettingKey::Kind::kSaid) {
+      if (!used->second.IsOff(leaf.value)) {
+        result.said.emplace_back(leaf.key, used->second.meaning);
+      }
+      continue;
+    }
     if (is_named && name.starts_with('(')) {
       continue;
     }

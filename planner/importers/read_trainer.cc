@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <initializer_list>
 #include <optional>
 #include <span>
@@ -155,6 +156,30 @@ void Demand(const JsonValue& value, Keys values, std::string_view expected) {
   }
 }
 
+// KTO: single answers, against a reference that runs in every step.
+void ReadSingles(const JsonValue& root, TrainerFile& file) {
+  if (const auto loss = root.Find("loss_type")) {
+    Demand(*loss, {"kto"}, "kto");
+  }
+  if (IsOn(root, "precompute_ref_log_probs")) {
+    throw root.At("precompute_ref_log_probs")
+        .Error("false, since KTO without its reference cannot be predicted");
+  }
+  file.script.trains_by = TrainsBy::kKto;
+  file.script.adapters.dropout = 0.0;
+}
+
+// Pairs, whose answers get a score each in the place of logits. PEFT trains the score whole.
+void ReadRewards(TrainerFile& file) {
+  file.script.trains_by = TrainsBy::kReward;
+  file.script.adapters.dropout = 0.0;
+  std::vector<std::string>& saved = file.script.adapters.saved;
+  if (file.script.adapters.rank > 0 &&
+      std::find(saved.begin(), saved.end(), "score") == saved.end()) {
+    saved.emplace_back("score");
+  }
+}
+
 // Pairs, whose two answers run as one batch, without dropout (TRL's disable_dropout). Without a
 // reference are the losses orpo and simpo.
 void ReadPreferences(const JsonValue& root, std::string_view loss_key, TrainerFile& file) {
@@ -173,19 +198,33 @@ void ReadPreferences(const JsonValue& root, std::string_view loss_key, TrainerFi
   file.script.adapters.dropout = 0.0;
 }
 
-// LLaMA-Factory recomputes every layer unless it is told not to, and trains an adapter unless it is
-// told to train all.
-void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
-  TrainerSettings& s = file.result.settings;
+bool IsLlamaFactory(const JsonValue& root) {
+  return FindOne(root, {"cutoff_len", "finetuning_type", "stage", "enable_liger_kernel", "template",
+                        "infer_backend", "export_dir", kLlamaFactoryRecompute})
+      .has_value();
+}
+
+// Its other commands have files of the same keys.
+void RefuseOtherCommands(const JsonValue& root) {
   const bool trains = FindOne(root, {"per_device_train_batch_size", "num_train_epochs", "max_steps",
                                      "learning_rate"})
                           .has_value();
   const auto told = root.Find("do_train");
-  if (told ? !told->AsBool() : !trains) {
+  if (IsLlamaFactory(root) && (told ? !told->AsBool() : !trains)) {
+    const char* const command = root.Find("export_dir") ? "merging of adapters"
+                                : IsOn(root, "do_predict") || IsOn(root, "do_eval") ? "evaluation"
+                                                                                    : "inference";
     throw InputError(root.path().str() + ": do_train", told ? "false" : "no value",
-                     "true, since inference and export of a model is not read");
+                     std::string("true, since ") + command +
+                         " is not read; estimate MODEL CLUSTER --mode forward is about forwards");
   }
-  if (!told) {
+}
+
+// LLaMA-Factory recomputes every layer unless it is told not to, and trains an adapter unless it is
+// told to train all.
+void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
+  TrainerSettings& s = file.result.settings;
+  if (!root.Find("do_train")) {
     file.script.assumed.push_back({"do_train", "true"});
   }
   const auto type = root.Find("finetuning_type");
@@ -201,9 +240,12 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
     RefuseQuantized(root);
   }
   if (const auto stage = root.Find("stage")) {
-    Demand(*stage, {"pt", "sft", "dpo"}, "pt, sft or dpo");
+    Demand(*stage, {"pt", "sft", "dpo", "kto"}, "pt, sft, dpo or kto");
     if (stage->AsString() == "dpo") {
       ReadPreferences(root, "pref_loss", file);
+    } else if (stage->AsString() == "kto") {
+      file.script.assumed.push_back({"stage", "kto, mismatched answers first as in TRL"});
+      ReadSingles(root, file);
     }
   }
   if (root.Find(kLlamaFactoryRecompute)) {
@@ -218,27 +260,72 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
   }
 }
 
+// Whether a command line runs one of TRL's scripts.
+bool RunsTrl(const JsonValue& root) {
+  const auto script = root.Find("script");
+  const std::string path = script ? script->AsString() : "";
+  return path.find("trl/") != path.npos || path.find("examples/scripts/") != path.npos;
+}
+
+// sft, dpo, kto, orpo or reward, as the command line says. Files of the scripts have the same keys:
+// a loss of answers, or the name of the file or of its folder tells them.
+std::string TrlScript(const JsonValue& root) {
+  constexpr std::array<std::string_view, 5> kRead = {"sft", "dpo", "kto", "orpo", "reward"};
+  const std::string where = root.path().str();
+  if (RunsTrl(root)) {
+    const std::string stem = std::filesystem::path(root.At("script").AsString()).stem().string();
+    const std::string first = stem.substr(0, stem.find('_'));  // sft_gpt_oss, reward_modeling
+    const bool is_other = stem.find("vlm") != stem.npos || stem.find("diffusion") != stem.npos;
+    if (is_other || std::find(kRead.begin(), kRead.end(), first) == kRead.end()) {
+      throw root.At("script").Error("TRL's sft, dpo, kto, orpo or reward, since the script " +
+                                    stem + " cannot be predicted");
+    }
+    return first;
+  }
+  const std::filesystem::path path(where);
+  const std::string name = (path.parent_path().filename() / path.filename()).string();
+  const auto says = [&](std::string_view word) { return name.find(word) != name.npos; };
+  const bool compares = FindOne(root, {"beta", "max_prompt_length", "precompute_ref_log_probs",
+                                       "desirable_weight", "undesirable_weight"})
+                            .has_value();
+  if (!compares) {
+    return root.Find("center_rewards_coefficient") || says("reward") ? "reward" : "sft";
+  }
+  const auto loss = root.Find("loss_type");
+  const bool is_kto = loss ? loss->AsString() == "kto" : says("kto");
+  const bool is_other = (says("kto") && !is_kto) || says("grpo") || says("cpo") || says("gkd");
+  if (is_other || !(says("orpo") || is_kto || says("dpo") || loss)) {
+    throw InputError(where,
+                     is_other ? "a script of TRL that compares no answers with a reference"
+                              : "keys that several scripts of TRL have, and none that tells which",
+                     "dpo, kto or orpo in the file's name or its folder's, or loss_type, such as "
+                     "sigmoid for dpo");
+  }
+  return says("orpo") ? "orpo" : is_kto ? "kto" : "dpo";
+}
+
 // TRL before 0.20 says max_seq_length, and runs head and loss over all rows at once; later ones run
 // a chunk of rows after the other unless they are told not to, or Liger does it.
 void ReadTrlLoss(const JsonValue& root, TrainerFile& file) {
-  if (FindOne(root, {"beta", "max_prompt_length", "precompute_ref_log_probs"})) {
-    // Files of ORPO, KTO, CPO and GKD have the same keys: a loss of pairs, or the name of the file
-    // or of its folder tells them.
-    const std::string name = root.path().str();
-    const auto says = [&](std::string_view word) { return name.find(word) != name.npos; };
-    const bool is_other = says("kto") || says("grpo") || says("cpo") || says("gkd");
-    const bool is_orpo = says("orpo");
-    if (is_other || !(is_orpo || says("dpo") || root.Find("loss_type"))) {
-      throw InputError(name,
-                       is_other
-                           ? "a script of TRL that compares no pairs with a reference"
-                           : "keys that several scripts of TRL have, and none that tells which",
-                       "dpo or orpo in the file's name or its folder's, or loss_type, such as "
-                       "sigmoid for dpo");
+  const std::string script = TrlScript(root);
+  if (script != "sft" && !RunsTrl(root)) {
+    file.script.assumed.push_back({"script", "TRL's " + script});
+  }
+  if (script == "reward") {
+    const auto task = root.Find("lora_task_type");
+    if (file.script.adapters.rank > 0 && !(task && task->AsString() == "SEQ_CLS")) {
+      throw InputError(root.path().str() + ": lora_task_type", task ? task->AsString() : "no value",
+                       "SEQ_CLS, since a score that does not learn cannot be predicted");
     }
-    file.script.assumed.push_back({"script", is_orpo ? "TRL's orpo" : "TRL's dpo"});
-    ReadPreferences(root, "loss_type", file);
-    if (is_orpo) {
+    return ReadRewards(file);
+  }
+  if (script != "sft") {
+    if (script == "kto") {
+      ReadSingles(root, file);
+    } else {
+      ReadPreferences(root, "loss_type", file);
+    }
+    if (script == "orpo") {
       file.script.trains_by = TrainsBy::kOrpo;
     }
     if (!root.Find("max_prompt_length") && !file.result.settings.use_liger_kernel.value_or(false)) {
@@ -320,15 +407,14 @@ void ReadScript(const JsonValue& root, TrainerFile& file) {
   file.script.offloads_activations = IsOn(root, "activation_offloading");
   const auto dtype = FindOne(root, {"torch_dtype", "dtype"});
   file.script.has_bf16_weights = dtype && dtype->AsString() == "bfloat16";
-  if (FindOne(root, {"cutoff_len", "finetuning_type", "stage", "enable_liger_kernel", "template",
-                     "infer_backend", "export_dir", kLlamaFactoryRecompute})) {
+  if (IsLlamaFactory(root)) {
     return ReadLlamaFactory(root, file);
   }
-  const bool says_trl =
-      FindOne(root, {"max_length", "packing", "dataset_mixture", "dataset_text_field",
-                     "assistant_only_loss", "completion_only_loss", "loss_type", "beta",
-                     "max_prompt_length"})
-          .has_value();
+  const bool says_trl = RunsTrl(root) || FindOne(root, {"max_length", "packing", "dataset_mixture",
+                                                        "dataset_text_field", "assistant_only_loss",
+                                                        "completion_only_loss", "loss_type", "beta",
+                                                        "max_prompt_length"})
+                                             .has_value();
   // Transformers' run_clm.py has this one, too, beside others of its own.
   const bool may_be_trl = root.Find("dataset_name") &&
                           !FindOne(root, {"block_size", "dataset_config_name", "model_max_length",
@@ -399,7 +485,8 @@ void ReadPlugins(const JsonValue& root, TrainerFile& file) {
     } else if (name.find("cut_cross_entropy") != std::string::npos) {
       const auto told = root.Find("cut_cross_entropy");
       file.script.loss_rows = told && !told->AsBool() ? 0 : kLossRows;
-    } else if (name.find("swanlab") == std::string::npos) {  // which writes logs
+    } else if (name.find("swanlab") == name.npos && name.find("KernelsPlugin") == name.npos) {
+      // The one writes logs, the other has switches of its own.
       throw(*plugins)[i].Error("Liger's or Cut Cross Entropy's, since the plugin " + name +
                                " cannot be predicted");
     }
@@ -463,17 +550,16 @@ void CheckUnfrozen(const JsonValue& root, const TrainerFile& file) {
 void ReadAxolotlPairs(const JsonValue& root, TrainerFile& file) {
   const auto rl = root.Find("rl");
   if (rl && !rl->AsString().empty()) {
-    Demand(*rl, {"dpo", "ipo", "orpo"}, "dpo, ipo or orpo");
+    Demand(*rl, {"dpo", "ipo", "orpo", "kto"}, "dpo, ipo, orpo or kto");
+    if (rl->AsString() == "kto") {
+      return ReadSingles(root, file);
+    }
     ReadPreferences(root, "rl", file);
   } else if (IsOn(root, "reward_model")) {
-    file.script.trains_by = TrainsBy::kReward;
     if (const auto labels = root.Find("num_labels")) {
       (void)labels->AsInt(1, 1);
     }
-    file.script.adapters.dropout = 0.0;
-    if (file.script.adapters.rank > 0) {
-      file.script.adapters.saved.emplace_back("score");
-    }
+    ReadRewards(file);
   } else if (const auto labels = root.Find("num_labels")) {
     throw labels->Error("no such key, since a reward head cannot be predicted");
   }
@@ -482,6 +568,7 @@ void ReadAxolotlPairs(const JsonValue& root, TrainerFile& file) {
 }  // namespace
 
 TrainerFile ReadTrainer(const JsonValue& root, const std::optional<JsonValue>& fsdp_config) {
+  RefuseOtherCommands(root);
   const SettingKeys& keys = SettingKeys::Of("trainer");
   TrainerFile file;
   file.result = ReadSettings<TrainerSettings>(root, TrainerRows(), keys);
@@ -508,12 +595,6 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
   if (const auto adapter = root.Find("adapter"); adapter && !adapter->AsString().empty()) {
     Demand(*adapter, {"lora", "qlora"}, "lora or qlora");
     file.script.adapters = ReadAdapters(root, AxolotlAdapters(), FrozenFormat::kParam);
-    for (const char* key :
-         {"lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"}) {
-      if (IsOn(root, key)) {
-        file.script.assumed.push_back({key, "as PEFT's own operations"});
-      }
-    }
   } else {
     RefuseQuantized(root);
     if (IsOn(root, "quantize_moe_experts")) {

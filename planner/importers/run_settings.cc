@@ -35,8 +35,11 @@ void Put(ReadResult<S> result, const std::string& file, std::optional<S>& slot, 
 }
 
 void PutTrainer(TrainerFile trainer, const std::string& file, RunSettings& run) {
-  Put(std::move(trainer.result), file, run.trainer, run);
   run.script = std::move(trainer.script);
+  for (const auto& [key, taken_for] : trainer.result.said) {
+    run.script.assumed.push_back({key, taken_for});
+  }
+  Put(std::move(trainer.result), file, run.trainer, run);
 }
 
 // --- Accelerate

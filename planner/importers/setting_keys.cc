@@ -28,11 +28,12 @@ std::vector<std::string> ListOf(const JsonValue& table, std::string_view key, bo
   return list;
 }
 
-void AddFeatures(const JsonValue& features, std::map<std::string, SettingKey>& keys) {
+void AddFeatures(const JsonValue& features, SettingKey::Kind kind,
+                 std::map<std::string, SettingKey>& keys) {
   for (const std::string& feature : features.Keys()) {
     const JsonValue table = features.At(feature);
     for (const std::string& key : table.Keys()) {
-      keys[key] = {SettingKey::Kind::kRefused, feature, ListOf(table, key, /*as_json=*/true)};
+      keys[key] = {kind, feature, ListOf(table, key, /*as_json=*/true)};
     }
   }
 }
@@ -40,7 +41,7 @@ void AddFeatures(const JsonValue& features, std::map<std::string, SettingKey>& k
 const std::map<std::string, SettingKey>& Features() {
   static const std::map<std::string, SettingKey> features = [] {
     std::map<std::string, SettingKey> all;
-    AddFeatures(Data().At("features"), all);
+    AddFeatures(Data().At("features"), SettingKey::Kind::kRefused, all);
     return all;
   }();
   return features;
@@ -80,9 +81,16 @@ bool IsOff(const JsonValue& value) {
 
 }  // namespace
 
+bool SettingKey::IsOff(const JsonValue& value) const {
+  return Has(off, value.Shown());
+}
+
 SettingKeys::SettingKeys(const JsonValue& table) {
   const JsonValue used = table.At("used"), nothing = table.At("nothing");
-  AddFeatures(table.At("refused"), keys_);
+  AddFeatures(table.At("refused"), SettingKey::Kind::kRefused, keys_);
+  if (const auto said = table.Find("said")) {
+    AddFeatures(*said, SettingKey::Kind::kSaid, keys_);
+  }
   for (const std::string& source : nothing.Keys()) {
     for (const std::string& key : ListOf(nothing, source, false)) {
       keys_[key] = {SettingKey::Kind::kNothing, source, {}};
@@ -152,7 +160,7 @@ bool SettingKeys::IsOpen(std::string_view key) const {
 bool SettingKeys::ChangesNothing(const Leaf& leaf, const std::vector<std::string>& known) const {
   const SettingKey* key = Find(leaf.key);
   if (key != nullptr && key->kind == SettingKey::Kind::kRefused) {
-    if (!Has(key->off, leaf.value.Shown())) {
+    if (!key->IsOff(leaf.value)) {
       Refuse(leaf.value, *key);
     }
     return true;

@@ -1,7 +1,8 @@
 #pragma once
 
 // What each key of a framework's settings means here: setting_keys.json as a table. A key is used,
-// changes nothing, is refused with the name of its feature, or is unknown.
+// changes nothing, is said to be taken for something simpler, is refused with the name of its
+// feature, or is unknown.
 
 #include <cstdint>
 #include <map>
@@ -21,12 +22,14 @@ struct Leaf {
 };
 
 struct SettingKey {
-  enum class Kind : std::uint8_t { kUsed, kNothing, kRefused };
+  enum class Kind : std::uint8_t { kUsed, kNothing, kSaid, kRefused };
   Kind kind = Kind::kNothing;
   // kUsed: a key of the framework's settings struct, or "(words)" where a reader takes the key by
-  // itself. kNothing: the source of that. kRefused: the feature.
+  // itself. kNothing: the source of that. kSaid: what it is taken for. kRefused: the feature.
   std::string meaning;
-  std::vector<std::string> off;  // kRefused: values, as JSON texts, that leave the feature off
+  std::vector<std::string> off;  // the last two: values, as JSON texts, that leave it off
+
+  [[nodiscard]] bool IsOff(const JsonValue& value) const;
 };
 
 class SettingKeys {

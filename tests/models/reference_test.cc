@@ -69,6 +69,46 @@ TEST_CASE("Reference.OfAdaptersIsTheirBaseOnceMore") {
   }
 }
 
+// KTO: mismatched answers before the model's own and before the reference's, which are called
+// twice.
+TEST_CASE("Reference.OfSingleAnswersRunsMismatchedOnesToo") {
+  const Model alone = LoadModel("llama-2-7b");
+  for (const std::int64_t rank : {0, 4}) {
+    TrainableSpec spec;
+    if (rank > 0) {
+      spec = {.lora_rank = rank, .lora_targets = {"q_proj"}};
+    }
+    const Model own = Made("llama-2-7b", spec);
+    spec.trains_by = TrainsBy::kKto;
+    const Model model = Made("llama-2-7b", spec);
+    const std::size_t n = own.ops.size(), m = alone.ops.size();
+    REQUIRE(model.ops.size() == 2 * n + 2 * m);
+    CHECK(CountParameters(model) == CountParameters(own) + (rank > 0 ? 0 : kLlama));
+    const std::vector<bool> reaches = OpsBehindResult(model);
+    for (std::size_t i = 0; i < model.ops.size(); ++i) {
+      CHECK((reaches[i] == (i >= n && i < 2 * n)));  // the second forward alone learns
+      for (const TensorId t : model.ops[i].outputs) {
+        CHECK(model.tensors[t.value].producer == ModelOpId(i));
+      }
+      // Which forward reads which: none another's.
+      const std::size_t begin = i < n ? 0 : i < 2 * n ? n : i < 2 * n + m ? 2 * n : 2 * n + m;
+      for (const TensorId t : model.ops[i].inputs) {
+        const ModelOpId maker = model.tensors[t.value].producer;
+        CHECK((!maker.valid() || (maker.value >= begin && maker.value < i)));
+      }
+    }
+    const ModuleId reference = rank > 0 ? ModuleId(0) : FindModule(model, kReferenceRoot);
+    CHECK(model.ops[n].called_again == ModuleId(0));
+    CHECK(model.ops[2 * n].called_again.valid() == (rank > 0));
+    CHECK(model.ops[2 * n + m].called_again == reference);
+    // Three further forwards of 2 FLOPs of the 6 that a weight that learns has.
+    if (rank == 0) {
+      CHECK(ConventionFlopsPerSample(model).value ==
+            doctest::Approx(ConventionFlopsPerSample(alone).value * 2));
+    }
+  }
+}
+
 // A module that learns as a copy runs as it was.
 TEST_CASE("Reference.ReadsTheOriginalsOfSavedModules") {
   const TrainableSpec spec = {.lora_rank = 2,

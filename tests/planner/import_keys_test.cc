@@ -84,7 +84,7 @@ TEST_CASE("Keys: degrees, second models and quantization are refused by their na
       {"use_asft_loss: true", "a reference model"},
       {"process_reward_model: true", "a reward head"},
       {"num_labels: 2", "a reward head"},
-      {"kto_desirable_weight: 2", "training on preferences or rewards"},
+      {"simpo_gamma: 2", "training on preferences or rewards"},
   };
   for (const auto& [line, feature] : kFeatures) {
     for (const std::string text : {kTrainer, kAxolotl, kAccelerate}) {
@@ -314,14 +314,44 @@ TEST_CASE("axolotl: offload beside recomputation, and its mesh") {
 
 TEST_CASE("What trains nothing is named") {
   const std::string inference = "model_name_or_path: gpt2\ntemplate: default\n";
-  CHECK(ErrorOf({{"i.yaml", inference + "infer_backend: huggingface\n"}}) ==
-        "i.yaml: do_train: got no value, expected true, since inference and export of a model is "
-        "not read");
-  CHECK(ErrorOf({{"e.yaml", inference + "export_dir: out\nexport_size: 5\n"}}) ==
-        "e.yaml: do_train: got no value, expected true, since inference and export of a model is "
-        "not read");
+  const std::string adapters = "adapter_name_or_path: saves/lora\n";  // refused elsewhere
+  const std::string expected =
+      " is not read; estimate MODEL CLUSTER --mode forward is about forwards";
+  CHECK(ErrorOf({{"i.yaml", inference + adapters + "infer_backend: huggingface\n"}}) ==
+        "i.yaml: do_train: got no value, expected true, since inference" + expected);
+  CHECK(ErrorOf({{"e.yaml", inference + adapters + "export_dir: out\nexport_size: 5\n"}}) ==
+        "e.yaml: do_train: got no value, expected true, since merging of adapters" + expected);
+  CHECK(ErrorOf({{"p.yaml", inference + adapters + "do_predict: true\n"}}) ==
+        "p.yaml: do_train: got no value, expected true, since evaluation" + expected);
   CHECK(ErrorOf({{"i.yaml", inference + "do_train: false\nlearning_rate: 1.0e-5\n"}})
             .find("do_train: got false") != std::string::npos);
+  CHECK(ErrorOf({{"t.yaml", inference + adapters + "do_train: true\n"}})
+            .ends_with(", since adapters cannot be predicted"));
+}
+
+TEST_CASE("Keys: what is taken for something simpler is said, where it is on") {
+  const auto assumed = [](const std::string& line) {
+    const Folder folder;
+    std::string all;
+    for (const auto& [key, value] : Read(folder, {{"a.yaml", line + "\n"}}).script.assumed) {
+      all += key + ": " + value + '\n';
+    }
+    return all;
+  };
+  const std::string own = ": as transformers' own operations\n";
+  const std::string axolotl = std::string(kAxolotl) + "sequence_len: 128\n";
+  CHECK(assumed(axolotl + "use_kernels: true").ends_with("use_kernels" + own));
+  CHECK(assumed(axolotl + "use_kernels: false").find("use_kernels") == std::string::npos);
+  CHECK(assumed(axolotl + "model_config: {output_router_logits: true}")
+            .find("model_config.output_router_logits: without the router's loss") !=
+        std::string::npos);
+  CHECK(assumed(axolotl + "adapter: lora\nlora_r: 8\nlora_mlp_kernel: true")
+            .find("lora_mlp_kernel: as PEFT's own operations\n") != std::string::npos);
+  CHECK(ErrorOf({{"a.yaml", axolotl + "use_kernel: true\n"}})
+            .ends_with("did you mean \"use_kernels\"?"));
+  const std::string factory = std::string(kTrainer) + "template: default\ndo_train: true\n";
+  CHECK(assumed(factory + "pissa_init: true").find("pissa_init: as LoRA") != std::string::npos);
+  CHECK(assumed(factory + "use_v1_kernels: true").find("use_v1") == std::string::npos);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include "core/error.h"
+#include "models/trainable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/importers/read_adapters.h"
 #include "planner/importers/run_settings.h"
@@ -293,8 +294,8 @@ TEST_CASE("Scripts: what cannot be predicted is refused") {
   CHECK(error("finetuning_type: oft") ==
         "a.yaml: finetuning_type: got \"oft\", expected full or lora, since oft training cannot be "
         "predicted");
-  CHECK(error("finetuning_type: full\nstage: kto") ==
-        "a.yaml: stage: got \"kto\", expected pt, sft or dpo, since kto training cannot be "
+  CHECK(error("finetuning_type: full\nstage: rm") ==
+        "a.yaml: stage: got \"rm\", expected pt, sft, dpo or kto, since rm training cannot be "
         "predicted");
   CHECK(error("beta: 0.1\nloss_type: bradley_terry") ==
         "a.yaml: loss_type: got \"bradley_terry\", expected a loss of pairs, since bradley_terry "
@@ -699,14 +700,14 @@ TEST_CASE("Scripts: pairs, by what their trainer compares") {
   CHECK(facts(trl + "beta: 0.1\nloss_type: ipo\n").loss_chunks == 4);  // 2 pairs of 256 in 256
   CHECK(facts(dpo + "max_prompt_length: 64\n").loss_chunks == 0);      // older
   const std::string expected =
-      ", expected dpo or orpo in the file's name or its folder's, or loss_type, such as sigmoid "
-      "for "
-      "dpo";
+      ", expected dpo, kto or orpo in the file's name or its folder's, or loss_type, such as "
+      "sigmoid "
+      "for dpo";
   CHECK(ErrorOf({{"dpo.yaml", trl + "beta: 0.1\n"}}) == "no error");
   CHECK(ErrorOf({{"a.yaml", trl + "beta: 0.1\n"}}) ==
         "a.yaml: got keys that several scripts of TRL have, and none that tells which" + expected);
   CHECK(ErrorOf({{"kto.yaml", trl + "beta: 0.1\nloss_type: sigmoid\n"}}) ==
-        "kto.yaml: got a script of TRL that compares no pairs with a reference" + expected);
+        "kto.yaml: got a script of TRL that compares no answers with a reference" + expected);
   const std::string axolotl = "base_model: gpt2\nmicro_batch_size: 2\nlora_r: 8\n";
   const std::string lora = axolotl + "adapter: lora\nlora_dropout: 0.1\nlora_alpha: 8\n";
   CHECK(facts(lora + "rl: ipo\n").trains_by == TrainsBy::kDpo);
@@ -714,12 +715,21 @@ TEST_CASE("Scripts: pairs, by what their trainer compares") {
   CHECK(facts(lora + "rl: ipo\n").adapters.dropout == 0.0);
   CHECK(facts(axolotl + "rl: orpo\n").trains_by == TrainsBy::kOrpo);
   CHECK(facts(lora + "reward_model: true\nnum_labels: 1\n").adapters.saved == Strings{"score"});
+  const RunFacts kto = facts(lora + "rl: kto\nkto_desirable_weight: 0.2\n");
+  CHECK(kto.trains_by == TrainsBy::kKto);
+  CHECK(kto.adapters.dropout == 0.0);
   const std::string factory =
       "output_dir: o\nper_device_train_batch_size: 2\nstage: dpo\npref_loss: simpo\n"
       "finetuning_type: full\n";
   CHECK(facts(factory).trains_by == TrainsBy::kOrpo);
+  const std::string singles =
+      "output_dir: o\nper_device_train_batch_size: 2\nstage: kto\nfinetuning_type: full\n";
+  CHECK(facts(singles).trains_by == TrainsBy::kKto);
+  CHECK(ErrorOf({{"a.yaml", singles + "precompute_ref_log_probs: true\n"}}) ==
+        "a.yaml: precompute_ref_log_probs: got true, expected false, since KTO without its "
+        "reference cannot be predicted");
   CHECK(ErrorOf({{"a.yaml", axolotl + "rl: gdpo\n"}}) ==
-        "a.yaml: rl: got \"gdpo\", expected dpo, ipo or orpo, since gdpo training cannot be "
+        "a.yaml: rl: got \"gdpo\", expected dpo, ipo, orpo or kto, since gdpo training cannot be "
         "predicted");
   PlanFile file = Base(2);
   file.job.trains_by = TrainsBy::kDpo;
@@ -727,6 +737,84 @@ TEST_CASE("Scripts: pairs, by what their trainer compares") {
   ApplyRun(Read(folder, {{"a.yaml", dpo + "gradient_accumulation_steps: 3\n"}}), file);
   CHECK(file.plan.micro_batch == 4);
   CHECK(file.job.global_batch == file.cluster.RankCount() * 2 * 3 * 2);
+}
+
+// Which of TRL's scripts a file is for: keys that one has, or the file's own name.
+TEST_CASE("TRL: KTO and rewards by their keys or by the name") {
+  const auto facts = [](const std::string& name, const std::string& text) {
+    const Folder folder;
+    const bool is_command = name == "run.txt";
+    return FactsOf(
+        Read(folder, {{name, (is_command ? "" : "output_dir: o\nmax_length: 256\n") + text}}));
+  };
+  CHECK(facts("a.yaml", "beta: 0.1\nloss_type: kto\n").trains_by == TrainsBy::kKto);
+  CHECK(facts("kto.yaml", "beta: 0.1\n").trains_by == TrainsBy::kKto);
+  CHECK(facts("kto.yaml", "desirable_weight: 2.0\n").trains_by == TrainsBy::kKto);
+  CHECK(facts("kto.yaml", "").trains_by == TrainsBy::kOwn);
+  CHECK(facts("reward.yaml", "").trains_by == TrainsBy::kReward);
+  CHECK(facts("a.yaml", "center_rewards_coefficient: 0.01\n").trains_by == TrainsBy::kReward);
+  CHECK(facts("a.yaml", "center_rewards_coefficient: 0.01\n").loss_chunks == 0);
+  CHECK(ErrorOf({{"kto.yaml", "output_dir: o\nbeta: 0.1\nloss_type: apo_zero_unpaired\n"}})
+            .find("compares no answers with a reference") != std::string::npos);
+  const std::string lora = "use_peft: true\nlora_r: 8\nlora_task_type: ";
+  CHECK(facts("reward.yaml", lora + "SEQ_CLS\n").adapters.saved == Strings{"score"});
+  CHECK(ErrorOf({{"reward.yaml", "output_dir: o\nmax_length: 256\n" + lora + "CAUSAL_LM\n"}}) ==
+        "reward.yaml: lora_task_type: got CAUSAL_LM, expected SEQ_CLS, since a score that does not "
+        "learn cannot be predicted");
+  // A command line says it by its script.
+  const auto by = [&](const std::string& command) {
+    return facts("run.txt", command + " --output_dir o --max_length 256").trains_by;
+  };
+  CHECK(by("accelerate launch --multi_gpu trl/scripts/kto.py") == TrainsBy::kKto);
+  CHECK(by("trl dpo") == TrainsBy::kDpo);
+  CHECK(by("python examples/scripts/orpo.py") == TrainsBy::kOrpo);
+  CHECK(by("python examples/scripts/reward_modeling.py") == TrainsBy::kReward);
+  CHECK(by("trl sft") == TrainsBy::kOwn);
+  CHECK(by("python examples/scripts/sft_gpt_oss.py") == TrainsBy::kOwn);
+  CHECK(ErrorOf({{"run.txt", "python examples/scripts/dpo_vlm.py --output_dir o"}})
+            .ends_with("since the script dpo_vlm cannot be predicted"));
+  CHECK(by("python my/kto.py") == TrainsBy::kOwn);  // nobody's that is known
+  CHECK(
+      ErrorOf({{"run.txt", "trl grpo --output_dir o"}}) ==
+      "run.txt: script: got \"trl/grpo\", expected TRL's sft, dpo, kto, orpo or reward, since the "
+      "script grpo cannot be predicted");
+  CHECK(ErrorOf({{"run.txt", "trl kto --output_dir o --loss_type apo_zero_unpaired"}})
+            .ends_with("expected kto, since apo_zero_unpaired training cannot be predicted"));
+  // A batch counts answers, of which no two belong together.
+  PlanFile file = Base(2);
+  file.job.trains_by = TrainsBy::kKto;
+  const Folder folder;
+  ApplyRun(Read(folder, {{"kto.yaml",
+                          "output_dir: o\nmax_length: 256\nbeta: 0.1\n"
+                          "per_device_train_batch_size: 2\ntorch_dtype: bfloat16\n"
+                          "fsdp: full_shard auto_wrap\n"}}),
+           file);
+  CHECK(file.plan.micro_batch == 2);
+  CHECK(file.job.frozen_format == FrozenFormat::kParam);  // nobody upcasts the reference
+}
+
+// Accelerate carves out the embedding and the norm; a score is no output embedding.
+TEST_CASE("TRL: a score stays in the root under FSDP2") {
+  const Folder folder;
+  const RunSettings run =
+      Read(folder, {{"reward.yaml",
+                     "output_dir: o\nmax_length: 256\nfsdp: true\n"
+                     "fsdp_config: {fsdp_version: 2, transformer_layer_cls_to_wrap: "
+                     "GPT2Block}\n"}});
+  PlanFile file = Base(2);
+  file.job.trains_by = TrainsBy::kReward;
+  ApplyTrainable(file.model, {.trains_by = TrainsBy::kReward}, Path("job"));
+  ApplyRun(run, file);
+  Strings ends;
+  for (const UnitPlan& unit : file.plan.units) {
+    for (const std::string& fqn : unit.modules) {
+      if (fqn.find(".h.") == std::string::npos) {
+        ends.push_back(fqn);
+      }
+    }
+  }
+  CHECK(ends == Strings{"transformer.wte", "transformer.ln_f", ""});
+  CHECK(file.plan.micro_batch == 16);  // 8 pairs
 }
 
 TEST_CASE("axolotl: parameters frozen by name, where nothing else is there") {

@@ -1,11 +1,11 @@
-"""Pairs of answers under TRL's own DPOTrainer: its collectives are those of the plans that import-run makes.
+"""Answers under TRL's own trainers, DPO, KTO and rewards: their collectives are those of the plans that import-run makes.
 
     python3 tests/schedule/torch_dpo.py SHARDWRIGHT [--only NAME]
 
 Tiny Llamas train in gloo processes, by TRL and Accelerate under FSDP2 and by the same calls under FSDP1: whole beside a reference of
 their own, and by adapters above a base that is the reference. Compared are order, kind, elements and dtype of all collectives, and
-the bytes of gathered parameters at each. What the metrics and the counts of tokens gather is left out. Ours come from the files of
-such a run.
+the bytes of gathered parameters at each. What the metrics and the counts of tokens gather is left out, KTO's mean of the
+mismatched answers with it. Ours come from the files of such a run.
 
 Not equal yet: with adapters and recomputation the Trainer makes the embedding's output ask for a gradient
 (enable_input_require_grads). The last units are then freed behind the first block's reduction, ours before: that case compares no
@@ -52,8 +52,16 @@ CASES = {
     "fsdp2 full, bf16, recomputed": {"ranks": 2, "version": 2, "rank": 0, "recompute": True, "bf16": True},
     "fsdp2 adapters": {"ranks": 2, "version": 2, "rank": 4, "recompute": False},
     "fsdp2 adapters, bf16, recomputed": {"ranks": 2, "version": 2, "rank": 4, "recompute": True, "bf16": True, "bytes": False},
+    "fsdp2 kto full": {"ranks": 2, "version": 2, "rank": 0, "recompute": False, "by": "kto"},
+    "fsdp2 kto full, bf16, recomputed": {"ranks": 2, "version": 2, "rank": 0, "recompute": True, "bf16": True, "by": "kto"},
+    "fsdp2 kto adapters": {"ranks": 2, "version": 2, "rank": 4, "recompute": False, "by": "kto"},
+    "fsdp2 reward full": {"ranks": 2, "version": 2, "rank": 0, "recompute": False, "by": "reward"},
+    "fsdp2 reward full, bf16, recomputed": {"ranks": 2, "version": 2, "rank": 0, "recompute": True, "bf16": True, "by": "reward"},
+    "fsdp2 reward adapters": {"ranks": 2, "version": 2, "rank": 4, "recompute": False, "by": "reward"},
     "fsdp1 full": {"ranks": 2, "version": 1, "rank": 0, "recompute": False},
     "fsdp1 adapters": {"ranks": 2, "version": 1, "rank": 4, "recompute": False},
+    "fsdp1 kto full": {"ranks": 2, "version": 1, "rank": 0, "recompute": False, "by": "kto"},
+    "fsdp1 kto adapters": {"ranks": 2, "version": 1, "rank": 4, "recompute": False, "by": "kto"},
 }
 
 
@@ -93,6 +101,11 @@ def wrapped_v1(model):
     return FullyShardedDataParallel(model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu"))
 
 
+def batch_of(case):
+    """KTO shifts answers within a batch: 2 at least."""
+    return 2 if case.get("by") == "kto" else 1
+
+
 def has_bytes(case):
     return case.get("bytes", True)
 
@@ -105,7 +118,7 @@ def gathered_bytes_v2(model):
 
 
 def run_by_hand(case, where):
-    """FSDP1: the forwards and the loss of TRL's DPOTrainer."""
+    """FSDP1: the forwards of TRL's DPOTrainer or KTOTrainer, and a loss of two answers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(where).train()
     if case["rank"]:
         model = peft.get_peft_model(model, peft.LoraConfig(r=case["rank"], target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
@@ -121,9 +134,13 @@ def run_by_hand(case, where):
     models = {id(m): m for m in (model, reference)}.values()
     with Recorder({tuple(range(case["ranks"])): "shard"}, lambda: (sum(map(gathered_bytes, models)),)) as recorder:
         for _ in range(3):
+            if case.get("by") == "kto":
+                with torch.no_grad():
+                    scores(model)
             chosen, rejected = scores(model)
             with torch.no_grad(), model.module.disable_adapter() if case["rank"] else contextlib.nullcontext():
-                other = scores(reference)
+                for _ in range(1 + (case.get("by") == "kto")):
+                    other = scores(reference)
             (-torch.nn.functional.logsigmoid(chosen - rejected - other[0] + other[1])).backward()
             model.clip_grad_norm_(1.0)
             optimizer.step()
@@ -145,20 +162,27 @@ def run_case(rank, argument):
     tokenizer = transformers.AutoTokenizer.from_pretrained(where)
     words = [f"w{i + 3}" for i in range(TOKENS - 1)]  # and the end of the text
     half = TOKENS // 2
-    rows = [{"prompt": " ".join(words[:half]), "chosen": " " + " ".join(words[half:]), "rejected": " " + " ".join(words[half:])}] * 24
+    answer = " " + " ".join(words[half:])
+    by = case.get("by", "dpo")
+    answers = {"completion": answer, "label": True} if by == "kto" else {"chosen": answer, "rejected": answer}
+    rows = [{"prompt": " ".join(words[:half]), **answers}] * 24
     fsdp = {"version": case["version"], "transformer_layer_cls_to_wrap": [LAYER], "reshard_after_forward": True}
-    options = trl.DPOConfig(output_dir=str(where.parent / f"out{rank}"), per_device_train_batch_size=1, max_steps=3, report_to=[],
+    config, kind = {"dpo": (trl.DPOConfig, trl.DPOTrainer), "kto": (trl.KTOConfig, trl.KTOTrainer),
+                    "reward": (trl.RewardConfig, trl.RewardTrainer)}[by]
+    more = {"train_sampling_strategy": "sequential"} if by == "kto" else {}
+    options = config(output_dir=str(where.parent / f"out{rank}"), per_device_train_batch_size=batch_of(case), max_steps=3, report_to=[],
                             logging_strategy="no", save_strategy="no", bf16=case.get("bf16", False), gradient_checkpointing=case["recompute"], use_cpu=True,
                             gradient_checkpointing_kwargs={"use_reentrant": False}, max_grad_norm=1.0, disable_tqdm=True,
-                            fsdp=True, fsdp_config=fsdp)
+                            fsdp=True, fsdp_config=fsdp, **more)
     # Accelerate has FSDP on a CPU for one process alone.
     accelerate.PartialState._shared_state["distributed_type"] = accelerate.DistributedType.MULTI_GPU
-    lora = peft.LoraConfig(r=case["rank"], target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM") if case["rank"] else None
-    trainer = trl.DPOTrainer(str(where), args=options, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer,
+    lora = peft.LoraConfig(r=case["rank"], target_modules=["q_proj", "v_proj"],
+                           task_type="SEQ_CLS" if by == "reward" else "CAUSAL_LM") if case["rank"] else None
+    trainer = kind(str(where), args=options, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer,
                              peft_config=lora)
     for name in ("gather", "gather_for_metrics"):
         setattr(trainer.accelerator, name, lambda given: given)
-    models = [m for m in (trainer.model, trainer.ref_model) if m is not None]
+    models = [m for m in (trainer.model, getattr(trainer, "ref_model", None)) if m is not None]
     with Recorder({tuple(range(case["ranks"])): "shard"}, lambda: (sum(map(gathered_bytes_v2, models)),) if has_bytes(case) else ()) as recorder:
         steps = Steps(recorder)
         trainer.add_callback(steps)
@@ -173,7 +197,9 @@ def judge(ours, pools, case):
 
     def program():
         (folder / "config.json").write_text(json.dumps(config_of(case)), encoding="utf-8")
-        file = {"model_name_or_path": "somewhere/model", "beta": 0.1, "max_length": TOKENS, "per_device_train_batch_size": 1,
+        by = {"dpo": {"beta": 0.1, "loss_type": "sigmoid"}, "kto": {"beta": 0.1, "loss_type": "kto"},
+              "reward": {"center_rewards_coefficient": 0.01, "lora_task_type": "SEQ_CLS"}}[case.get("by", "dpo")]
+        file = {**by, "model_name_or_path": "somewhere/model", "max_length": TOKENS, "per_device_train_batch_size": batch_of(case),
                 "gradient_checkpointing": case["recompute"], "bf16": case.get("bf16", False), "max_grad_norm": 1.0,
                 "use_peft": case["rank"] > 0,
                 "fsdp": "full_shard auto_wrap", "fsdp_config": {
