@@ -420,7 +420,7 @@ void ReadScript(const JsonValue& root, TrainerFile& file) {
                           !FindOne(root, {"block_size", "dataset_config_name", "model_max_length",
                                           "validation_split_percentage"});
   if (says_trl || may_be_trl) {
-    if (!says_trl) {
+    if (!says_trl && TrlScript(root) == "sft") {
       file.script.assumed.push_back({"script", "TRL's sft"});
     }
     return ReadTrl(root, file);

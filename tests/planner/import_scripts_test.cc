@@ -754,6 +754,11 @@ TEST_CASE("TRL: KTO and rewards by their keys or by the name") {
   CHECK(facts("reward.yaml", "").trains_by == TrainsBy::kReward);
   CHECK(facts("a.yaml", "center_rewards_coefficient: 0.01\n").trains_by == TrainsBy::kReward);
   CHECK(facts("a.yaml", "center_rewards_coefficient: 0.01\n").loss_chunks == 0);
+  const Folder folder_of_one;
+  const RunSettings one =
+      Read(folder_of_one, {{"reward.yaml", "output_dir: o\ndataset_name: d\n"}});
+  CHECK(std::count_if(one.script.assumed.begin(), one.script.assumed.end(),
+                      [](const Assumption& a) { return a.key == "script"; }) == 1);
   CHECK(ErrorOf({{"kto.yaml", "output_dir: o\nbeta: 0.1\nloss_type: apo_zero_unpaired\n"}})
             .find("compares no answers with a reference") != std::string::npos);
   const std::string lora = "use_peft: true\nlora_r: 8\nlora_task_type: ";
