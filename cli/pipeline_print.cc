@@ -60,7 +60,7 @@ std::string Text(const Answer& a) {
   time.Row({"MFU", Percent(a.rates.mfu) + " of " + Format(a.rates.peak) + " dense"});
   time.Row({"bubble", Percent(a.bubble) + " of the step, in the mean of the stages"});
   Table stages({kLeft, kRight, kRight, kRight, kRight});
-  stages.Row({"stage", "computes", "waits for stages", "waits for FSDP", "memory"});
+  stages.Row({"stage", "computes", "waits for stages", "waits for others", "memory"});
   for (std::size_t s = 0; s < timing.last.size(); ++s) {
     stages.Row({std::to_string(s), Format(ComputeOf(timing.last[s])),
                 Format(ToSeconds(a.result.Bubble(s))),

@@ -278,17 +278,29 @@ static void CheckKernels(const LowerInput& in) {
 // What the plan says of the modules that a stage has.
 static Plan PlanOfStage(const Model& model, Plan plan) {
   plan.pipeline_size = 1;
-  const auto is_here = [&](const std::string& fqn) {
+  if (std::none_of(model.params.begin(), model.params.end(),
+                   [](const Parameter& param) { return param.parts > 1; })) {
+    plan.expert_size = 1;  // such as one with the head alone
+  }
+  const auto is_elsewhere = [&](const std::string& fqn) {
     const ModuleId module = FindModule(model, fqn);
-    return std::any_of(model.ops.begin(), model.ops.end(),
-                       [&](const ModelOp& op) { return IsInside(model, op.module, module); });
+    return std::none_of(model.ops.begin(), model.ops.end(),
+                        [&](const ModelOp& op) { return IsInside(model, op.module, module); });
   };
   for (UnitPlan& unit : plan.units) {
-    std::erase_if(unit.modules, [&](const std::string& fqn) { return !is_here(fqn); });
+    std::erase_if(unit.modules, is_elsewhere);
   }
   std::erase_if(plan.units, [](const UnitPlan& unit) { return unit.modules.empty(); });
+  const auto is_gone = [&](const std::string& name) {
+    return std::none_of(plan.units.begin(), plan.units.end(),
+                        [&](const UnitPlan& unit) { return unit.name == name; });
+  };
+  for (UnitPlan& unit : plan.units) {
+    std::erase_if(unit.forward_prefetch, is_gone);
+    std::erase_if(unit.backward_prefetch, is_gone);
+  }
   std::erase_if(plan.recompute,
-                [&](const RecomputeRegion& region) { return !is_here(region.module); });
+                [&](const RecomputeRegion& region) { return is_elsewhere(region.module); });
   return plan;
 }
 

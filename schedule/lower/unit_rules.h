@@ -212,7 +212,7 @@ class StepRules : public DialectRules {
   // The sum over the shards for a norm of `units`' gradients that the host has taken; it waits.
   void SumHostNorm(std::span<const UnitId> units);
   void SumHostFlag();
-  void TakeFromHost(BufferId number);
+  void TakeIn(BufferId number, BufferId other = {});
   void ReturnToHost(BufferId number);
   // The kernel with which PyTorch's host takes the norm and scales the gradients.
   [[nodiscard]] Kernel HostClip(std::span<const UnitId> units) const;
@@ -222,7 +222,7 @@ class StepRules : public DialectRules {
   }
   [[nodiscard]] BufferId NewNorm(std::span<const UnitId> units);
   void SumNorm(BufferId norm, Stream stream, GroupId group);
-  void SumNormOverStages(BufferId norm, Stream stream);
+  void SumNormOverStages(BufferId norm, BufferId of_experts, Stream stream);
   // The optimizer's temporaries while `units` are updated.
   [[nodiscard]] BufferId AllocTemporaries(Bytes bytes, std::span<const UnitId> units,
                                           Stream stream);

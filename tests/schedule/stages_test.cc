@@ -9,7 +9,9 @@
 #include <doctest/doctest.h>
 
 #include "core/error.h"
+#include "models/cut_experts.h"
 #include "models/cut_stage.h"
+#include "models/cut_tensor.h"
 #include "models/loader.h"
 #include "schedule/verify.h"
 #include "schedule/wrap.h"
@@ -56,6 +58,15 @@ Piped Of(const char* model, std::int64_t shard, std::int64_t stages, std::int64_
 std::int64_t Count(const Program& program, OpCode code) {
   return std::count_if(program.step.ops.begin(), program.step.ops.end(),
                        [&](const Op& op) { return program.ShapeOf(op).code == code; });
+}
+
+Bytes BytesSent(const Program& program) {
+  for (const Op& op : program.step.ops) {
+    if (IsTransfer(program.ShapeOf(op).code)) {
+      return program.ShapeOf(op).bytes;
+    }
+  }
+  return {};
 }
 
 std::int64_t BlocksOfStage(const Model& model, std::int64_t stages, std::int64_t stage) {
@@ -151,6 +162,44 @@ TEST_CASE("Replicas and one dtype, and DDP") {
     CHECK(VerifyRanks(classes).empty());
     CHECK(Count(stages[0], OpCode::kAllReduce) > 0);
   }
+}
+
+TEST_CASE("Ranks that cut layers send their part, and sum the norm over stages last") {
+  const Piped whole = Of("llama-3-8b", 4, 2, 2);
+  Piped p = whole;
+  p.plan.tensor_size = 4;
+  CutTensor(p.model, 4, "test");
+  const std::vector<Program> stages = p.Lowered(), uncut = whole.Lowered();
+  CHECK(VerifyRanks(std::vector<const Program*>{&stages[0], &stages[1]}).empty());
+  // 256 tokens of 4,096 features in bf16.
+  CHECK(BytesSent(uncut[0]) == Bytes(256 * 4096 * 2));
+  CHECK(BytesSent(stages[0]) == BytesSent(uncut[0]) / 4);
+  const auto pp = std::find_if(stages[0].groups.begin(), stages[0].groups.end(),
+                               [](const Group& group) { return group.name == "pp.next"; });
+  REQUIRE(pp != stages[0].groups.end());
+  CHECK(pp->stride == 16);
+}
+
+TEST_CASE("A stage without experts beside one that shares them out") {
+  Piped p = Of("qwen3-30b-a3b", 8, 50, 50);  // 48 blocks, embedding and head
+  p.plan.expert_size = 4;
+  p.job.clip_gradients = true;
+  CutExperts(p.model, 4, "test");
+  AddExpertUnits(p.model, p.plan.units);
+  for (UnitPlan& unit : p.plan.units) {
+    unit.reshard.kind = Reshard::Kind::kNever;
+  }
+  const std::vector<Program> stages = p.Lowered();
+  std::vector<const Program*> classes;
+  for (const Program& program : stages) {
+    classes.push_back(&program);
+  }
+  CHECK(VerifyRanks(classes).empty());
+  CHECK(Count(stages[0], OpCode::kAllToAll) == 0);
+  CHECK(Count(stages[1], OpCode::kAllToAll) > 0);
+  // Of the norm: over shards and stages; beside experts also over both of their groups.
+  CHECK(Count(stages[0], OpCode::kAllReduce) == 2);
+  CHECK(Count(stages[1], OpCode::kAllReduce) == 4);
 }
 
 TEST_CASE("What no stage is lowered for is refused by name") {
