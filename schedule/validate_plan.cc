@@ -235,14 +235,12 @@ void CheckPipeline(const Model& model, const Job& job, const Plan& plan, const s
                   return !is_ddp && unit.reshard.kind != Reshard::Kind::kNever;
                 }),
          "with reshard never");
-  refuse(plan.pipeline_schedule > PipelineSchedule::k1F1B, "by gpipe and 1f1b");
+  refuse(plan.pipeline_schedule > PipelineSchedule::kLoopedBfs, "with whole backward passes");
   // Its reducer fails where no forward pass follows a backward pass ("rebuilt parameter indices").
-  refuse(is_ddp && (plan.pipeline_schedule == PipelineSchedule::kGPipe ||
+  refuse(is_ddp && (plan.pipeline_schedule != PipelineSchedule::k1F1B ||
                     plan.accumulation <= plan.pipeline_size),
          "under ddp by 1f1b of more micro-batches than ranks");
-  const std::string why =
-      WhyNot({plan.pipeline_schedule, plan.pipeline_size, 1, plan.accumulation});
-  if (!why.empty()) {
+  if (const std::string why = WhyNot(PipelineOf(plan)); !why.empty()) {
     throw InputError(FieldOf(where, "accumulation"), std::to_string(plan.accumulation), why);
   }
 }

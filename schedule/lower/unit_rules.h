@@ -35,7 +35,11 @@ class StepRules : public DialectRules {
   virtual void BeginMicroBatch(bool first, bool last);
   virtual void EndForward() {}
   virtual void EndBackward() {}
-  // Of a pipeline, when all micro-batches are through.
+  // Of a pipeline's stage at hand: gathers all units, waits for them before the first pass that
+  // needs them, drops them, and reduces their gradients when all micro-batches are through.
+  virtual void GatherAll() {}
+  virtual void AwaitAll() {}
+  virtual void DropAll() {}
   virtual void ReduceAll() {}
   // Clipping, optimizer, release of the gradients.
   virtual void EndStep();

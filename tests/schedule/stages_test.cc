@@ -71,7 +71,7 @@ Bytes BytesSent(const Program& program) {
 
 std::int64_t BlocksOfStage(const Model& model, std::int64_t stages, std::int64_t stage) {
   Model part = model;
-  CutStage(part, stages, stage, "test");
+  CutStage(part, stages, stage, stages, "test");
   std::int64_t blocks = 0;
   for (const ModuleId block : BlocksOf(part)) {
     blocks += std::any_of(part.ops.begin(), part.ops.end(),
@@ -91,9 +91,9 @@ TEST_CASE("CutStage counts embedding and head as a block each") {
       CHECK(BlocksOfStage(llama, 4, stage) == four[static_cast<std::size_t>(stage)]);
     }
     Model part = llama;
-    CutStage(part, 8, stage, "test");
-    CHECK(part.received.valid() == (stage > 0));
-    CHECK(part.sent.valid() == (stage < 7));
+    CutStage(part, 8, stage, 8, "test");
+    CHECK(part.stages[0].received.valid() == (stage > 0));
+    CHECK(part.stages[0].sent.valid() == (stage < 7));
     parameters += CountParameters(part);
   }
   CHECK(parameters == CountParameters(llama));

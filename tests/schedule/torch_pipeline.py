@@ -2,11 +2,12 @@
 
     python3 tests/schedule/torch_pipeline.py SHARDWRIGHT [--all] [--verbose]
 
-PipelineStage with ScheduleGPipe or Schedule1F1B over modules cut as torchtitan cuts them, under fully_shard (with replicas, experts
+PipelineStages under torch's schedules over modules cut as torchtitan cuts them, under fully_shard (with replicas, experts
 shared out, cut layers or tokens, too), under DistributedDataParallel, or under nothing. The first step also exchanges shapes, so the third is compared.
 """
 
 import collections
+import itertools
 import json
 import re
 import sys
@@ -18,7 +19,7 @@ try:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import loss_parallel
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleLoopedBFS
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.checkpoint import checkpoint
@@ -38,8 +39,12 @@ from program_collectives import first_difference  # noqa: E402
 from random_cases import Shardwright  # noqa: E402
 from torch_pool import NAMES, Failure, Pools  # noqa: E402
 
-# Stages, ranks of each, flags of plan, layers.
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B, "looped_bfs": ScheduleLoopedBFS}
+# Ranks of the pipeline, ranks of each, flags of plan, layers.
 CASES = [
+    (2, 1, "--accumulation 4 --schedule interleaved --stages 2", 4),
+    (2, 2, "--accumulation 4 --schedule interleaved --stages 2 --precision bf16-mixed --clip on", 5),
+    (4, 2, "--accumulation 3 --schedule looped_bfs --stages 2 --precision bf16", 7),
     (2, 2, "--accumulation 3 --cut tp=2 --precision bf16-mixed", 2),
     (2, 4, "--accumulation 2 --cut tp=2 --precision bf16-mixed --clip on --schedule gpipe", 3),
     (2, 1, "--accumulation 3", 2),
@@ -56,6 +61,13 @@ CASES = [
     (4, 2, "--accumulation 7 --precision fp32 --wrap torchtitan --micro-batch 2", 4),
     (2, 4, "--accumulation 2 --precision bf16 --schedule gpipe", 5),
     (4, 2, "--accumulation 9 --dialect ddp", 6),
+    (4, 1, "--accumulation 8 --schedule interleaved --stages 2", 8),
+    (4, 2, "--accumulation 8 --schedule interleaved --stages 3 --precision bf16-mixed --recompute full", 11),
+    (2, 2, "--accumulation 4 --schedule interleaved --stages 4 --precision bf16-mixed", 7),
+    (2, 4, "--accumulation 6 --schedule interleaved --stages 2 --precision bf16-mixed --shard 2 --replicate 2 --wrap torchtitan", 4),
+    (2, 4, "--accumulation 2 --schedule looped_bfs --stages 2 --cut tp=2 --precision bf16-mixed", 4),
+    (4, 2, "--accumulation 4 --schedule interleaved --stages 2 --cut cp=2 --precision bf16-mixed", 7),
+    (2, 2, "--accumulation 3 --schedule interleaved --precision bf16-mixed", 2),
     (2, 4, "--accumulation 3 --cut cp=2 --precision bf16-mixed --shard 2 --replicate 2", 3),
     (2, 4, "--accumulation 2 --cut cp=4:ulysses --precision bf16-mixed --schedule gpipe", 2),
     (2, 4, "--accumulation 3 --cut ep=2 --precision bf16-mixed --clip on", 3),
@@ -93,7 +105,7 @@ def stages_of(layers, stages):
 
 def part_of(network, plan, stage, mesh, experts):
     torch.manual_seed(0)
-    stages = plan["pipeline_size"]
+    stages = plan["pipeline_size"] * plan.get("pipeline_stages", 1)
     model = Mixture(experts["ep"]) if "expert_size" in plan else Net(network)
     if "tensor_size" in plan:
         torch_tensor.cut(model, mesh["tp"], network)
@@ -161,9 +173,9 @@ def loss_of(output, labels):
     return nn.functional.cross_entropy(output.flatten(0, 1).float(), labels.flatten())
 
 
-def norm_of(model):
+def norm_of(models):
     grads = collections.defaultdict(list)
-    for p in model.parameters():
+    for p in itertools.chain.from_iterable(model.parameters() for model in models):
         if p.grad is not None:
             grads["efsdp" not in p.device_mesh.mesh_dim_names].append(p.grad)
     return sum(nn.utils.get_total_norm(grads[which]).full_tensor() for which in sorted(grads))
@@ -172,9 +184,9 @@ def norm_of(model):
 def run_case(rank, argument):
     warnings.simplefilter("ignore")
     plan, network = argument["plan"], argument["network"]
-    stages = plan["pipeline_size"]
+    stages, ranks = plan["pipeline_size"] * plan.get("pipeline_stages", 1), plan["pipeline_size"]
     context = plan.get("context_size", 1)
-    sizes = (stages, plan["replicate_size"], plan["shard_size"] // context, context, plan.get("tensor_size", 1))
+    sizes = (ranks, plan["replicate_size"], plan["shard_size"] // context, context, plan.get("tensor_size", 1))
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "replicate", "rows", "cp", "tp"))
     mesh["rows", "cp"]._flatten("shard")
     of_experts = mesh
@@ -182,18 +194,19 @@ def run_case(rank, argument):
         sizes = (*sizes[:2], plan["shard_size"] // plan["expert_size"], plan["expert_size"])
         of_experts = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "replicate", "efsdp", "ep"))
     place = mesh.get_local_rank("pp")
-    model = wrap(part_of(network, plan, place, mesh, of_experts), argument, mesh, of_experts)
-    stage = PipelineStage(model, place, stages, torch.device("cpu"), group=mesh["pp"].get_group())
-    made = ScheduleGPipe if plan["pipeline_schedule"] == "gpipe" else Schedule1F1B
-    schedule = made(stage, plan["accumulation"], loss_fn=loss_of, scale_grads=False)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    own = range(place, stages, ranks)
+    models = [wrap(part_of(network, plan, stage, mesh, of_experts), argument, mesh, of_experts) for stage in own]
+    parts = [PipelineStage(model, stage, stages, torch.device("cpu"), group=mesh["pp"].get_group()) for model, stage in zip(models, own)]
+    name = plan.get("pipeline_schedule", "1f1b")
+    schedule = SCHEDULES[name](parts[0] if name in ("gpipe", "1f1b") else parts, plan["accumulation"], loss_fn=loss_of, scale_grads=False)
+    optimizer = torch.optim.AdamW([p for model in models for p in model.parameters()], foreach=False)
     with loss_parallel(), Log() as log:
         for _ in range(3):
             ids = torch.randint(network["vocabulary"], (plan["micro_batch"] * plan["accumulation"], network["sequence"] // context))
             log.take()
-            schedule.step(*([ids] if place == 0 else []), target=ids if place + 1 == stages else None, return_outputs=False)
+            schedule.step(*([ids] if place == 0 else []), target=ids if place + 1 == ranks else None, return_outputs=False)
             if argument["job"]["clip_gradients"]:
-                norm = norm_of(model)
+                norm = norm_of(models)
                 distributed.all_reduce(norm, group=mesh["pp"].get_group())  # torchtitan adds squares
             optimizer.step()
             optimizer.zero_grad()
@@ -229,7 +242,8 @@ def placed(rows, rank, plan):
               "ep": (plan.get("expert_size", 1), 1), "efsdp": (shard // plan.get("expert_size", 1), plan.get("expert_size", 1)),
               "pp": (plan["pipeline_size"], each)}
     names = {name: str(tuple(rank - rank // stride % size * stride + i * stride for i in range(size))) for name, (size, stride) in groups.items()}
-    names |= {"pp.next": str(rank + each), "pp.previous": str(rank - each)}
+    world = each * plan["pipeline_size"]
+    names |= {"pp.next": str((rank + each) % world), "pp.previous": str((rank - each) % world)}
     return [(kind, names[where], size, dtype) for kind, where, size, dtype in rows]
 
 
@@ -237,6 +251,8 @@ def made_by(ours, stages, each, flags, network):
     words = flags.split()
     schedule = words.pop(words.index("--schedule") + 1) if "--schedule" in words else "1f1b"
     words = [w for w in words if w != "--schedule"]
+    virtual = "x" + words.pop(words.index("--stages") + 1) if "--stages" in words else ""
+    words = [w for w in words if w != "--stages"]
     cut = words.pop(words.index("--cut") + 1) + "," if "--cut" in words else ""
     words = [w for w in words if w != "--cut"]
     if "ddp" not in words and "--shard" not in words:
@@ -248,14 +264,14 @@ def made_by(ours, stages, each, flags, network):
     folder = pathlib.Path(ours.folder.name)
     (folder / "net.json").write_text(json.dumps(torch_experts.model_json() if "ep=" in cut else torch_tensor.model_json(network)), encoding="utf-8")
     ours.call("plan", "--model", str(folder / "net.json"), "--cluster", f"a100-80 x{stages * each}, nvlink 300 GB/s", "--kernel-set",
-              "torch-eager", "--shard", f"{shard}{cut}pp={stages}:{schedule}", "--no-search", *words, "-o", str(folder / "made.json"))
+              "torch-eager", "--shard", f"{shard}{cut}pp={stages}{virtual}:{schedule}", "--no-search", *words, "-o", str(folder / "made.json"))
     return json.loads((folder / "made.json").read_text(encoding="utf-8"))
 
 
 def main(arguments):
     ours, failures = Shardwright(arguments[0]), 0
     with Pools() as pools:
-        for stages, each, flags, layers in CASES if "--all" in arguments else CASES[:11]:
+        for stages, each, flags, layers in CASES if "--all" in arguments else CASES[:14]:
             network = torch_tensor.SMALL | {"layers": layers} | ({"vocabulary": torch_experts.VOCABULARY} if "ep=" in flags else {})
             made = made_by(ours, stages, each, flags, network)
             plan = made["plan"]
