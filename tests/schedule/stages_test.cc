@@ -206,8 +206,9 @@ TEST_CASE("What no stage is lowered for is refused by name") {
   CHECK(Of("gpt2", 2, 2, 2).Refusal().find("would share parameter") != std::string::npos);
   CHECK(Of("flan-t5-xxl", 2, 4, 4).Refusal().find("pipeline_size") != std::string::npos);
   CHECK(Of("llama-3-8b", 2, 4, 3).Refusal().find("4 micro-batches or more") != std::string::npos);
-  CHECK(Of("llama-3-8b", 2, 2, 4, PipelineSchedule::kLoopedBfs).Refusal().find("gpipe and 1f1b") !=
-        std::string::npos);
+  CHECK(Of("llama-3-8b", 2, 2, 4, PipelineSchedule::kInterleavedZeroBubble)
+            .Refusal()
+            .find("with whole backward passes") != std::string::npos);
   Piped ddp = Of("llama-3-8b", 1, 2, 2);
   ddp.plan.dialect = Dialect::kDdp;
   ddp.plan.units = Wrap(ddp.model, ParseWrap("root", "test"), {}, Dialect::kDdp, "test");
