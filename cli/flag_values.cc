@@ -384,11 +384,16 @@ ShardChoice ReadShard(const Flag& flag) {
     if (kind < next) {
       throw FlagError(flag,
                       "ranks, those that share out experts, cut layers, cut tokens, have other "
-                      "layers: 64 or 64,ep=8 or 64,tp=8 or 64,cp=4 or 64,pp=4");
+                      "layers: 64 or 64,ep=8 or 64,tp=8 or 64,cp=4 or 64,pp=4 or 64,pp=4x2");
     }
     const std::vector<std::string> parts =
         Split(word.substr(kinds[kind].first.size()), kind >= 3 ? ':' : '\0');
-    *kinds[kind].second = ReadCount({flag.name, parts.front()}, 1, kMaxRanks);
+    const std::vector<std::string> counts = Split(parts.front(), kind == 4 ? 'x' : '\0');
+    *kinds[kind].second = ReadCount({flag.name, counts.front()}, 1, kMaxRanks);
+    if (counts.size() > 1) {
+      choice.stages = ReadCount({flag.name, counts[1]}, 1, kMaxRanks);
+      choice.schedule = PipelineSchedule::kInterleaved1F1B;
+    }
     if (parts.size() > 1 && kind == 3) {
       choice.method =
           static_cast<ContextMethod>(ReadChoice({flag.name, parts[1]}, kContextMethodNames));

@@ -63,6 +63,7 @@ struct ShardChoice {
   std::int64_t context = 1;  // ranks that have tokens of the same samples
   ContextMethod method = ContextMethod::kGather;
   std::int64_t pipeline = 1;  // ranks with other layers each
+  std::int64_t stages = 1;    // of each of them
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
 };
 [[nodiscard]] ShardChoice ReadShard(const Flag& flag);

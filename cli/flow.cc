@@ -283,6 +283,8 @@ std::string MeshText(const Plan& plan) {
          (plan.pipeline_size == 1
               ? ""
               : " x pipeline " + WithCommas(plan.pipeline_size) + " (" +
+                    (plan.pipeline_stages > 1 ? WithCommas(plan.pipeline_stages) + " stages each, "
+                                              : "") +
                     std::string(NameIn(kPipelineScheduleNames, plan.pipeline_schedule)) + ")") +
          (plan.expert_size == 1
               ? ""
@@ -303,7 +305,8 @@ void AddMesh(const Plan& plan, nlohmann::ordered_json& json) {
   const std::pair<const char*, std::int64_t> others[] = {{"expert_size", plan.expert_size},
                                                          {"tensor_size", plan.tensor_size},
                                                          {"context_size", plan.context_size},
-                                                         {"pipeline_size", plan.pipeline_size}};
+                                                         {"pipeline_size", plan.pipeline_size},
+                                                         {"pipeline_stages", plan.pipeline_stages}};
   for (const auto& [name, size] : others) {
     if (size > 1) {
       json[name] = size;

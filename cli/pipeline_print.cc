@@ -60,10 +60,13 @@ std::string Text(const Answer& a) {
   time.Row({"MFU", Percent(a.rates.mfu) + " of " + Format(a.rates.peak) + " dense"});
   time.Row({"bubble", Percent(a.bubble) + " of the step, in the mean of the stages"});
   Table stages({kLeft, kRight, kRight, kRight, kRight});
-  stages.Row({"stage", "computes", "waits for stages", "waits for FSDP", "memory"});
+  stages.Row({"stage", "computes", "waits for stages", "waits for others", "memory"});
   for (std::size_t s = 0; s < timing.last.size(); ++s) {
-    stages.Row({std::to_string(s), Format(ComputeOf(timing.last[s])),
-                Format(ToSeconds(a.result.Bubble(s))),
+    std::string own = std::to_string(s);
+    for (std::int64_t k = 1; k < a.file.plan.pipeline_stages; ++k) {
+      own += ", " + std::to_string(k * a.file.plan.pipeline_size + static_cast<std::int64_t>(s));
+    }
+    stages.Row({own, Format(ComputeOf(timing.last[s])), Format(ToSeconds(a.result.Bubble(s))),
                 Format(ToSeconds(timing.last[s].ExposedCommunication())),
                 Format(NeededBy(a.result.memory[s]))});
   }
@@ -117,7 +120,7 @@ int SimulatePipeline(const Arguments& arguments, const PlanFile& file, bool cont
 
 std::string StagesText(const PlanFile& file, bool whole) {
   const Plan& plan = file.plan;
-  const Pipeline pipeline = {plan.pipeline_schedule, plan.pipeline_size, 1, plan.accumulation};
+  const Pipeline pipeline = PipelineOf(plan);
   std::string text;
   for (const Program& program : LowerAndVerifyStages(file)) {
     text += "rank " + std::to_string(program.pipeline_rank) +

@@ -101,22 +101,48 @@ TensorId HandedOn(const Model& model, const Stages& of_op, std::int64_t stage, s
   return found;
 }
 
-void KeepOps(Model& model, const Stages& of_op, std::int64_t stage) {
+void KeepOps(Model& model, const Stages& of_op, std::int64_t rank, std::int64_t ranks) {
   for (Tensor& tensor : model.tensors) {
     tensor.producer = ModelOpId();
   }
   const std::vector<ModelOp> all = std::exchange(model.ops, {});
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (of_op[i] == stage) {
-      for (const TensorId t : all[i].outputs) {
-        model.tensors[t.value].producer = ModelOpId(model.ops.size());
+    if (of_op[i] % ranks != rank) {
+      continue;
+    }
+    const auto begin = static_cast<std::uint32_t>(model.ops.size());
+    for (const TensorId t : all[i].outputs) {
+      model.tensors[t.value].producer = ModelOpId(begin);
+    }
+    model.ops.push_back(all[i]);
+    Model::Stage& stage = model.stages[static_cast<std::size_t>(of_op[i] / ranks)];
+    if (stage.end == 0) {
+      stage.begin = begin;
+      if (begin > 0) {
+        model.ops.back().called_again = ModuleId(0);
       }
-      model.ops.push_back(all[i]);
+    }
+    stage.end = begin + 1;
+  }
+}
+
+// Inputs of the model that several stages of the rank read would be loaded once for all of them.
+void CheckInputs(const Model& model, std::int64_t stages, const std::string& where) {
+  std::vector<std::size_t> reader(model.tensors.size(), 0);  // the first one, counted from 1
+  for (std::size_t k = 0; k < model.stages.size(); ++k) {
+    for (std::uint32_t i = model.stages[k].begin; i < model.stages[k].end; ++i) {
+      for (const TensorId t : model.ops[i].inputs) {
+        std::size_t& first = reader[t.value];
+        first = first == 0 ? k + 1 : first;
+        if (first != k + 1) {
+          throw Refusal(where, stages, "1 per rank: several would read one input of the model");
+        }
+      }
     }
   }
 }
 
-void KeepParams(Model& model, const Stages& of_param, std::int64_t stage) {
+void KeepParams(Model& model, const Stages& of_param, std::int64_t rank, std::int64_t ranks) {
   std::vector<ParamId> now(of_param.size());
   const auto renumber = [&](std::vector<ParamId>& ids) {
     std::transform(ids.begin(), ids.end(), ids.begin(), [&](ParamId id) { return now[id.value]; });
@@ -124,7 +150,7 @@ void KeepParams(Model& model, const Stages& of_param, std::int64_t stage) {
   };
   const std::vector<Parameter> all = std::exchange(model.params, {});
   for (std::size_t p = 0; p < all.size(); ++p) {
-    if (of_param[p] == stage) {
+    if (of_param[p] % ranks == rank) {
       now[p] = ParamId(model.params.size());
       model.params.push_back(all[p]);
       ParamId& tied_to = model.params.back().tied_to;
@@ -144,20 +170,25 @@ void KeepParams(Model& model, const Stages& of_param, std::int64_t stage) {
 
 }  // namespace
 
-void CutStage(Model& model, std::int64_t stages, std::int64_t stage, const std::string& where) {
+void CutStage(Model& model, std::int64_t stages, std::int64_t rank, std::int64_t ranks,
+              const std::string& where) {
   if (stages == 1) {
     return;
   }
   const Stages of_op = StagesOfOps(model, stages, where);
   const Stages of_param = StagesOfParams(model, of_op, stages, where);
-  if (stage > 0) {
-    model.received = HandedOn(model, of_op, stage - 1, stages, where);
+  for (std::int64_t stage = rank; stage < stages; stage += ranks) {
+    Model::Stage& added = model.stages.emplace_back();
+    if (stage > 0) {
+      added.received = HandedOn(model, of_op, stage - 1, stages, where);
+    }
+    if (stage + 1 < stages) {
+      added.sent = HandedOn(model, of_op, stage, stages, where);
+    }
   }
-  if (stage + 1 < stages) {
-    model.sent = HandedOn(model, of_op, stage, stages, where);
-  }
-  KeepOps(model, of_op, stage);
-  KeepParams(model, of_param, stage);
+  KeepOps(model, of_op, rank, ranks);
+  CheckInputs(model, stages, where);
+  KeepParams(model, of_param, rank, ranks);
 }
 
 }  // namespace shardwright

@@ -15,11 +15,13 @@
 
 namespace shardwright {
 
-// Leaves of the model what stage `stage` of `stages` has: its ops and their parameters. Modules
-// stay all, those of other stages without parameters and buffers. Nothing changes for one stage.
-// `where` names the source of `stages`. Throws InputError for a model without blocks or with too
-// few, for parameters of several stages, and where stages hand on anything but one tensor to the
-// next. O(ops + parameters).
-void CutStage(Model& model, std::int64_t stages, std::int64_t stage, const std::string& where);
+// Leaves of the model what a rank of a pipeline has: the ops of every `ranks`-th of `stages`,
+// `rank` the first of them, and their parameters. Modules stay all, those of other stages without
+// parameters and buffers. Each stage is a call of its own of the modules around it. Nothing changes
+// for one stage. `where` names the source of `stages`. Throws InputError for a model without blocks
+// or with too few, for parameters of several stages, for inputs of several stages of the rank, and
+// where stages hand on anything but one tensor to the next. O(ops * stages + parameters).
+void CutStage(Model& model, std::int64_t stages, std::int64_t rank, std::int64_t ranks,
+              const std::string& where);
 
 }  // namespace shardwright

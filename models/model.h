@@ -311,8 +311,13 @@ struct Model {
   std::int64_t tensor_ranks = 1;       // it is one of so many equal parts (CutTensor)
   std::int64_t context_ranks = 1;  // it has one of so many equal parts of the tokens (CutContext)
   ContextMethod context_method = ContextMethod::kGather;
-  // Of a stage (CutStage): what it gets from the stage before, and what the one behind gets.
-  TensorId received = {}, sent = {};
+  // The stages of a pipeline's rank (CutStage): their ops, what they get from the stage before, and
+  // what the one behind gets.
+  struct Stage {
+    std::uint32_t begin = 0, end = 0;
+    TensorId received = {}, sent = {};
+  };
+  std::vector<Stage> stages = {};
   // What the config says of first values: initializer_range or init_std, the standard deviation of
   // matrices; of T5 initializer_factor, which multiplies all of them.
   double initializer = 0.02;

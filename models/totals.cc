@@ -140,15 +140,19 @@ std::vector<bool> OpsBehindResult(const Model& model) {
       has_loss_in_it[t.value] = is_loss || (reads_loss && !model.SpecOf(op).other.stops_gradient);
     }
   }
+  const bool has_end = model.stages.empty() || !model.stages.back().sent.valid();
+  const auto is_sent = [&](TensorId t) {
+    return std::any_of(model.stages.begin(), model.stages.end(),
+                       [&](const Model::Stage& stage) { return stage.sent == t; });
+  };
   std::vector<bool> wanted(model.tensors.size(), false);
   std::vector<bool> reaches(model.ops.size(), false);
   for (std::size_t i = model.ops.size(); i-- > 0;) {
     const ModelOp& op = model.ops[i];
     for (const TensorId t : op.outputs) {
       const bool is_result =
-          model.tensors[t.value].role == TensorRole::kLoss ||
-          (model.sent.valid() ? t == model.sent
-                              : !is_read[t.value] && (!has_loss || has_loss_in_it[t.value]));
+          model.tensors[t.value].role == TensorRole::kLoss || is_sent(t) ||
+          (has_end && !is_read[t.value] && (!has_loss || has_loss_in_it[t.value]));
       reaches[i] = reaches[i] || is_result || wanted[t.value];
     }
     reaches[i] = reaches[i] && !model.SpecOf(op).other.stops_gradient;

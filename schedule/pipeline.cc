@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <tuple>
 #include <utility>
 
 namespace shardwright {
@@ -104,6 +106,89 @@ std::vector<StageAction> OneForwardOneBackward(const Pipeline& p, std::int64_t r
   return writer.Take();
 }
 
+// Gathers the next three stages that the rank runs, drops others, and reduces a stage's gradients
+// behind its last backward pass (_add_unshard_reshard and _add_reduce_grad).
+std::vector<StageAction> AddGathers(const Pipeline& p, const std::vector<StageAction>& passes) {
+  constexpr std::size_t kMostStages = 3;
+  std::vector<StageAction> actions;
+  std::vector<std::int32_t> active;
+  std::map<std::int32_t, std::int64_t> done;
+  for (std::size_t i = 0; i < passes.size(); ++i) {
+    std::vector<std::int32_t> next;
+    for (std::size_t k = i; k < passes.size() && next.size() < kMostStages; ++k) {
+      if (std::find(next.begin(), next.end(), passes[k].stage) == next.end()) {
+        next.push_back(passes[k].stage);
+      }
+    }
+    const auto lacks = [](const std::vector<std::int32_t>& list, std::int32_t stage) {
+      return std::find(list.begin(), list.end(), stage) == list.end();
+    };
+    for (const std::int32_t stage : std::vector<std::int32_t>(active)) {
+      if (lacks(next, stage)) {
+        actions.push_back({stage, Kind::kDrop, 0});
+        std::erase(active, stage);
+      }
+    }
+    for (const std::int32_t stage : next) {
+      if (lacks(active, stage)) {
+        actions.push_back({stage, Kind::kGather, 0});
+        active.push_back(stage);
+      }
+    }
+    actions.push_back(passes[i]);
+    if (passes[i].kind == Kind::kBackward && ++done[passes[i].stage] == p.micro_batches) {
+      actions.push_back({passes[i].stage, Kind::kReduceGrads, 0});
+    }
+  }
+  for (const std::int32_t stage : active) {
+    actions.push_back({stage, Kind::kDrop, 0});
+  }
+  return actions;
+}
+
+// _add_send_recv: ranks in turns take their next action once what it needs has come. A receive
+// stands where its send was issued.
+std::vector<StageAction> AddTransfersInTurns(const Pipeline& p, std::int64_t rank) {
+  using Key = std::tuple<Kind, std::int32_t, std::int32_t>;
+  const auto ranks = static_cast<std::size_t>(p.ranks);
+  const std::int64_t stages = p.ranks * p.stages_per_rank;
+  std::vector<std::vector<StageAction>> todo(ranks), actions(ranks);
+  std::set<Key> come;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    todo[r] = AddGathers(p, ActionsOf(p, static_cast<std::int64_t>(r)));
+  }
+  std::vector<std::size_t> next(ranks, 0);
+  for (bool goes_on = true; goes_on;) {
+    goes_on = false;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      if (next[r] == todo[r].size()) {
+        continue;
+      }
+      const StageAction& a = todo[r][next[r]];
+      const bool is_forward = a.kind == Kind::kForward, is_backward = a.kind == Kind::kBackward;
+      const std::int32_t end = is_forward ? 0 : static_cast<std::int32_t>(stages) - 1;
+      const Kind receive = is_forward ? Kind::kReceiveActivation : Kind::kReceiveGradient;
+      if ((is_forward || is_backward) && a.stage != end &&
+          !come.contains({receive, a.stage, a.micro_batch})) {
+        continue;
+      }
+      goes_on = true;
+      ++next[r];
+      actions[r].push_back(a);
+      const std::int32_t to = a.stage + (is_forward ? 1 : -1);
+      if ((is_forward || is_backward) && to >= 0 && to < stages) {
+        actions[r].push_back(
+            {a.stage, is_forward ? Kind::kSendActivation : Kind::kSendGradient, a.micro_batch});
+        actions[static_cast<std::size_t>(to % p.ranks)].push_back({to, receive, a.micro_batch});
+        come.insert({receive, to, a.micro_batch});
+      }
+    }
+  }
+  std::vector<StageAction>& found = actions[static_cast<std::size_t>(rank)];
+  found.push_back({static_cast<std::int32_t>(rank), Kind::kWaitForSends, 0});
+  return std::move(found);
+}
+
 }  // namespace
 
 std::string WhyNot(const Pipeline& p) {
@@ -146,6 +231,9 @@ std::vector<StageAction> ActionsInTurn(std::int64_t micro_batches) {
 // sends to a rank with what it receives from there next, while the pipeline is full; while it fills
 // or empties it waits for a send before the next one (_step_microbatches of both classes).
 std::vector<StageAction> AddTransfers(const Pipeline& p, std::int64_t rank) {
+  if (!HasOneStagePerRank(p.schedule)) {
+    return AddTransfersInTurns(p, rank);
+  }
   const std::vector<StageAction> passes = ActionsOf(p, rank);
   const bool in_turns = p.schedule == PipelineSchedule::k1F1B;
   std::vector<StageAction> actions;
@@ -184,8 +272,9 @@ std::vector<StageAction> AddTransfers(const Pipeline& p, std::int64_t rank) {
 }
 
 std::string ActionsText(const std::vector<StageAction>& actions) {
-  constexpr std::array<std::string_view, 10> kNames = {
-      "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT", "REDUCE_GRAD"};
+  constexpr std::array<std::string_view, 12> kNames = {
+      "F",      "B",      "I",    "W",           "SEND_F",  "RECV_F",
+      "SEND_B", "RECV_B", "WAIT", "REDUCE_GRAD", "UNSHARD", "RESHARD"};
   std::string text;
   for (const StageAction& action : actions) {
     text += std::to_string(action.stage);

@@ -41,6 +41,8 @@ struct StageAction {
     kReceiveGradient,
     kWaitForSends,  // compute waits for what was sent so far
     kReduceGrads,   // of all micro-batches, among the data-parallel ranks
+    kGather,        // parameters of the stage, and
+    kDrop,
   };
   std::int32_t stage = 0;
   Kind kind = Kind::kForward;
@@ -66,8 +68,9 @@ struct Pipeline {
 // The passes of a step without a pipeline.
 [[nodiscard]] std::vector<StageAction> ActionsInTurn(std::int64_t micro_batches);
 
-// The passes of one rank of a schedule with one stage per rank, with what torch sends, receives and
-// waits for between them, and the reduction.
+// The passes of one rank, with what torch sends, receives and waits for between them, and the
+// reductions; of kInterleaved1F1B and later ones also the gathers. O(actions), of these of all
+// ranks.
 [[nodiscard]] std::vector<StageAction> AddTransfers(const Pipeline& pipeline, std::int64_t rank);
 
 // "0F0,0F1,0B0", as torch's _dump_csv writes it; "0SEND_F1+0RECV_B0" for transfers that join.

@@ -265,6 +265,7 @@ struct Plan {
   // Ranks that have other layers each, all other sizes being of one of them; the stages are cut
   // when the plan is lowered (LowerStages), and micro-batches are those of `accumulation`.
   std::int64_t pipeline_size = 1;
+  std::int64_t pipeline_stages = 1;  // of each of them: every pipeline_size-th
   PipelineSchedule pipeline_schedule = PipelineSchedule::k1F1B;
   std::int64_t micro_batch = 1;   // samples
   std::int64_t accumulation = 1;  // micro-batches per optimizer step
@@ -315,6 +316,10 @@ struct Plan {
 // Does DDP let parameters be without a gradient?
 [[nodiscard]] inline bool FindsUnused(const Plan& plan) {
   return plan.dialect == Dialect::kDdp && (plan.find_unused_parameters || plan.static_graph);
+}
+
+[[nodiscard]] inline Pipeline PipelineOf(const Plan& plan) {
+  return {plan.pipeline_schedule, plan.pipeline_size, plan.pipeline_stages, plan.accumulation};
 }
 
 // How one parameter belongs to one unit of a plan.

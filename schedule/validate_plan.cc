@@ -222,8 +222,6 @@ void CheckPipeline(const Model& model, const Job& job, const Plan& plan, const s
   const bool is_ddp = plan.dialect == Dialect::kDdp;
   refuse((plan.dialect != Dialect::kFsdp2 && !is_ddp) || plan.torch != TorchRelease::k2_13,
          "under dialects fsdp2 and ddp of torch 2.13");
-  refuse(plan.tensor_size > 1 || plan.context_size > 1 || plan.expert_size > 1,
-         "without tp, cp and ep");
   refuse(plan.offload != Offload(), "without offload");
   refuse(job.mode != JobMode::kTrain || job.trains_by != TrainsBy::kOwn ||
              is_any(model.params, [](const Parameter& param) { return !param.trainable; }),
@@ -234,18 +232,15 @@ void CheckPipeline(const Model& model, const Job& job, const Plan& plan, const s
   refuse(plan.sync != SyncMode::kLast, "with sync last");
   refuse(is_any(plan.units,
                 [&](const UnitPlan& unit) {
-                  return (!is_ddp && unit.reshard.kind != Reshard::Kind::kNever) ||
-                         !unit.forward_prefetch.empty() || !unit.backward_prefetch.empty();
+                  return !is_ddp && unit.reshard.kind != Reshard::Kind::kNever;
                 }),
-         "with reshard never and without prefetch lists");
-  refuse(plan.pipeline_schedule > PipelineSchedule::k1F1B, "by gpipe and 1f1b");
+         "with reshard never");
+  refuse(plan.pipeline_schedule > PipelineSchedule::kLoopedBfs, "with whole backward passes");
   // Its reducer fails where no forward pass follows a backward pass ("rebuilt parameter indices").
-  refuse(is_ddp && (plan.pipeline_schedule == PipelineSchedule::kGPipe ||
+  refuse(is_ddp && (plan.pipeline_schedule != PipelineSchedule::k1F1B ||
                     plan.accumulation <= plan.pipeline_size),
          "under ddp by 1f1b of more micro-batches than ranks");
-  const std::string why =
-      WhyNot({plan.pipeline_schedule, plan.pipeline_size, 1, plan.accumulation});
-  if (!why.empty()) {
+  if (const std::string why = WhyNot(PipelineOf(plan)); !why.empty()) {
     throw InputError(FieldOf(where, "accumulation"), std::to_string(plan.accumulation), why);
   }
 }

@@ -121,8 +121,8 @@ void CompareSequences(std::span<const Program* const> classes, std::size_t c,
   }
 }
 
-// A stage and the one before it: transfers between them, and what all stages do together.
-void CompareStages(std::span<const Program* const> classes, std::size_t c,
+// A rank and the one before it: transfers between them, and what all ranks do together.
+void CompareStages(std::span<const Program* const> classes, std::size_t before, std::size_t c,
                    std::vector<Finding>& findings) {
   const auto transfers = [](Stream stream) {
     return [stream](const Program&, const OpShape& shape) {
@@ -132,9 +132,9 @@ void CompareStages(std::span<const Program* const> classes, std::size_t c,
   const auto together = [](const Program& program, const OpShape& shape) {
     return !IsTransfer(shape.code) && SpansStages(program, shape);
   };
-  ComparePasses(classes, c - 1, c, "of neighbours", transfers(Stream::kNext),
+  ComparePasses(classes, before, c, "of neighbours", transfers(Stream::kNext),
                 transfers(Stream::kPrevious), findings);
-  ComparePasses(classes, c - 1, c, "of all stages", together, together, findings);
+  ComparePasses(classes, before, c, "of all stages", together, together, findings);
 }
 
 // The union of all classes' orders, with the k-th collective of a group made one node.
@@ -194,9 +194,10 @@ class WaitGraph {
     if (!SpansStages(*classes_[c], shape)) {
       return {shape.group.value, self + 1};
     }
+    const auto count = static_cast<std::uint32_t>(classes_.size());
     return {kNone, !IsTransfer(shape.code)         ? kNone
                    : shape.stream == Stream::kNext ? self
-                                                   : self - 1};
+                                                   : (self + count - 1) % count};
   }
 
   void AddClass(std::size_t c) {
@@ -285,8 +286,11 @@ std::vector<Finding> VerifyRanks(std::span<const Program* const> classes) {
     return findings;
   }
   for (std::size_t c = 1; c < classes.size(); ++c) {
-    AreStages(classes) ? CompareStages(classes, c, findings)
+    AreStages(classes) ? CompareStages(classes, c - 1, c, findings)
                        : CompareSequences(classes, c, findings);
+  }
+  if (AreStages(classes) && classes.size() > 2) {  // of two the stages share one stream
+    CompareStages(classes, classes.size() - 1, 0, findings);
   }
   if (findings.empty()) {
     const std::vector<std::string> blocked = WaitGraph(classes).Blocked();

@@ -59,18 +59,10 @@ void BuildCosts(const Program& program, const PriceTable& prices, std::vector<Co
   }
 }
 
-}  // namespace internal
-
-namespace {
-
-using internal::BodyRun;
-using internal::Cost;
-using internal::EventLoop;
-
-// Times must stay inside SimTime, +-106 days. The first bound is quick and almost always enough.
+// The first bound is quick and almost always enough.
 void CheckRange(const Program& program, const std::vector<Cost>& costs,
-                const EngineOptions& options) {
-  constexpr double kRange = 9e18;
+                const EngineOptions& options, std::size_t ranks) {
+  const double range = 9e18 / static_cast<double>(ranks);
   double longest = 0;
   const auto cost_of = [](const Cost& c) {
     return static_cast<double>(c.duration) + static_cast<double>(c.issue) +
@@ -82,7 +74,7 @@ void CheckRange(const Program& program, const std::vector<Cost>& costs,
   const auto steps = static_cast<double>(options.max_steps) + 1;
   const auto ops = static_cast<double>(program.init.size()) +
                    steps * static_cast<double>(program.step.size() + program.warmup.size());
-  if (longest * ops < kRange) {
+  if (longest * ops < range) {
     return;
   }
   double sum = 0;
@@ -91,12 +83,20 @@ void CheckRange(const Program& program, const std::vector<Cost>& costs,
       sum += (body == &program.init ? 1 : steps) * cost_of(costs[op.shape.value]);
     }
   }
-  if (!(sum < kRange)) {
+  if (!(sum < range)) {
     throw InputError(
         "cluster and profile", "rates that let a step take weeks",
         "rates with which " + std::to_string(options.max_steps) + " steps take less than 100 days");
   }
 }
+
+}  // namespace internal
+
+namespace {
+
+using internal::BodyRun;
+using internal::Cost;
+using internal::EventLoop;
 
 // Takes over the results of bodies that are complete, until two steps differ by a shift in time.
 class Steps {
@@ -178,7 +178,7 @@ EngineResult Run(const Program& program, const PriceTable& prices, const EngineO
                  EngineWorkspace& workspace, std::vector<Span>* spans) {
   internal::EventState& state = workspace.state();
   internal::BuildCosts(program, prices, state.costs);
-  CheckRange(program, state.costs, options);
+  internal::CheckRange(program, state.costs, options, 1);
   EventLoop loop(program, prices, options, state);
   Steps steps(options, loop, state.runs);
   while (!steps.Collect()) {

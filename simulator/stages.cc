@@ -53,6 +53,7 @@ Stages::Stages(std::span<const Program> programs, std::span<const PriceTable> pr
   for (std::size_t s = 0; s < programs.size(); ++s) {
     StageState& stage = stages_[s];
     internal::BuildCosts(programs[s], prices[s], stage.events.costs);
+    internal::CheckRange(programs[s], stage.events.costs, options, programs.size());
     FindMeetings(programs[s], s);
     stage.loop =
         std::make_unique<EventLoop>(programs[s], prices[s], options, stage.events, this, s);
@@ -64,9 +65,10 @@ void Stages::FindMeetings(const Program& program, std::size_t s) {
   for (const OpShape& shape : program.shapes) {
     if (SpansStages(program, shape)) {
       const bool is_transfer = IsTransfer(shape.code);
-      const std::size_t place = !is_transfer                    ? stages_.size()
-                                : shape.stream == Stream::kNext ? s
-                                                                : s - 1;
+      const std::size_t place = !is_transfer ? stages_.size()
+                                : shape.stream == Stream::kNext
+                                    ? s
+                                    : (s + stages_.size() - 1) % stages_.size();
       meetings_[place].member_count = is_transfer ? 2 : stages_.size();
       stages_[s].meetings[shape.group.value] = &meetings_[place];
     }

@@ -88,8 +88,10 @@ void FindQuantized(const LowerInput& in, ModelAnalysis& a) {
 void FindGradients(const Model& model, ModelAnalysis& a) {
   const std::vector<bool> reaches = OpsBehindResult(model);
   a.tensor_grad.assign(model.tensors.size(), false);
-  if (model.received.valid()) {
-    a.tensor_grad[model.received.value] = a.trains;
+  for (const Model::Stage& stage : model.stages) {
+    if (stage.received.valid()) {
+      a.tensor_grad[stage.received.value] = a.trains;
+    }
   }
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const ModelOp& op = model.ops[i];
@@ -330,8 +332,10 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   FindGradients(in.model, a);
   FindGradGroups(in.model, a);
   FindStorages(in, a);
-  if (in.model.sent.valid() && train) {  // torch holds it until the micro-batch's backward is over
-    ++a.storages[a.storage_of[in.model.sent.value]].backward_uses;
+  for (const Model::Stage& stage : in.model.stages) {
+    if (stage.sent.valid() && train) {  // torch holds it until the micro-batch's backward is over
+      ++a.storages[a.storage_of[stage.sent.value]].backward_uses;
+    }
   }
   CountMetrics(in.model, a);
   for (ModelOpFacts& f : a.ops) {

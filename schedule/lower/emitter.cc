@@ -216,11 +216,10 @@ Stream Emitter::StreamOf(OpId op) const {
 }
 
 // Walks back from the last op, so the cost is the number of ops of other streams since then.
-// Callers ask only where the body has a compute op; a pass begins with one, the copy of its inputs.
 OpId Emitter::LastCompute() const {
   OpId op = body->last();
-  while (StreamOf(op) != Stream::kCompute) {
-    op = OpId(op.value - 1);
+  while (op.valid() && StreamOf(op) != Stream::kCompute) {
+    op = op.value == 0 ? OpId() : OpId(op.value - 1);
   }
   return op;
 }

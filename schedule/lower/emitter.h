@@ -88,6 +88,7 @@ class Emitter {
   BufferId Hold(BufferId buffer, Holds holds, std::uint32_t subject, DType dtype);
   [[nodiscard]] Stream StreamOf(OpId op) const;
   // The op last issued to the compute stream; what an event recorded there now would stand for.
+  // None where the body has no such op so far.
   [[nodiscard]] OpId LastCompute() const;
   [[nodiscard]] ShapeId Intern(const OpShape& shape, std::span<const Kernel> kernels) {
     return shapes_.Intern(shape, kernels);
@@ -102,6 +103,13 @@ class Emitter {
   const Mesh mesh = MeshOf(in.plan);
   BodyBuilder* body = nullptr;
   std::uint16_t micro_batch = 0;
+  std::size_t stage = 0;  // of those of the rank
+  // Its ops; without a pipeline all.
+  [[nodiscard]] Model::Stage Stage() const {
+    return in.model.stages.empty()
+               ? Model::Stage{0, static_cast<std::uint32_t>(in.model.ops.size())}
+               : in.model.stages[stage];
+  }
 
  private:
   // The group of this name, which is added once.

@@ -21,6 +21,7 @@
 // reshard.
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/error.h"
 #include "models/stacked_experts.h"
@@ -96,7 +97,13 @@ void Fsdp2Rules::BeginMicroBatch(bool first, bool last) {
     Comm& c = comm_[u];
     c.left.clear();
     c.passes = 0;
-    c.passes_left = spans_.backward_spans[u].size();
+    const auto before = [&](std::uint32_t op) {
+      return static_cast<std::size_t>(
+          std::count_if(spans_.backward_spans[u].begin(), spans_.backward_spans[u].end(),
+                        [&](const UnitSpans::Span& span) { return span.last < op; }));
+    };
+    c.passes_before = before(e_.Stage().begin);
+    c.passes_left = before(e_.Stage().end) - c.passes_before;
     c.state = State::kIdle;
   }
 }
@@ -212,7 +219,8 @@ void Fsdp2Rules::EndForward() {
 // The hook sits on what the last of the pass's modules returns: where that reaches no loss, nothing
 // gathers the others.
 void Fsdp2Rules::PreBackward(UnitId u) {
-  if (spans_.backward_reached[u.value][comm_[u.value].passes_left - 1]) {
+  const Comm& c = comm_[u.value];
+  if (spans_.backward_reached[u.value][c.passes_before + c.passes_left - 1]) {
     hooked_.push_back(u);
   }
 }
@@ -255,7 +263,7 @@ void Fsdp2Rules::BeginBackward(UnitId u) {
 
 // The hook sits on the gradients of the call's inputs; without any it runs at the very end.
 void Fsdp2Rules::BackwardLeft(UnitId u, bool) {
-  const std::size_t pass = --comm_[u.value].passes_left;
+  const std::size_t pass = --comm_[u.value].passes_left + comm_[u.value].passes_before;
   if (spans_.backward_hooked[u.value][pass]) {
     PostBackward(u);
   }
@@ -317,10 +325,48 @@ void Fsdp2Rules::FinishReductions() {
   last_reduce_ = last_replicate_ = OpId();
 }
 
+// Its ops use the parameters. Of several stages of a rank each has a root of its own in torch.
+bool Fsdp2Rules::IsOfStage(UnitId u) const {
+  const std::uint32_t used = spans_.grads_final[u.value];
+  return e_.in.model.stages.size() < 2 || (used >= e_.Stage().begin && used < e_.Stage().end);
+}
+
+// The root first.
+std::vector<UnitId> Fsdp2Rules::UnitsOfStage() const {
+  std::vector<UnitId> units;
+  std::copy_if(root_first_.begin(), root_first_.end(), std::back_inserter(units),
+               [&](UnitId u) { return IsOfStage(u); });
+  return units;
+}
+
+// UNSHARD of pipelining/schedules.py, behind what compute has been given so far.
+void Fsdp2Rules::GatherAll() {
+  if (!e_.LastCompute().valid()) {
+    e_.AddSlotWait(Stream::kCompute, kOptimizerSlot, Phase::kForward, kNoSubject);
+  }
+  e_.AddWait(Stream::kCopyIn, {e_.LastCompute()}, Phase::kForward, kNoSubject);
+  for (const UnitId u : UnitsOfStage()) {
+    Unshard(u, Phase::kBackward);
+  }
+}
+
+// _assert_unsharded there.
+void Fsdp2Rules::AwaitAll() {
+  for (const UnitId u : UnitsOfStage()) {
+    WaitForUnshard(u, Phase::kBackward);
+  }
+}
+
+void Fsdp2Rules::DropAll() {
+  for (const UnitId u : UnitsOfStage()) {
+    FreeUnsharded(u);
+  }
+}
+
 // perform_reduce_grad of pipelining/stage.py: each unit's post-backward, the root's first.
 void Fsdp2Rules::ReduceAll() {
   last_micro_batch_ = true;
-  for (const UnitId u : root_first_) {
+  for (const UnitId u : UnitsOfStage()) {
     PostBackward(u);
   }
   FinishReductions();

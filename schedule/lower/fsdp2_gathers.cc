@@ -37,7 +37,7 @@ void Fsdp2Rules::Prefetch(const std::vector<std::string>& names, Phase phase) {
 // the source is the kept part, and the all-gather runs over the group only.
 void Fsdp2Rules::Unshard(UnitId u, Phase phase) {
   Comm& c = comm_[u.value];
-  if (c.pending || At(u).unsharded.valid() || !HasParams(u)) {
+  if (c.pending || At(u).unsharded.valid() || !HasParams(u) || !IsOfStage(u)) {
     return;
   }
   c.pending = true;

@@ -41,6 +41,9 @@ class Fsdp2Rules : public StepRules {
   void WeightGradWritten(std::uint32_t model_op, UnitId unit) override;
   [[nodiscard]] BufferId ParameterStorage(UnitId u, std::uint32_t model_op) override;
   void EndBackward() override;
+  void GatherAll() override;
+  void AwaitAll() override;
+  void DropAll() override;
   void ReduceAll() override;
 
  protected:
@@ -62,6 +65,7 @@ class Fsdp2Rules : public StepRules {
     std::vector<std::size_t> left;  // places in order_ of forward calls without a backward so far
     std::size_t passes = 0;         // stretches of forward that are over
     std::size_t passes_left = 0;    // stretches of backward still to come
+    std::size_t passes_before = 0;  // those of earlier stages of the rank
     bool pending = false;           // gather issued, not yet waited for
     bool is_carried = false;        // issued in the step before
     BufferId gather_out;            // AGout
@@ -117,6 +121,8 @@ class Fsdp2Rules : public StepRules {
   // fsdp2_reductions.cc.
   void FreeReduceInput();
   void FinishReductions();
+  [[nodiscard]] bool IsOfStage(UnitId u) const;
+  [[nodiscard]] std::vector<UnitId> UnitsOfStage() const;
   // Of a pipeline's stage nothing is freed or reduced before all micro-batches are through.
   [[nodiscard]] bool StaysWhole() const { return e_.in.stage && !last_micro_batch_; }
   void PostBackward(UnitId u);

@@ -92,6 +92,7 @@ void EmitPass(Emitter& e, Walker& walker, StepRules& rules, const Body& body,
   const bool is_forward = pass.kind == StageAction::Kind::kForward;
   const std::int64_t count = e.in.plan.accumulation;
   if (is_forward || e.in.stage) {
+    rules.AwaitAll();
     e.body->MarkMicroBatch();
     e.micro_batch = static_cast<std::uint16_t>(pass.micro_batch);
     rules.BeginMicroBatch(pass.micro_batch == 0, pass.micro_batch + 1 == count);
@@ -122,12 +123,19 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
   using Kind = StageAction::Kind;
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const Kind kind = actions[i].kind;
+    if (e.in.stage) {
+      e.stage = static_cast<std::size_t>(actions[i].stage / e.in.stage->pipeline.ranks);
+    }
     if (kind == Kind::kForward || (kind == Kind::kBackward && e.in.job.mode == JobMode::kTrain)) {
       EmitPass(e, walker, rules, body, actions[i]);
     } else if (kind == Kind::kWaitForSends) {
       walker.WaitForSends();
     } else if (kind == Kind::kReduceGrads) {
       rules.ReduceAll();
+    } else if (kind == Kind::kGather) {
+      rules.GatherAll();
+    } else if (kind == Kind::kDrop) {
+      rules.DropAll();
     } else if (kind != Kind::kBackward) {
       const bool joins = actions[i].joins_next;
       walker.Transfer(actions[i], joins ? &actions[i + 1] : nullptr);
@@ -277,18 +285,30 @@ static void CheckKernels(const LowerInput& in) {
 
 // What the plan says of the modules that a stage has.
 static Plan PlanOfStage(const Model& model, Plan plan) {
-  plan.pipeline_size = 1;
-  const auto is_here = [&](const std::string& fqn) {
+  plan.pipeline_size = plan.pipeline_stages = 1;
+  if (std::none_of(model.params.begin(), model.params.end(),
+                   [](const Parameter& param) { return param.parts > 1; })) {
+    plan.expert_size = 1;  // such as one with the head alone
+  }
+  const auto is_elsewhere = [&](const std::string& fqn) {
     const ModuleId module = FindModule(model, fqn);
-    return std::any_of(model.ops.begin(), model.ops.end(),
-                       [&](const ModelOp& op) { return IsInside(model, op.module, module); });
+    return std::none_of(model.ops.begin(), model.ops.end(),
+                        [&](const ModelOp& op) { return IsInside(model, op.module, module); });
   };
   for (UnitPlan& unit : plan.units) {
-    std::erase_if(unit.modules, [&](const std::string& fqn) { return !is_here(fqn); });
+    std::erase_if(unit.modules, is_elsewhere);
   }
   std::erase_if(plan.units, [](const UnitPlan& unit) { return unit.modules.empty(); });
+  const auto is_gone = [&](const std::string& name) {
+    return std::none_of(plan.units.begin(), plan.units.end(),
+                        [&](const UnitPlan& unit) { return unit.name == name; });
+  };
+  for (UnitPlan& unit : plan.units) {
+    std::erase_if(unit.forward_prefetch, is_gone);
+    std::erase_if(unit.backward_prefetch, is_gone);
+  }
   std::erase_if(plan.recompute,
-                [&](const RecomputeRegion& region) { return !is_here(region.module); });
+                [&](const RecomputeRegion& region) { return is_elsewhere(region.module); });
   return plan;
 }
 
@@ -300,11 +320,12 @@ std::vector<Program> LowerStages(const LowerInput& input) {
   }
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
     Model model = input.model;
-    CutStage(model, ranks, rank, std::string(kWhere) + ": pipeline_size");
+    CutStage(model, ranks * input.plan.pipeline_stages, rank, ranks,
+             std::string(kWhere) + ": pipeline_size");
     const Plan plan = ranks == 1 ? input.plan : PlanOfStage(model, input.plan);
     LowerInput here(model, input.kernels, input.job, plan);
     if (ranks > 1) {
-      here.stage = {{input.plan.pipeline_schedule, ranks, 1, plan.accumulation}, rank};
+      here.stage = {PipelineOf(input.plan), rank};
     }
     programs.push_back(Lower(here));
     programs.back().pipeline_size = ranks;

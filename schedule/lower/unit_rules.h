@@ -35,7 +35,11 @@ class StepRules : public DialectRules {
   virtual void BeginMicroBatch(bool first, bool last);
   virtual void EndForward() {}
   virtual void EndBackward() {}
-  // Of a pipeline, when all micro-batches are through.
+  // Of a pipeline's stage at hand: gathers all units, waits for them before the first pass that
+  // needs them, drops them, and reduces their gradients when all micro-batches are through.
+  virtual void GatherAll() {}
+  virtual void AwaitAll() {}
+  virtual void DropAll() {}
   virtual void ReduceAll() {}
   // Clipping, optimizer, release of the gradients.
   virtual void EndStep();
@@ -212,7 +216,7 @@ class StepRules : public DialectRules {
   // The sum over the shards for a norm of `units`' gradients that the host has taken; it waits.
   void SumHostNorm(std::span<const UnitId> units);
   void SumHostFlag();
-  void TakeFromHost(BufferId number);
+  void TakeIn(BufferId number, BufferId other = {});
   void ReturnToHost(BufferId number);
   // The kernel with which PyTorch's host takes the norm and scales the gradients.
   [[nodiscard]] Kernel HostClip(std::span<const UnitId> units) const;
@@ -222,7 +226,7 @@ class StepRules : public DialectRules {
   }
   [[nodiscard]] BufferId NewNorm(std::span<const UnitId> units);
   void SumNorm(BufferId norm, Stream stream, GroupId group);
-  void SumNormOverStages(BufferId norm, Stream stream);
+  void SumNormOverStages(BufferId norm, BufferId of_experts, Stream stream);
   // The optimizer's temporaries while `units` are updated.
   [[nodiscard]] BufferId AllocTemporaries(Bytes bytes, std::span<const UnitId> units,
                                           Stream stream);

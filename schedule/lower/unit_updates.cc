@@ -67,10 +67,13 @@ void StepRules::SumNorm(BufferId norm, Stream stream, GroupId group) {
 }
 
 // Of this rank's layers alone otherwise: one number (clip_grad_norm_ of torchtitan's
-// distributed/utils.py).
-void StepRules::SumNormOverStages(BufferId norm, Stream stream) {
+// distributed/utils.py), which takes in the norm of experts, if there is one.
+void StepRules::SumNormOverStages(BufferId norm, BufferId of_experts, Stream stream) {
   if (e_.in.stage) {
     const Bytes size(SizeOf(NormDType()));
+    if (of_experts.valid()) {
+      TakeIn(norm, of_experts);
+    }
     e_.AddCollective(Collective(OpCode::kAllReduce, stream, e_.AddPipeline(), size, NormDType()),
                      {Phase::kOptimizer, kNoSubject}, {});
     e_.body->UseFirst(norm, size, AccessMode::kReadWrite, Role::kInput);
@@ -188,7 +191,7 @@ void StepRules::AddClip(std::span<const UnitId> all, Stream stream, GroupId grou
     if (e_.program.tensor_size > 1) {
       SumNorm(norm, stream, e_.AddTensor());
     }
-    SumNormOverStages(norm, stream);
+    SumNormOverStages(norm, norm_of_experts, stream);
   }
   OpShape shape;
   shape.stream = stream;
@@ -216,7 +219,7 @@ void StepRules::AddClip(std::span<const UnitId> all, Stream stream, GroupId grou
 void StepRules::SumHostNorm(std::span<const UnitId> units) {
   if (e_.program.shard_size > 1) {
     const BufferId norm = NewNorm(units);
-    TakeFromHost(norm);
+    TakeIn(norm);
     SumNorm(norm, Stream::kCompute, GroupId(0));
     ReturnToHost(norm);
   }
@@ -228,20 +231,22 @@ void StepRules::SumHostFlag() {
   if (RanksOfFlag() > 1) {
     const BufferId flag =
         e_.Alloc(Bytes(SizeOf(DType::kFp32)), Category::kTemporary, Stream::kCompute);
-    TakeFromHost(flag);
+    TakeIn(flag);
     SumFlag(flag);
     ReturnToHost(flag);
   }
 }
 
-void StepRules::TakeFromHost(BufferId number) {
+// Writes a number, from another one if there is any.
+void StepRules::TakeIn(BufferId number, BufferId other) {
   const Bytes size = e_.program.buffers[number.value].size;
   OpShape shape;
   shape.code = OpCode::kGradNorm;
   shape.dtype = job_.precision.master;
   shape.bytes = size;
   e_.Add(shape, MultiTensorKernels(1, 1, size, size, shape.dtype), Phase::kOptimizer, kNoSubject,
-         {{number, AccessMode::kWrite, Role::kOutput}});
+         {{number, other.valid() ? AccessMode::kReadWrite : AccessMode::kWrite, Role::kOutput},
+          {other, AccessMode::kRead, Role::kInput}});
 }
 
 void StepRules::ReturnToHost(BufferId number) {

@@ -194,8 +194,9 @@ void Walker::Init() {
   inputs.owner = Stream::kHost;
   inputs.on_host = true;
   inputs.zero_filled = true;
+  const Model::Stage all = {0, static_cast<std::uint32_t>(model.ops.size())};
   for (std::size_t t = 0; t < model.tensors.size(); ++t) {
-    if (IsLoaded(t)) {
+    if (IsLoaded(t, all)) {
       inputs.size += e_.a.storages[e_.a.storage_of[t]].bytes;
     }
   }
@@ -204,9 +205,19 @@ void Walker::Init() {
   InitStage();
 }
 
-bool Walker::IsLoaded(std::size_t t) const {
-  return !e_.in.model.tensors[t].producer.valid() && e_.a.storage_of[t] != kNoRegion &&
-         e_.in.model.received != TensorId(t);
+bool Walker::IsLoaded(std::size_t t, const Model::Stage& stage) const {
+  const Model& model = e_.in.model;
+  if (model.tensors[t].producer.valid() || e_.a.storage_of[t] == kNoRegion ||
+      std::any_of(model.stages.begin(), model.stages.end(),
+                  [&](const Model::Stage& one) { return one.received == TensorId(t); })) {
+    return false;
+  }
+  return model.stages.size() < 2 ||
+         std::any_of(model.ops.begin() + stage.begin, model.ops.begin() + stage.end,
+                     [&](const ModelOp& op) {
+                       return std::find(op.inputs.begin(), op.inputs.end(), TensorId(t)) !=
+                              op.inputs.end();
+                     });
 }
 
 // Example: 256 tokens of 8 bytes and as many labels: two device buffers of 2,048 bytes and one copy
@@ -214,9 +225,10 @@ bool Walker::IsLoaded(std::size_t t) const {
 void Walker::LoadInputs() {
   const Model& model = e_.in.model;
   std::vector<BufferId> buffers;
+  OpShape shape;
   for (std::size_t t = 0; t < model.tensors.size(); ++t) {
     const std::uint32_t s = e_.a.storage_of[t];
-    if (!IsLoaded(t)) {
+    if (!IsLoaded(t, e_.Stage())) {
       continue;
     }
     const StorageFacts& facts = e_.a.storages[s];
@@ -224,14 +236,13 @@ void Walker::LoadInputs() {
     instance.buffer = e_.Alloc(facts.bytes, Category::kInput, Stream::kCompute);
     instance.refs = facts.forward_uses + facts.backward_uses;
     buffers.push_back(instance.buffer);
+    shape.bytes += facts.bytes;
   }
   if (buffers.empty()) {
     return;
   }
-  OpShape shape;
   shape.code = OpCode::kCopyH2d;
   shape.stream = Stream::kCompute;  // .to(device) runs on the current stream
-  shape.bytes = e_.program.buffers[host_inputs_.value].size;
   e_.Add(shape, {}, Phase::kForward, kNoSubject, {{host_inputs_, AccessMode::kRead, Role::kInput}});
   std::uint16_t index = 0;
   for (const BufferId b : buffers) {
@@ -259,8 +270,7 @@ void Walker::Forward() {
   if (offload_) {
     offload_->BeginForward();
   }
-  const auto n = static_cast<std::uint32_t>(e_.in.model.ops.size());
-  for (std::uint32_t i = 0; i < n; ++i) {
+  for (std::uint32_t i = e_.Stage().begin; i < e_.Stage().end; ++i) {
     if (forward_mark_[i]) {
       e_.body->MarkLayer();
       if (offload_) {
@@ -291,7 +301,7 @@ void Walker::Forward() {
 
 // What forward has left goes to the micro-batch's place, or comes back from there.
 void Walker::SwapInFlight() {
-  InFlight& kept = in_flight_[e_.micro_batch];
+  InFlight& kept = in_flight_[Place()];
   kept.forward.resize(forward_instance_.size());
   kept.extra.resize(extra_.size());
   kept.early.resize(early_.size());
@@ -534,7 +544,7 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
 }
 
 void Walker::Metrics() {
-  for (std::uint32_t i = 0; i < e_.in.model.ops.size(); ++i) {
+  for (std::uint32_t i = e_.Stage().begin; i < e_.Stage().end; ++i) {
     const OpKernels& k = e_.a.KernelsOf(i);
     if (k.metrics.empty()) {
       continue;

@@ -162,11 +162,18 @@ class Walker {
   [[nodiscard]] std::vector<std::uint32_t> FindRegionStarts();
   void MarkBlocks();
   void LoadInputs();
-  [[nodiscard]] bool IsLoaded(std::size_t tensor) const;  // from the host, for each micro-batch
+  // From the host, for each micro-batch, by a stage.
+  [[nodiscard]] bool IsLoaded(std::size_t tensor, const Model::Stage& stage) const;
   void InitStage();
   void TakeReceived();
   void BeginStageBackward();
   void EndStageBackward();
+  void AwaitReceive(std::map<std::size_t, OpId>& coming, Phase phase);
+  void FreeSent(OpId awaited);
+  // Of the stage and micro-batch at hand among those of the rank.
+  [[nodiscard]] std::size_t Place() const {
+    return e_.stage * static_cast<std::size_t>(e_.in.plan.accumulation) + e_.micro_batch;
+  }
   // Swaps what lives of the present micro-batch with what was kept of it.
   void SwapInFlight();
   void ForwardOp(std::uint32_t i, Phase phase);
@@ -267,12 +274,13 @@ class Walker {
   std::vector<Instance> grads_;
   std::vector<std::uint32_t> grad_of_tensor_;
   std::vector<ShapeId> forward_shape_, backward_shape_;  // caches, by kernel variant
-  std::map<std::uint16_t, InFlight> in_flight_;          // micro-batches whose backward is to come
-  // Per micro-batch: what the stage before sent, gradients of what this one sent, and of what it
-  // got.
+  std::map<std::size_t, InFlight> in_flight_;            // by Place, where backward is to come
+  // Per stage and micro-batch: what the stage before sent, gradients of what this one sent, and of
+  // what it got; and the receives that the pass at hand has to wait for.
   std::vector<BufferId> received_, received_grads_, grads_to_send_;
+  std::map<std::size_t, OpId> coming_, coming_grads_;
   OpId sent_next_, sent_previous_;  // the last ones, where they are not waited for yet
-  std::vector<BufferId> sending_;   // freed then
+  std::vector<std::pair<BufferId, OpId>> sending_;  // freed when compute has waited for the send
 };
 
 }  // namespace shardwright

@@ -440,7 +440,7 @@ void Walker::Backward() {
   std::fill(grad_of_tensor_.begin(), grad_of_tensor_.end(), kNoGrad);
   grads_.clear();
   BeginStageBackward();
-  for (auto i = static_cast<std::uint32_t>(e_.in.model.ops.size()); i-- > 0;) {
+  for (std::uint32_t i = e_.Stage().end; i-- > e_.Stage().begin;) {
     if (!e_.a.ops[i].has_backward) {
       continue;
     }
@@ -478,7 +478,7 @@ void Walker::Backward() {
     Release(*logits);
   }
   EndStageBackward();
-  in_flight_.erase(e_.micro_batch);
+  in_flight_.erase(Place());
 }
 
 }  // namespace shardwright

@@ -17,90 +17,118 @@
 namespace shardwright {
 
 void Walker::InitStage() {
-  if (!e_.in.stage) {
-    return;
-  }
   const auto count = static_cast<std::size_t>(e_.in.plan.accumulation);
   const auto hold = [&](TensorId tensor, Category category, std::vector<BufferId>& buffers) {
-    for (std::size_t m = 0; m < count && tensor.valid(); ++m) {
-      buffers.push_back(e_.Alloc(e_.a.tensor_bytes[tensor.value], category, Stream::kCompute));
+    for (std::size_t m = 0; m < count; ++m) {
+      buffers.push_back(tensor.valid()
+                            ? e_.Alloc(e_.a.tensor_bytes[tensor.value], category, Stream::kCompute)
+                            : BufferId());
     }
   };
-  hold(e_.in.model.received, Category::kActivation, received_);
-  hold(e_.in.model.sent, Category::kActivationGradient, received_grads_);
-  grads_to_send_.resize(count);
+  for (const Model::Stage& stage : e_.in.model.stages) {
+    hold(stage.received, Category::kActivation, received_);
+    hold(stage.sent, Category::kActivationGradient, received_grads_);
+  }
+  grads_to_send_.resize(received_.size());
+}
+
+// Where the transfer was issued early, compute waits for it now.
+void Walker::AwaitReceive(std::map<std::size_t, OpId>& coming, Phase phase) {
+  if (const auto found = coming.find(Place()); found != coming.end()) {
+    e_.AddWait(Stream::kCompute, {found->second}, phase, kNoSubject);
+    FreeSent(found->second);
+    coming.erase(found);
+  }
+}
+
+// What was sent before it on its stream has left.
+void Walker::FreeSent(OpId awaited) {
+  std::erase_if(sending_, [&](const std::pair<BufferId, OpId>& sent) {
+    const bool is_gone = sent.second <= awaited && e_.StreamOf(sent.second) == e_.StreamOf(awaited);
+    if (is_gone) {
+      e_.body->Free(sent.first);
+    }
+    return is_gone;
+  });
 }
 
 void Walker::TakeReceived() {
-  const TensorId tensor = e_.in.model.received;
+  const TensorId tensor = e_.Stage().received;
   if (tensor.valid()) {
+    AwaitReceive(coming_, Phase::kForward);
     const std::uint32_t s = e_.a.storage_of[tensor.value];
     const StorageFacts& facts = e_.a.storages[s];
-    forward_instance_[s] = {received_[e_.micro_batch],
+    forward_instance_[s] = {received_[Place()],
                             facts.forward_uses + facts.backward_uses + 1};  // it stays
   }
 }
 
 void Walker::BeginStageBackward() {
-  const TensorId tensor = e_.in.model.sent;
+  const TensorId tensor = e_.Stage().sent;
   if (tensor.valid()) {
-    grad_of_tensor_[tensor.value] = NewGrad(received_grads_[e_.micro_batch]);
+    AwaitReceive(coming_grads_, Phase::kBackward);
+    grad_of_tensor_[tensor.value] = NewGrad(received_grads_[Place()]);
     ++grads_.back().refs;  // it stays
   }
 }
 
 void Walker::EndStageBackward() {
-  if (const TensorId sent = e_.in.model.sent; sent.valid()) {
+  if (const TensorId sent = e_.Stage().sent; sent.valid()) {
     Release(forward_instance_[e_.a.storage_of[sent.value]]);
   }
-  if (const TensorId received = e_.in.model.received; received.valid()) {
+  if (const TensorId received = e_.Stage().received; received.valid()) {
     const std::uint32_t grad = std::exchange(grad_of_tensor_[received.value], kNoGrad);
     SW_CHECK(grad != kNoGrad, "nothing of a stage has a gradient for what it got");
-    grads_to_send_[e_.micro_batch] = grads_[grad].buffer;
+    grads_to_send_[Place()] = grads_[grad].buffer;
   }
 }
 
-// NCCL's stream waits for what the compute stream has been given so far.
+// NCCL's stream waits for what the compute stream has been given so far. Compute waits for what
+// comes at once, or, where receives are issued early, before the pass that reads it. With several
+// stages on each of two ranks both neighbours of a rank are the other one, and share a stream.
 void Walker::Transfer(const StageAction& action, const StageAction* joined) {
   using Kind = StageAction::Kind;
-  const auto is_send = [](const StageAction& a) {
-    return a.kind == Kind::kSendActivation || a.kind == Kind::kSendGradient;
-  };
-  const auto buffer_of = [&](const StageAction& a) {
-    const auto m = static_cast<std::size_t>(a.micro_batch);
-    switch (a.kind) {
+  const Pipeline& pipeline = e_.in.stage->pipeline;
+  const auto buffer_of = [&](Kind kind) {
+    switch (kind) {
       case Kind::kSendActivation:
-        return in_flight_.at(static_cast<std::uint16_t>(m))
-            .forward[e_.a.storage_of[e_.in.model.sent.value]]
-            .buffer;
+        return in_flight_.at(Place()).forward[e_.a.storage_of[e_.Stage().sent.value]].buffer;
       case Kind::kSendGradient:
-        return grads_to_send_[m];
+        return grads_to_send_[Place()];
       case Kind::kReceiveActivation:
-        return received_[m];
+        return received_[Place()];
       default:
-        return received_grads_[m];
+        return received_grads_[Place()];
     }
   };
   e_.micro_batch = static_cast<std::uint16_t>(action.micro_batch);
-  const bool sends = is_send(action), receives = !sends || joined != nullptr;
+  const bool sends = action.kind == Kind::kSendActivation || action.kind == Kind::kSendGradient;
+  const bool receives = !sends || joined != nullptr;
   const bool is_next =
       action.kind == Kind::kSendActivation || action.kind == Kind::kReceiveGradient;
   const bool is_forward =
       action.kind == Kind::kSendActivation || action.kind == Kind::kReceiveActivation;
-  const Stream stream = is_next ? Stream::kNext : Stream::kPrevious;
+  const bool is_pair = pipeline.ranks == 2 && pipeline.stages_per_rank > 1;
+  const bool has_next = is_pair ? e_.in.stage->rank == 0 : is_next;
+  const Stream stream = has_next ? Stream::kNext : Stream::kPrevious;
   const Phase phase = is_forward ? Phase::kForward : Phase::kBackward;
-  const TensorId tensor = is_next ? e_.in.model.sent : e_.in.model.received;
-  const OpId before = e_.body->last().valid() ? e_.LastCompute() : OpId();
+  const TensorId tensor = is_next ? e_.Stage().sent : e_.Stage().received;
+  const OpId before = e_.LastCompute();
   if (!before.valid()) {
     e_.AddSlotWait(stream, kOptimizerSlot, phase, kNoSubject);
   }
-  const BufferId out = sends ? buffer_of(action) : BufferId();
-  const BufferId in = receives ? buffer_of(joined != nullptr ? *joined : action) : BufferId();
+  const BufferId out = sends ? buffer_of(action.kind) : BufferId();
+  if (joined != nullptr) {
+    e_.micro_batch = static_cast<std::uint16_t>(joined->micro_batch);
+  }
+  const BufferId in =
+      receives ? buffer_of(joined != nullptr ? joined->kind : action.kind) : BufferId();
+  e_.micro_batch = static_cast<std::uint16_t>(action.micro_batch);
   const OpId moved = e_.AddCollective(
       Collective(sends && receives ? OpCode::kSendReceive
                  : sends           ? OpCode::kSend
                                    : OpCode::kReceive,
-                 stream, e_.AddPipeline(is_next ? "pp.next" : "pp.previous"),
+                 stream, e_.AddPipeline(has_next ? "pp.next" : "pp.previous"),
                  e_.a.tensor_bytes[tensor.value], e_.in.job.precision.param),
       {phase, kNoSubject},
       {{out, AccessMode::kRead, Role::kInput}, {in, AccessMode::kWrite, Role::kOutput}});
@@ -108,12 +136,14 @@ void Walker::Transfer(const StageAction& action, const StageAction* joined) {
     e_.After(before);
   }
   if (sends) {
-    (is_next ? sent_next_ : sent_previous_) = moved;
+    (has_next ? sent_next_ : sent_previous_) = moved;
     if (!is_forward) {
-      sending_.push_back(out);
+      sending_.emplace_back(out, moved);
     }
   }
-  if (receives) {
+  if (receives && pipeline.schedule > PipelineSchedule::k1F1B) {
+    (is_forward ? coming_ : coming_grads_)[Place()] = moved;
+  } else if (receives) {
     sends ? WaitForSends() : e_.AddWait(Stream::kCompute, {moved}, phase, kNoSubject);
   }
 }
@@ -121,7 +151,7 @@ void Walker::Transfer(const StageAction& action, const StageAction* joined) {
 void Walker::WaitForSends() {
   e_.AddWait(Stream::kCompute, {sent_next_, sent_previous_}, Phase::kBackward, kNoSubject);
   sent_next_ = sent_previous_ = OpId();
-  for (const BufferId buffer : std::exchange(sending_, {})) {
+  for (const auto& [buffer, sent] : std::exchange(sending_, {})) {
     e_.body->Free(buffer);
   }
 }

@@ -36,6 +36,11 @@ struct Cost {
 // Fills `costs` from the program's shapes and their prices.
 void BuildCosts(const Program& program, const PriceTable& prices, std::vector<Cost>& costs);
 
+// Times must stay inside SimTime, +-106 days, also where `ranks` that may wait for each other run
+// one behind the other. Throws InputError.
+void CheckRange(const Program& program, const std::vector<Cost>& costs,
+                const EngineOptions& options, std::size_t ranks);
+
 // Body::EdgesOf for inner loops.
 [[nodiscard]] inline std::span<const Edge> EdgesOf(const Body& body, std::uint32_t op) {
   const std::size_t end =

@@ -61,7 +61,7 @@ def wrap(model, plan, job, mesh_of, settings_of=lambda module: {}):
     for unit in plan["units"]:
         for key, call in (("forward_prefetch", "set_modules_to_forward_prefetch"), ("backward_prefetch", "set_modules_to_backward_prefetch")):
             if unit.get(key):
-                getattr(first[unit["name"]], call)([first[name] for name in unit[key]])
+                getattr(first[unit["name"]], call)([first[name] for name in unit[key] if name in first])
     model.recompute = tuple(r["module"] for r in plan.get("recompute", []))
 
 

@@ -9,7 +9,9 @@
 #include <doctest/doctest.h>
 
 #include "core/error.h"
+#include "models/cut_experts.h"
 #include "models/cut_stage.h"
+#include "models/cut_tensor.h"
 #include "models/loader.h"
 #include "schedule/verify.h"
 #include "schedule/wrap.h"
@@ -58,9 +60,18 @@ std::int64_t Count(const Program& program, OpCode code) {
                        [&](const Op& op) { return program.ShapeOf(op).code == code; });
 }
 
+Bytes BytesSent(const Program& program) {
+  for (const Op& op : program.step.ops) {
+    if (IsTransfer(program.ShapeOf(op).code)) {
+      return program.ShapeOf(op).bytes;
+    }
+  }
+  return {};
+}
+
 std::int64_t BlocksOfStage(const Model& model, std::int64_t stages, std::int64_t stage) {
   Model part = model;
-  CutStage(part, stages, stage, "test");
+  CutStage(part, stages, stage, stages, "test");
   std::int64_t blocks = 0;
   for (const ModuleId block : BlocksOf(part)) {
     blocks += std::any_of(part.ops.begin(), part.ops.end(),
@@ -80,9 +91,9 @@ TEST_CASE("CutStage counts embedding and head as a block each") {
       CHECK(BlocksOfStage(llama, 4, stage) == four[static_cast<std::size_t>(stage)]);
     }
     Model part = llama;
-    CutStage(part, 8, stage, "test");
-    CHECK(part.received.valid() == (stage > 0));
-    CHECK(part.sent.valid() == (stage < 7));
+    CutStage(part, 8, stage, 8, "test");
+    CHECK(part.stages[0].received.valid() == (stage > 0));
+    CHECK(part.stages[0].sent.valid() == (stage < 7));
     parameters += CountParameters(part);
   }
   CHECK(parameters == CountParameters(llama));
@@ -153,12 +164,51 @@ TEST_CASE("Replicas and one dtype, and DDP") {
   }
 }
 
+TEST_CASE("Ranks that cut layers send their part, and sum the norm over stages last") {
+  const Piped whole = Of("llama-3-8b", 4, 2, 2);
+  Piped p = whole;
+  p.plan.tensor_size = 4;
+  CutTensor(p.model, 4, "test");
+  const std::vector<Program> stages = p.Lowered(), uncut = whole.Lowered();
+  CHECK(VerifyRanks(std::vector<const Program*>{&stages[0], &stages[1]}).empty());
+  // 256 tokens of 4,096 features in bf16.
+  CHECK(BytesSent(uncut[0]) == Bytes(256 * 4096 * 2));
+  CHECK(BytesSent(stages[0]) == BytesSent(uncut[0]) / 4);
+  const auto pp = std::find_if(stages[0].groups.begin(), stages[0].groups.end(),
+                               [](const Group& group) { return group.name == "pp.next"; });
+  REQUIRE(pp != stages[0].groups.end());
+  CHECK(pp->stride == 16);
+}
+
+TEST_CASE("A stage without experts beside one that shares them out") {
+  Piped p = Of("qwen3-30b-a3b", 8, 50, 50);  // 48 blocks, embedding and head
+  p.plan.expert_size = 4;
+  p.job.clip_gradients = true;
+  CutExperts(p.model, 4, "test");
+  AddExpertUnits(p.model, p.plan.units);
+  for (UnitPlan& unit : p.plan.units) {
+    unit.reshard.kind = Reshard::Kind::kNever;
+  }
+  const std::vector<Program> stages = p.Lowered();
+  std::vector<const Program*> classes;
+  for (const Program& program : stages) {
+    classes.push_back(&program);
+  }
+  CHECK(VerifyRanks(classes).empty());
+  CHECK(Count(stages[0], OpCode::kAllToAll) == 0);
+  CHECK(Count(stages[1], OpCode::kAllToAll) > 0);
+  // Of the norm: over shards and stages; beside experts also over both of their groups.
+  CHECK(Count(stages[0], OpCode::kAllReduce) == 2);
+  CHECK(Count(stages[1], OpCode::kAllReduce) == 4);
+}
+
 TEST_CASE("What no stage is lowered for is refused by name") {
   CHECK(Of("gpt2", 2, 2, 2).Refusal().find("would share parameter") != std::string::npos);
   CHECK(Of("flan-t5-xxl", 2, 4, 4).Refusal().find("pipeline_size") != std::string::npos);
   CHECK(Of("llama-3-8b", 2, 4, 3).Refusal().find("4 micro-batches or more") != std::string::npos);
-  CHECK(Of("llama-3-8b", 2, 2, 4, PipelineSchedule::kLoopedBfs).Refusal().find("gpipe and 1f1b") !=
-        std::string::npos);
+  CHECK(Of("llama-3-8b", 2, 2, 4, PipelineSchedule::kInterleavedZeroBubble)
+            .Refusal()
+            .find("with whole backward passes") != std::string::npos);
   Piped ddp = Of("llama-3-8b", 1, 2, 2);
   ddp.plan.dialect = Dialect::kDdp;
   ddp.plan.units = Wrap(ddp.model, ParseWrap("root", "test"), {}, Dialect::kDdp, "test");

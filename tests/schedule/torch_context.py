@@ -156,6 +156,13 @@ def attend_gathered(mesh):
     return attend
 
 
+def cut(model, mesh, plan):
+    method, group = plan.get("context_method"), mesh.get_group()
+    for block in model.blocks:
+        block.attn.attend = (attend_gathered(mesh) if not method else attend_to_heads(group) if method == "ulysses"
+                             else attend_in_ring(group, method))
+
+
 def model_of(argument):
     warnings.simplefilter("ignore")
     plan, job, network = argument["plan"], argument["job"], argument["network"]
@@ -165,11 +172,7 @@ def model_of(argument):
     torch.manual_seed(0)
     model = Net(network)
     model.embed.requires_grad_(not job.get("frozen"))
-    for block in model.blocks:
-        method = plan.get("context_method")
-        group = mesh["cp"].get_group()
-        block.attn.attend = (attend_gathered(mesh["cp"]) if not method else attend_to_heads(group) if method == "ulysses"
-                             else attend_in_ring(group, method))
+    cut(model, mesh["cp"], plan)
     if network["tied"]:
         model.head.weight = model.embed.weight
     data = mesh["replicate", "shard"] if replicate > 1 else mesh["shard"]

@@ -191,6 +191,20 @@ def set_experts(count):
     EXPERTS = count
 
 
+def wrap(model, plan, job, meshes):
+    placement = (lambda _: Shard(1)) if plan["shard_size"] > EXPERTS else None
+
+    def settings(module):
+        return {"shard_placement_fn": placement} if isinstance(module, Experts) else {}
+
+    mesh_cases.wrap(model, plan, job, lambda module: meshes["experts" if isinstance(module, Experts) else "all"], settings)
+    for unit in plan["units"]:
+        module = model.get_submodule(unit["modules"][0])
+        if isinstance(module, Experts):
+            module.set_gradient_divide_factor(float(plan["shard_size"] * plan["replicate_size"]))
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
+
+
 def model_of(argument):
     warnings.simplefilter("ignore")
     set_experts(argument["experts"])
@@ -203,17 +217,7 @@ def model_of(argument):
     torch.manual_seed(0)
     model = Net(mesh["ep"])
     model.embed.requires_grad_(not job.get("frozen"))
-    placement = (lambda _: Shard(1)) if shard > EXPERTS else None
-
-    def settings(module):
-        return {"shard_placement_fn": placement} if isinstance(module, Experts) else {}
-
-    mesh_cases.wrap(model, plan, job, lambda module: meshes["experts" if isinstance(module, Experts) else "all"], settings)
-    for unit in plan["units"]:
-        module = model.get_submodule(unit["modules"][0])
-        if isinstance(module, Experts):
-            module.set_gradient_divide_factor(float(distributed.get_world_size()))
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
+    wrap(model, plan, job, meshes)
     return model
 
 

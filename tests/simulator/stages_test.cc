@@ -3,11 +3,14 @@
 #include "simulator/stages.h"
 
 #include <cstdint>
+#include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "schedule/builder.h"
 #include "schedule/pipeline.h"
 #include "schedule/verify.h"
@@ -69,22 +72,32 @@ struct Writer {
 void WriteRank(const Pipeline& pipeline, std::int64_t rank, const Times& times, Writer& w) {
   const std::vector<StageAction> actions = AddTransfers(pipeline, rank);
   OpId pass, moved;
+  const bool is_early = pipeline.schedule > PipelineSchedule::k1F1B;  // receives
+  std::map<std::tuple<bool, std::int32_t, std::int32_t>, OpId> coming;
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const Kind kind = actions[i].kind;
     if (kind == Kind::kForward || kind == Kind::kBackward) {
+      if (is_early) {
+        moved = coming[{kind == Kind::kForward, actions[i].stage, actions[i].micro_batch}];
+      }
       pass = w.Add(OpCode::kCompute, Stream::kCompute,
                    kind == Kind::kForward ? times.forward : times.backward, moved, 0);
     } else if (kind == Kind::kWaitForSends) {
       (void)w.Add(OpCode::kStreamWait, Stream::kCompute, 0, moved, 0);
-    } else if (kind != Kind::kReduceGrads) {
-      const bool is_next = kind == Kind::kSendActivation || kind == Kind::kReceiveGradient;
+    } else if (kind < Kind::kWaitForSends) {
+      const bool is_pair = pipeline.ranks == 2 && pipeline.stages_per_rank > 1;
+      const bool is_next =
+          is_pair ? rank == 0 : kind == Kind::kSendActivation || kind == Kind::kReceiveGradient;
       const bool sends = kind == Kind::kSendActivation || kind == Kind::kSendGradient;
       const OpId op =
           w.Add(actions[i].joins_next ? OpCode::kSendReceive
                 : sends               ? OpCode::kSend
                                       : OpCode::kReceive,
                 is_next ? Stream::kNext : Stream::kPrevious, times.transfer, pass, is_next ? 0 : 1);
-      const bool is_awaited = actions[i].joins_next || !sends;
+      const bool is_awaited = !is_early && (actions[i].joins_next || !sends);
+      if (is_early && !sends) {
+        coming[{kind == Kind::kReceiveActivation, actions[i].stage, actions[i].micro_batch}] = op;
+      }
       moved = is_awaited ? op : moved;
       i += actions[i].joins_next ? 1 : 0;
       if (is_awaited) {  // as compute waits in lowering
@@ -95,7 +108,7 @@ void WriteRank(const Pipeline& pipeline, std::int64_t rank, const Times& times, 
 }
 
 Chain MakeChain(PipelineSchedule schedule, std::int64_t ranks, std::int64_t micro_batches,
-                const Times& times) {
+                const Times& times, std::int64_t stages = 1) {
   Chain chain;
   chain.programs.resize(static_cast<std::size_t>(ranks));
   chain.prices.resize(static_cast<std::size_t>(ranks));
@@ -107,7 +120,7 @@ Chain MakeChain(PipelineSchedule schedule, std::int64_t ranks, std::int64_t micr
     program.groups = {{"pp.next", ranks, 1}, {"pp.previous", ranks, 1}};
     BodyBuilder(program, program.init).Finish();
     Writer writer(program, chain.prices[r]);
-    WriteRank({schedule, ranks, 1, micro_batches}, rank, times, writer);
+    WriteRank({schedule, ranks, stages, micro_batches}, rank, times, writer);
     writer.builder.Finish();
   }
   return chain;
@@ -130,6 +143,35 @@ TEST_CASE("GPipe and 1F1B of equal stages, free transfers: the bubble is (P - 1)
       }
     }
   }
+}
+
+TEST_CASE("Several stages per rank: the bubble of whole ranks is divided among them") {
+  for (const PipelineSchedule schedule :
+       {PipelineSchedule::kInterleaved1F1B, PipelineSchedule::kLoopedBfs}) {
+    for (const std::int64_t ranks : {2, 3, 4, 8}) {
+      for (const std::int64_t stages : {2, 3, 4}) {
+        const Times times = {100, 200, 0};
+        const std::int64_t micro_batches = 2 * ranks;
+        const Chain chain = MakeChain(schedule, ranks, micro_batches, times, stages);
+        CHECK(chain.Verified().empty());
+        const PipelineTiming timing = chain.Run();
+        INFO(ranks << " ranks, " << stages << " stages");
+        CHECK(timing.step_time.value == (micro_batches * stages + ranks - 1) * 300);
+      }
+    }
+  }
+}
+
+TEST_CASE("Stages whose steps would leave the range of times are refused") {
+  // 2 micro-batches are 4 passes, and 9 steps count: 7.2e18 ps of the 9e18 in range for one rank,
+  // but two may wait for each other.
+  const std::int64_t pass = 200'000'000'000'000'000;
+  CHECK_THROWS_AS(
+      (void)MakeChain(PipelineSchedule::k1F1B, 2, 2, {.forward = pass, .backward = pass}).Run(),
+      InputError);
+  const Chain half =
+      MakeChain(PipelineSchedule::k1F1B, 2, 2, {.forward = pass / 2, .backward = pass / 2});
+  CHECK(half.Run().step_time.value == 3 * pass);
 }
 
 TEST_CASE("Two ranks by hand: a receive begins behind the pass before it") {
