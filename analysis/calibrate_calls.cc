@@ -7,7 +7,6 @@
 #include <tuple>
 
 #include "analysis/kernel_prices.h"
-#include "analysis/profile_numbers.h"
 #include "core/error.h"
 #include "simulator/costs/kernels.h"
 
@@ -142,59 +141,79 @@ double MedianError(const std::vector<const Shape*>& shapes, const GpuSpec& gpu,
 }
 
 struct NumberRule {
-  std::string field;
+  std::string field;  // as in profile files
   bool (*is_told)(const TimedCall&);
+  // One that is as another number gets that one's value, so that it can be moved.
+  Number<double>& (*number)(ComputeProfile&);
 };
 
-bool IsForward(const TimedCall& call, bool is_cudnn) {
-  return call.kind == TimedCallKind::kAttentionForward && call.is_cudnn == is_cudnn;
+template <TimedCallKind kKind, bool kIsCudnn>
+bool IsAttention(const TimedCall& call) {
+  return call.kind == kKind && call.is_cudnn == kIsCudnn;
 }
-bool IsBackward(const TimedCall& call, bool is_cudnn) {
-  return call.kind == TimedCallKind::kAttentionBackward && call.is_cudnn == is_cudnn;
+
+template <DType kDtype>
+NumberRule RuleOfProducts(const std::string& name) {
+  return {"compute.gemm." + name,
+          [](const TimedCall& c) { return c.kind == TimedCallKind::kProduct && c.dtype == kDtype; },
+          [](ComputeProfile& c) -> Number<double>& {
+            return *c.gemm[static_cast<std::size_t>(MathTypeOf(kDtype))];
+          }};
 }
-bool IsProduct(const TimedCall& call, DType dtype) {
-  return call.kind == TimedCallKind::kProduct && call.dtype == dtype;
+
+AttentionProfile& OwnCudnn(ComputeProfile& compute) {
+  if (compute.cudnn_attention.forward.value == 0) {
+    compute.cudnn_attention = compute.attention;
+  }
+  return compute.cudnn_attention;
+}
+
+Number<double>& OwnCopies(ComputeProfile& compute) {
+  if (compute.copies.value == 0) {
+    compute.copies = compute.elementwise;
+  }
+  return compute.copies;
 }
 
 // Memory first: the others are never faster than their bytes.
 const std::array<NumberRule, 10>& Rules() {
+  using C = ComputeProfile;
+  using N = Number<double>;
+  constexpr TimedCallKind kForward = TimedCallKind::kAttentionForward;
+  constexpr TimedCallKind kBackward = TimedCallKind::kAttentionBackward;
   static const std::array<NumberRule, 10> rules = {{
       {"compute.elementwise",
-       [](const TimedCall& c) { return c.kind == TimedCallKind::kElementwise; }},
-      {"compute.copies", [](const TimedCall& c) { return c.kind == TimedCallKind::kCopy; }},
+       [](const TimedCall& c) { return c.kind == TimedCallKind::kElementwise; },
+       [](C& c) -> N& { return c.elementwise; }},
+      {"compute.copies", [](const TimedCall& c) { return c.kind == TimedCallKind::kCopy; },
+       OwnCopies},
       {"compute.reduction",
        [](const TimedCall& c) {
          return c.kind >= TimedCallKind::kLayerNormForward &&
                 c.kind <= TimedCallKind::kRmsNormBackward;
-       }},
-      {"compute.gemm.bf16", [](const TimedCall& c) { return IsProduct(c, DType::kBf16); }},
-      {"compute.gemm.fp16", [](const TimedCall& c) { return IsProduct(c, DType::kFp16); }},
-      {"compute.gemm.fp32", [](const TimedCall& c) { return IsProduct(c, DType::kFp32); }},
-      {"compute.attention.forward", [](const TimedCall& c) { return IsForward(c, false); }},
-      {"compute.attention.backward", [](const TimedCall& c) { return IsBackward(c, false); }},
-      {"compute.cudnn_attention.forward", [](const TimedCall& c) { return IsForward(c, true); }},
-      {"compute.cudnn_attention.backward", [](const TimedCall& c) { return IsBackward(c, true); }},
+       },
+       [](C& c) -> N& { return c.reduction; }},
+      RuleOfProducts<DType::kBf16>("bf16"),
+      RuleOfProducts<DType::kFp16>("fp16"),
+      RuleOfProducts<DType::kFp32>("fp32"),
+      {"compute.attention_forward", IsAttention<kForward, false>,
+       [](C& c) -> N& { return c.attention.forward; }},
+      {"compute.attention_backward", IsAttention<kBackward, false>,
+       [](C& c) -> N& { return c.attention.backward; }},
+      {"compute.cudnn_attention_forward", IsAttention<kForward, true>,
+       [](C& c) -> N& { return OwnCudnn(c).forward; }},
+      {"compute.cudnn_attention_backward", IsAttention<kBackward, true>,
+       [](C& c) -> N& { return OwnCudnn(c).backward; }},
   }};
   return rules;
-}
-
-// Numbers that are as another one get its value, so that they can be moved.
-void SetOwn(Profile& profile) {
-  ComputeProfile& compute = profile.compute;
-  if (compute.copies.value == 0) {
-    compute.copies = compute.elementwise;
-  }
-  if (compute.cudnn_attention.forward.value == 0) {
-    compute.cudnn_attention = compute.attention;
-  }
 }
 
 class Fit {
  public:
   Fit(const GpuSpec& gpu, const NumberRule& rule, Profile& profile)
-      : gpu_(gpu), profile_(profile), number_(NumberAt(profile, rule.field, "profile")) {
+      : gpu_(gpu), profile_(profile), number_(rule.number(profile.compute)) {
     result_.field = rule.field;
-    result_.before = result_.after = *number_.value;
+    result_.before = result_.after = number_.value;
   }
 
   // Nothing where no price depends on the number.
@@ -213,16 +232,16 @@ class Fit {
     result_.held = held_.size();
     result_.error_before = MedianError(judges, gpu_, profile_);
     result_.after = Solve();
-    *number_.value = result_.after;
+    number_.value = result_.after;
     result_.error_after = MedianError(judges, gpu_, profile_);
     // At the least value the calls are slower than a fraction can say: they waited for something.
     result_.is_kept =
         result_.error_after <= result_.error_before + kTolerance && result_.after > 1.01 * kLeast;
     if (result_.is_kept) {
-      *number_.origin = origin;
-      *number_.spread = result_.error_after;
+      number_.origin = origin;
+      number_.spread = result_.error_after;
     } else {
-      *number_.value = result_.before;
+      number_.value = result_.before;
     }
     numbers.push_back(result_);
   }
@@ -232,10 +251,10 @@ class Fit {
   static constexpr double kLeast = 0.01;  // fractions of a peak
 
   double RatioAt(const Shape& shape, double value) {
-    const double old = *number_.value;
-    *number_.value = value;
+    const double old = number_.value;
+    number_.value = value;
     const double ratio = RatioOf(shape, FindKernelRates(gpu_, profile_.compute));
-    *number_.value = old;
+    number_.value = old;
     return ratio;
   }
 
@@ -277,7 +296,7 @@ class Fit {
 
   const GpuSpec& gpu_;
   Profile& profile_;
-  NumberRef number_;
+  Number<double>& number_;
   CallNumber result_;
   std::vector<const Shape*> fitted_, held_;
 };
@@ -341,13 +360,9 @@ CallCalibration CalibrateCalls(const std::vector<TimedCalls>& calls, const GpuSp
   CallCalibration result;
   result.profile = start;
   for (const NumberRule& rule : Rules()) {
-    Profile moved = result.profile;
-    SetOwn(moved);
-    const std::vector<std::string> paths = NumberPaths(moved);
-    const bool is_told = std::binary_search(paths.begin(), paths.end(), rule.field) &&
-                         std::any_of(shapes.begin(), shapes.end(),
-                                     [&](const Shape& shape) { return rule.is_told(shape.call); });
-    if (is_told) {
+    if (std::any_of(shapes.begin(), shapes.end(),
+                    [&](const Shape& shape) { return rule.is_told(shape.call); })) {
+      Profile moved = result.profile;
       const std::size_t known = result.numbers.size();
       Fit(gpu, rule, moved).Run(shapes, rule, origin, result.numbers);
       if (result.numbers.size() > known && result.numbers.back().is_kept) {

@@ -3,6 +3,7 @@
 #include "analysis/calibrate_calls.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -81,6 +82,62 @@ TEST_CASE("CalibrateCalls: a bandwidth and a product's fraction are found again"
   CHECK(result.profile.compute.reduction == start.compute.reduction);
   REQUIRE(result.coverage.size() == 2);
   CHECK(result.coverage[0].shapes + result.coverage[1].shapes == 16);
+}
+
+// Without a mask: two products of a query and a key forward, five backward.
+TimedCall Attention(const GpuSpec& gpu, std::int64_t tokens, bool is_forward, bool is_cudnn,
+                    double rate) {
+  TimedCall call;
+  call.kind = is_forward ? TimedCallKind::kAttentionForward : TimedCallKind::kAttentionBackward;
+  call.dtype = DType::kBf16;
+  call.is_cudnn = is_cudnn;
+  call.batch = 2;
+  call.m = call.n = tokens;
+  call.heads = call.kv_heads = 32;
+  call.k = 128;
+  const double pairs = 2.0 * 32 * static_cast<double>(tokens * tokens);
+  const double peak = gpu.peak_flops[static_cast<std::size_t>(MathType::kBf16)]->value.value;
+  call.time = Seconds(pairs * (is_forward ? 4 : 10) * 128 / (peak * rate));
+  return call;
+}
+
+TEST_CASE("CalibrateCalls: attention of two libraries and copies are found again") {
+  const GpuSpec gpu = H100();
+  Profile start = DefaultProfile(gpu, "torch-eager");
+  start.compute.attention.start.value = 0;          // shapes of all sizes reach the fraction
+  start.compute.cudnn_attention.forward.value = 0;  // as the usual one
+  start.compute.copies.value = 0;                   // as element-wise operators
+  TimedCalls calls;
+  for (int i = 1; i <= 8; ++i) {
+    calls.calls.push_back(Attention(gpu, 2048 * i, true, false, 0.5));
+    calls.calls.push_back(Attention(gpu, 2048 * i, false, false, 0.4));
+    calls.calls.push_back(Attention(gpu, 2048 * i, true, true, 0.66));
+    calls.calls.push_back(Attention(gpu, 2048 * i, false, true, 0.55));
+    calls.calls.push_back(Pass(gpu, 100.0 * i, 0.7));
+    calls.calls.back().kind = TimedCallKind::kCopy;
+    calls.calls.push_back(Pass(gpu, 100.0 * i, 0.625));
+  }
+  const ComputeProfile found = CalibrateCalls({calls}, gpu, start, kOrigin).profile.compute;
+  for (const auto& [number, value] : {std::pair(found.attention.forward, 0.5),
+                                      {found.attention.backward, 0.4},
+                                      {found.cudnn_attention.forward, 0.66},
+                                      {found.cudnn_attention.backward, 0.55},
+                                      {found.copies, 0.7},
+                                      {found.elementwise, 0.625}}) {
+    CHECK(number.value == doctest::Approx(value).epsilon(1e-3));
+    CHECK(number.origin.source == "a test");
+  }
+}
+
+TEST_CASE("CalibrateCalls: copies that no call tells stay as element-wise operators") {
+  const GpuSpec gpu = H100();
+  Profile start = DefaultProfile(gpu, "torch-eager");
+  start.compute.copies.value = 0;
+  TimedCalls calls;
+  for (int i = 1; i <= 8; ++i) {
+    calls.calls.push_back(Pass(gpu, 100.0 * i, 0.625));
+  }
+  CHECK(CalibrateCalls({calls}, gpu, start, kOrigin).profile.compute.copies.value == 0);
 }
 
 TEST_CASE("CalibrateCalls: a number that does not help the other half is not kept") {
