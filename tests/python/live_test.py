@@ -364,7 +364,7 @@ class Live(unittest.TestCase):
         steps, wait = 100, 30
         for _ in range(10):
             step()
-        without = [statistics.median(step() for _ in range(steps))]
+        without = [min(step() for _ in range(steps))]  # the fastest: what runs beside this test only slows
         work, own = [], []
         with shardwright.record({}, self.folder, wait=wait, warmup=1, steps=1) as recording:
             for i in range(steps):
@@ -373,14 +373,14 @@ class Live(unittest.TestCase):
                 recording.step()
                 own.append(time.thread_time() - begin)
         self.assertTrue(recording.is_complete)
-        without.append(statistics.median(step() for _ in range(steps)))  # what runs beside this test comes and goes
+        without.append(min(step() for _ in range(steps)))
         outside = [i for i in range(steps) if not wait - 1 <= i <= wait + 2]  # the two, what begins them and what ends them
         share = statistics.median(own[i] / work[i] for i in outside)
-        slower = statistics.median(work[i] for i in outside) / max(without)
+        slower = min(work[i] for i in outside) / max(without)
         if "SHARDWRIGHT_DEEP" in os.environ:
             print(f"step() outside of the recorded steps: {100 * share:.2f} % of a step; the step itself {100 * (slower - 1):+.1f} %")
         self.assertLess(share, 0.02)
-        self.assertLess(slower, 1.15)  # CPU time on a busy machine says no more
+        self.assertLess(slower, 1.15)
         self.assertGreater(sum(own[wait - 1:wait + 2]), 10 * sum(own[:3]))  # while it records it costs what can be seen
 
     def test_trainer_callback(self):
