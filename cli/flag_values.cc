@@ -381,14 +381,14 @@ ShardChoice ReadShard(const Flag& flag) {
     while (!word.starts_with(kinds[kind].first)) {
       --kind;
     }
-    if (kind < next) {
+    const std::vector<std::string> parts =
+        Split(word.substr(kinds[kind].first.size()), kind >= 3 ? ':' : '\0');
+    const std::vector<std::string> counts = Split(parts.front(), kind == 4 ? 'x' : '\0');
+    if (kind < next || parts.size() > 2 || counts.size() > 2) {
       throw FlagError(flag,
                       "ranks, those that share out experts, cut layers, cut tokens, have other "
                       "layers: 64 or 64,ep=8 or 64,tp=8 or 64,cp=4 or 64,pp=4 or 64,pp=4x2");
     }
-    const std::vector<std::string> parts =
-        Split(word.substr(kinds[kind].first.size()), kind >= 3 ? ':' : '\0');
-    const std::vector<std::string> counts = Split(parts.front(), kind == 4 ? 'x' : '\0');
     *kinds[kind].second = ReadCount({flag.name, counts.front()}, 1, kMaxRanks);
     if (counts.size() > 1) {
       choice.stages = ReadCount({flag.name, counts[1]}, 1, kMaxRanks);

@@ -19,8 +19,9 @@ namespace shardwright {
 // `rank` the first of them, and their parameters. Modules stay all, those of other stages without
 // parameters and buffers. Each stage is a call of its own of the modules around it. Nothing changes
 // for one stage. `where` names the source of `stages`. Throws InputError for a model without blocks
-// or with too few, for parameters of several stages, for inputs of several stages of the rank, and
-// where stages hand on anything but one tensor to the next. O(ops * stages + parameters).
+// or with too few, and for parameters of several stages; where several stages of the rank read one
+// input of the model; and where a stage hands on anything but one tensor. O(ops * stages +
+// parameters).
 void CutStage(Model& model, std::int64_t stages, std::int64_t rank, std::int64_t ranks,
               const std::string& where);
 

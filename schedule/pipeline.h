@@ -41,8 +41,8 @@ struct StageAction {
     kReceiveGradient,
     kWaitForSends,  // compute waits for what was sent so far
     kReduceGrads,   // of all micro-batches, among the data-parallel ranks
-    kGather,        // parameters of the stage, and
-    kDrop,
+    kGather,        // the stage's parameters
+    kDrop,          // what was gathered of them
   };
   std::int32_t stage = 0;
   Kind kind = Kind::kForward;

@@ -206,6 +206,12 @@ void CheckContext(const Model& model, const Plan& plan, const std::string& where
 // What the stages of a pipeline are lowered for so far.
 void CheckPipeline(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
   CheckRange(plan.pipeline_size, 1, kMaxRanks, where, "pipeline_size");
+  CheckRange(plan.pipeline_stages, 1, kMaxRanks, where, "pipeline_stages");
+  if (plan.pipeline_stages > 1 &&
+      (plan.pipeline_size == 1 || plan.pipeline_schedule <= PipelineSchedule::k1F1B)) {
+    throw InputError(FieldOf(where, "pipeline_stages"), std::to_string(plan.pipeline_stages),
+                     "1 without a pipeline, and under gpipe and 1f1b");
+  }
   if (plan.pipeline_size == 1) {
     return;
   }

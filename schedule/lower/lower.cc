@@ -92,7 +92,9 @@ void EmitPass(Emitter& e, Walker& walker, StepRules& rules, const Body& body,
   const bool is_forward = pass.kind == StageAction::Kind::kForward;
   const std::int64_t count = e.in.plan.accumulation;
   if (is_forward || e.in.stage) {
-    rules.AwaitAll();
+    if (e.in.stage) {
+      rules.AwaitAll();
+    }
     e.body->MarkMicroBatch();
     e.micro_batch = static_cast<std::uint16_t>(pass.micro_batch);
     rules.BeginMicroBatch(pass.micro_batch == 0, pass.micro_batch + 1 == count);

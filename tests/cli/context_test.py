@@ -38,7 +38,7 @@ class Context(ShardwrightTestCase):
         for words, sizes in (("8,cp=4", (8, 4)), ("cp=2", (8, 2)), ("4,cp=4", (4, 4)), ("8,cp=1", (8, 1)), ("8,ep=1,tp=1,cp=8", (8, 8))):
             plan = self.plan("--shard", words)["plan"]
             self.assertEqual((plan["shard_size"], plan.get("context_size", 1)), sizes)
-        for words in ("2,cp=", "cp=4,2", "2,cp=0", "cp=2,cp=4", "cp=2,tp=2"):
+        for words in ("2,cp=", "cp=4,2", "2,cp=0", "cp=2,cp=4", "cp=2,tp=2", "cp=2:ring:gather", "pp=2x2x2", "pp=2:gpipe:1f1b", "pp=2x"):
             self.assertEqual(self.run_program("plan", *JOB, "--no-search", "--shard", words)[0], 2, words)
 
     def test_ranks_that_cut_tokens_read_the_same_samples(self):

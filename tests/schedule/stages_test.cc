@@ -209,6 +209,14 @@ TEST_CASE("What no stage is lowered for is refused by name") {
   CHECK(Of("llama-3-8b", 2, 2, 4, PipelineSchedule::kInterleavedZeroBubble)
             .Refusal()
             .find("with whole backward passes") != std::string::npos);
+  for (const PipelineSchedule schedule : {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B}) {
+    Piped several = Of("llama-3-8b", 2, 2, 4, schedule);
+    several.plan.pipeline_stages = 2;
+    CHECK(several.Refusal().find("pipeline_stages: got 2, expected 1") != std::string::npos);
+  }
+  Piped none = Of("llama-3-8b", 2, 1, 4, PipelineSchedule::kInterleaved1F1B);
+  none.plan.pipeline_stages = 2;
+  CHECK(none.Refusal().find("pipeline_stages: got 2, expected 1") != std::string::npos);
   Piped ddp = Of("llama-3-8b", 1, 2, 2);
   ddp.plan.dialect = Dialect::kDdp;
   ddp.plan.units = Wrap(ddp.model, ParseWrap("root", "test"), {}, Dialect::kDdp, "test");
