@@ -375,7 +375,7 @@ ShardChoice ReadShard(const Flag& flag) {
                                                               {"tp=", &choice.tensor},
                                                               {"cp=", &choice.context},
                                                               {"pp=", &choice.pipeline}};
-  std::size_t next = 0;  // each kind at most once, in this order
+  bool is_said[std::size(kinds)] = {};  // each kind at most once, in any order
   for (const std::string& word : words) {
     std::size_t kind = std::size(kinds) - 1;
     while (!word.starts_with(kinds[kind].first)) {
@@ -384,7 +384,7 @@ ShardChoice ReadShard(const Flag& flag) {
     const std::vector<std::string> parts =
         Split(word.substr(kinds[kind].first.size()), kind >= 3 ? ':' : '\0');
     const std::vector<std::string> counts = Split(parts.front(), kind == 4 ? 'x' : '\0');
-    if (kind < next || parts.size() > 2 || counts.size() > 2) {
+    if (std::exchange(is_said[kind], true) || parts.size() > 2 || counts.size() > 2) {
       throw FlagError(flag,
                       "ranks, those that share out experts, cut layers, cut tokens, have other "
                       "layers: 64 or 64,ep=8 or 64,tp=8 or 64,cp=4 or 64,pp=4 or 64,pp=4x2");
@@ -401,7 +401,6 @@ ShardChoice ReadShard(const Flag& flag) {
       choice.schedule =
           static_cast<PipelineSchedule>(ReadChoice({flag.name, parts[1]}, kPipelineScheduleNames));
     }
-    next = kind + 1;
   }
   return choice;
 }

@@ -52,12 +52,14 @@ ModelKernel EvaluationCounter::Watch(ModelKernel kernel) {
         (kind == OpKind::kNllLoss || kind == OpKind::kCrossEntropy)) {
       WordsHere words;
       if (call.spec->tensor_ranks > 0) {
-        words = {call.cut.index,
+        words = {call.cut.part,
                  {reinterpret_cast<const float*>(call.exchange.data()),
                   call.exchange.size() / sizeof(float)}};
       }
+      const std::int64_t parts = call.spec->tensor_ranks;
       Add(call.dropout, CountCorrect(call.inputs[0], call.inputs[1], words),
-          LoadFloat(DType::kFp32, call.outputs[0].data, 0), call.reduction, call.cut.index);
+          LoadFloat(DType::kFp32, call.outputs[0].data, 0), call.reduction,
+          parts > 0 ? call.cut.index * parts + call.cut.part : call.cut.index);
     }
   };
 }

@@ -54,9 +54,10 @@ enum class OpPart : std::uint8_t {
 
 enum class LossReduction : std::uint8_t { kMean, kSum };
 
-// This rank among those that cut layers (its part of heads, features and words) or tokens.
+// This rank among those that cut layers and among those that cut tokens.
 struct CutPlace {
-  std::int64_t index = 0;
+  std::int64_t part = 0;           // of heads, features and words
+  std::int64_t index = 0;          // of `context_ranks`
   std::int64_t context_ranks = 1;  // that have tokens of the same samples
 
   // The place in its sample of token `token` of the `count` that rank `rank` has. Of ranks that cut
@@ -64,10 +65,8 @@ struct CutPlace {
   [[nodiscard]] std::int64_t PositionOf(std::int64_t rank, std::int64_t token,
                                         std::int64_t count) const {
     const std::int64_t piece = count / 2;
-    const bool is_tail = context_ranks > 1 && token >= piece;
-    return is_tail             ? (2 * context_ranks - 1 - rank) * piece + token - piece
-           : context_ranks > 1 ? rank * piece + token
-                               : rank * count + token;
+    return token >= piece ? (2 * context_ranks - 1 - rank) * piece + token - piece
+                          : rank * piece + token;
   }
   // The same for this rank. Ranks that cut layers compute on all tokens.
   [[nodiscard]] std::int64_t PositionHere(std::int64_t token, std::int64_t count) const {

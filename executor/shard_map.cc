@@ -6,6 +6,27 @@
 #include "topologies/mesh.h"
 
 namespace shardwright {
+namespace {
+
+// Along the dimension that CutTensor divides, here.
+struct Section {
+  std::int64_t begin = 0, length = 0;
+};
+
+// The one that has `index`.
+Section SectionAt(const Parameter& param, std::int64_t index) {
+  Section section{0, param.shape[param.tensor_dimension]};
+  for (const std::int64_t length : param.tensor_sections) {
+    section.length = length;
+    if (index < section.begin + length) {
+      break;
+    }
+    section.begin += length;
+  }
+  return section;
+}
+
+}  // namespace
 
 std::vector<ShardPiece> ShardPieces(const Model& model, const UnitInfo& unit,
                                     std::int64_t shard_index, std::int64_t shard_count) {
@@ -49,16 +70,18 @@ std::vector<ShardPiece> InWhole(const Model& model, std::span<const ShardPiece> 
       whole.push_back(piece);
       continue;
     }
-    // Elements that follow one another here and in the whole: all, or a row.
-    const std::int64_t run =
+    // A rank's elements are those of one or all rows; a row is cut in sections.
+    const std::int64_t row =
         param.tensor_dimension == 0 ? param.Elements() : param.Elements() / param.shape.front();
+    const std::int64_t unit = row / param.shape[param.tensor_dimension];
     const std::int64_t end = piece.param_begin + piece.count;
     for (std::int64_t at = piece.param_begin; at < end;) {
-      const std::int64_t row = at / run;
+      const Section section = SectionAt(param, at % row / unit);
+      const std::int64_t begin = at / row * row + section.begin * unit;
       ShardPiece& next = whole.emplace_back(piece);
-      next.param_begin = (row * param.tensor_parts + part) * run + at % run;
+      next.param_begin = begin * param.tensor_parts + part * section.length * unit + (at - begin);
       next.shard_offset += at - piece.param_begin;
-      next.count = std::min(end, (row + 1) * run) - at;
+      next.count = std::min(end, begin + section.length * unit) - at;
       at += next.count;
     }
   }

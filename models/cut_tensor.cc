@@ -25,13 +25,25 @@ enum class Rule : std::uint8_t {
   kLookup,   // a table of which each rank has some rows
   kProduct,  // by columns of tokens, by rows of features
   kNorm,     // of tokens, or of the features of each head
+  kCosted,   // one of which the costs are known: each has its part of those per sample
   kHeads,    // on some heads
+  kMoved,    // some heads, on their way between ranks that cut tokens
   kAlike,    // element by element
   kLoss,
 };
 
-Rule RuleOf(OpKind kind) {
-  switch (kind) {
+// Of each token by itself: norms in fp32, and Nemotron's, whose weight is one more than the
+// parameter.
+bool IsNorm(const OpSpec& spec) {
+  return spec.other.function == "aten.native_layer_norm" || spec.other.function == "aten.rsqrt";
+}
+
+bool IsCopy(const OpSpec& spec) {
+  return spec.other.function == "aten.clone" || spec.other.function == "aten._to_copy";
+}
+
+Rule RuleOf(const OpSpec& spec) {
+  switch (spec.kind) {
     case OpKind::kEmbedding:
       return Rule::kLookup;
     case OpKind::kLinear:
@@ -51,6 +63,11 @@ Rule RuleOf(OpKind kind) {
       return Rule::kAlike;
     case OpKind::kCrossEntropy:
       return Rule::kLoss;
+    case OpKind::kGatherTokens:
+    case OpKind::kExchange:
+      return spec.context_ranks > 0 ? Rule::kMoved : Rule::kRefused;
+    case OpKind::kOther:
+      return IsNorm(spec) || IsCopy(spec) ? Rule::kCosted : Rule::kRefused;
     default:
       return Rule::kRefused;
   }
@@ -86,7 +103,10 @@ class TensorCutter : Cutter {
 
   void Cut(ModelOp op) {
     OpSpec spec = model_.SpecOf(op);
-    const Rule rule = RuleOf(spec.kind);
+    if (IsOfParameters(op, spec)) {
+      return Keep(std::move(op), spec, Part::kWhole);
+    }
+    const Rule rule = RuleOf(spec);
     const Part part = PartOf(op, rule);
     switch (rule) {
       case Rule::kRefused:
@@ -99,15 +119,24 @@ class TensorCutter : Cutter {
       case Rule::kNorm:
         CutNorm(op, spec, part);
         break;
+      case Rule::kCosted:
+        CutCosted(op, spec, part);
+        break;
       case Rule::kHeads:
         CutHeads(op, spec);
         break;
+      case Rule::kMoved:
+        Divide(spec.in, op, "features");
+        break;
       case Rule::kAlike:
-        if (spec.has_bias || spec.packed_gate) {
-          Refuse(op, spec.has_bias ? "a table of positions" : "gates packed with other features");
+        if (spec.has_bias) {
+          Refuse(op, "a table of positions that is added");
         }
         Divide(part == Part::kFeatures ? spec.in : spec.rows, op,
                part == Part::kFeatures ? "features" : "tokens");
+        if (spec.packed_gate) {
+          SetSections(op, {spec.in, spec.in});
+        }
         break;
       case Rule::kLoss:
         Divide(spec.in, op, "words");
@@ -117,18 +146,23 @@ class TensorCutter : Cutter {
     Keep(std::move(op), spec, rule == Rule::kLoss ? Part::kWhole : part);
   }
 
+  // Does it make something of parameters alone (Nemotron's 1 + weight of a norm)?
+  [[nodiscard]] static bool IsOfParameters(const ModelOp& op, const OpSpec& spec) {
+    return spec.kind == OpKind::kOther && op.inputs.empty() && !op.params.empty();
+  }
+
   // Of its inputs, which must agree.
   [[nodiscard]] Part PartOf(const ModelOp& op, Rule rule) const {
     const Part part = op.inputs.empty() ? Part::kWhole : part_[op.inputs.front().value];
     const bool is_table = rule == Rule::kLookup;
-    const bool has_one = rule == Rule::kLoss;  // labels are whole
+    const bool has_one = rule == Rule::kLoss || rule == Rule::kCosted;  // labels, weights are whole
     for (std::size_t i = 0; i < (has_one ? 1 : op.inputs.size()); ++i) {
       if (rule != Rule::kRefused &&
           (part_[op.inputs[i].value] != part || (part == Part::kWhole) != is_table)) {
         Refuse(op, "layers of another form than embedding, blocks of products, head and loss");
       }
     }
-    if (has_one && part != Part::kFeatures) {
+    if (rule == Rule::kLoss && part != Part::kFeatures) {
       Refuse(op, "logits that no product makes");
     }
     return part;
@@ -136,8 +170,13 @@ class TensorCutter : Cutter {
 
   void CutLookup(ModelOp op, OpSpec spec) {
     const InputKind input = model_.tensors[op.inputs.front().value].input;
-    if (input == InputKind::kPositions || input == InputKind::kTokenTypes) {
-      Refuse(op, "a table of positions or of token types");
+    if (input == InputKind::kTokenTypes) {
+      Refuse(op, "a table of token types");
+    }
+    if (input == InputKind::kPositions) {  // each looks up the positions of its tokens
+      Divide(spec.rows, op, "tokens");
+      SetPartial(op);
+      return Keep(std::move(op), spec, Part::kTokens);
     }
     Divide(spec.vocab, op, "words");
     spec.tensor_ranks = ranks_;
@@ -172,26 +211,67 @@ class TensorCutter : Cutter {
       Refuse(op, "a norm over features of several ranks");
     }
     Divide(spec.rows, op, part == Part::kFeatures ? "heads of all tokens" : "tokens");
+    SetPartial(op);
+  }
+  void SetPartial(const ModelOp& op) {
     for (const ParamId p : op.params) {
       model_.params[p.value].has_partial_gradient = true;
     }
   }
-  [[nodiscard]] const ModelOp& ProducerOf(const ModelOp& op) const {
+  void CutCosted(const ModelOp& op, OpSpec& spec, Part part) {
+    if (part == Part::kFeatures && IsNorm(spec)) {
+      Refuse(op, "a norm over features of several ranks");
+    }
+    SetPartial(op);
+    for (std::size_t i = 1; i < op.inputs.size(); ++i) {
+      SetPartial(ProducerOf(op, i));
+    }
+    const auto divide = [&](AmountOfData& amount) {
+      Divide(amount.elements.per_sample, op, "elements");
+      Divide(amount.bytes.per_sample, op, "bytes");
+    };
+    for (OtherKernel& kernel : spec.other.kernels) {
+      divide(kernel.read);
+      divide(kernel.written);
+    }
+    std::for_each(spec.other.saved.begin(), spec.other.saved.end(), divide);
+    for (OtherOutput& output : spec.other.outputs) {
+      Divide(output.elements, op, "elements");
+    }
+  }
+
+  [[nodiscard]] const ModelOp& ProducerOf(const ModelOp& op, std::size_t input = 0) const {
     for (std::size_t i = model_.ops.size(); i-- > 0;) {
       const std::vector<TensorId>& outputs = model_.ops[i].outputs;
-      if (std::find(outputs.begin(), outputs.end(), op.inputs.front()) != outputs.end()) {
+      if (std::find(outputs.begin(), outputs.end(), op.inputs[input]) != outputs.end()) {
         return model_.ops[i];
       }
     }
-    Refuse(op, "a norm of an input of the model");
+    Refuse(op, "an input of the model where a layer's output is expected");
   }
 
-  void CutHeads(const ModelOp& op, OpSpec& spec) const {
-    if (op.inputs.size() != (spec.kind == OpKind::kRope ? 2 : 3) || spec.has_bias) {
+  void CutHeads(const ModelOp& op, OpSpec& spec) {
+    const bool is_packed = op.inputs.size() == 1;
+    if ((!is_packed && op.inputs.size() != (spec.kind == OpKind::kRope ? 2 : 3)) || spec.has_bias) {
       Refuse(op, "attention of other inputs than q, k and v");
     }
     Divide(spec.heads, op, "heads");
     Divide(spec.kv_heads, op, "heads of keys and values");
+    if (is_packed && !spec.packed_by_head) {
+      const std::int64_t q = spec.heads * spec.head_dim, k = spec.kv_heads * spec.head_dim;
+      SetSections(op, {q, k, model_.SpecOf(ProducerOf(op)).out - q - k});
+    }
+  }
+
+  // Of the product that makes the input of `op`: what stands packed in its features, cut each.
+  void SetSections(const ModelOp& op, const std::vector<std::int64_t>& sections) {
+    const ModelOp& product = ProducerOf(op);
+    if (model_.SpecOf(product).kind != OpKind::kLinear) {
+      Refuse(op, "packed features that no product makes");
+    }
+    for (const ParamId p : product.params) {
+      model_.params[p.value].tensor_sections = sections;
+    }
   }
 
   // Tied ones are cut once.

@@ -10,7 +10,8 @@
 // Example: 8 ranks, llama-3-8b, 8,192 tokens. A norm has 1,024 tokens; its weight is whole. q makes
 // 4 of the 32 heads of all tokens, k and v 1 of 8. The output of o is a sum over ranks that no rank
 // has yet: a reduce-scatter adds it up and leaves each its tokens. Embedding, head and loss have
-// an eighth of the vocabulary.
+// an eighth of the vocabulary. A table of positions is whole: a rank looks up those of its tokens.
+// Of q, k and v packed in one weight each is cut by itself (Parameter::tensor_sections).
 //
 // Source: torchtitan v0.2.2, models/llama3/infra/parallelize.py (apply_tp) with loss parallel;
 // torch 2.13, distributed/tensor/parallel.
@@ -26,8 +27,8 @@ namespace shardwright {
 // local (Parameter::tensor_parts, Model::tensor_ranks), and kGatherTokens and kScatterTokens stand
 // where tokens move. Nothing changes for one rank, or where the model is cut so already. `where`
 // names the source of `ranks`. Throws InputError for what cannot be cut: heads, vocabulary,
-// features or tokens that `ranks` does not divide, packed weights, and kinds of ops without a rule.
-// O(ops + parameters).
+// features or tokens that `ranks` does not divide, and kinds of ops without a rule. Behind
+// CutContext. O(ops + parameters).
 void CutTensor(Model& model, std::int64_t ranks, const std::string& where);
 
 }  // namespace shardwright

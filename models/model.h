@@ -23,6 +23,9 @@ struct Parameter {
   std::int64_t parts = 1;         // ranks that have an equal part each of the model's (CutExperts)
   std::int64_t tensor_parts = 1;  // the same of CutTensor
   std::size_t tensor_dimension = 0;  // of `shape`, which CutTensor divides
+  // Lengths here along that dimension of what is packed there (q, k and v), each divided; empty:
+  // all.
+  std::vector<std::int64_t> tensor_sections = {};
   // Whole on each of the ranks of CutTensor, and each has the gradient of its own tokens or heads.
   bool has_partial_gradient = false;
 

@@ -145,21 +145,20 @@ void CutForPlan(Model& model, const Job& job, const Plan& plan, const CutNames& 
   const char* const refused = job.lora_rank > 0                 ? "with adapters"
                               : job.trains_by != TrainsBy::kOwn ? "that compares answers"
                                                                 : nullptr;
-  const auto check = [&](std::int64_t ranks, const std::string& where, const char* what,
-                         const char* beside) {
-    if (ranks > 1 && (refused != nullptr || beside != nullptr)) {
+  const auto check = [&](std::int64_t ranks, const std::string& where, const char* what) {
+    if (ranks > 1 && refused != nullptr) {
       throw InputError(where, std::to_string(ranks),
-                       refused != nullptr ? "1: a job " + std::string(refused) + " is not cut by " +
-                                                what + " so far"
-                                          : "1 beside " + std::string(beside));
+                       "1: a job " + std::string(refused) + " is not cut by " + what + " so far");
     }
   };
-  check(plan.tensor_size, names.tensor, "layers",
-        plan.expert_size > 1 ? "experts that ranks share out" : nullptr);
-  check(plan.context_size, names.context, "tokens",
-        plan.tensor_size > 1 ? "layers that ranks cut" : nullptr);
-  CutTensor(model, plan.tensor_size, names.tensor);
+  check(plan.tensor_size, names.tensor, "layers");
+  check(plan.context_size, names.context, "tokens");
+  if (plan.tensor_size > 1 && plan.expert_size > 1) {
+    throw InputError(names.tensor, std::to_string(plan.tensor_size),
+                     "1 beside experts that ranks share out");
+  }
   CutContext(model, plan.context_size, plan.context_method, names.context);
+  CutTensor(model, plan.tensor_size, names.tensor);
 }
 
 PlanFile ParsePlanFile(std::string_view text, const std::string& name) {

@@ -88,14 +88,20 @@ Call Binder::BindModelOp(const Body& body, OpId id) {
   c.dropout.op = program_op.subject;
   c.dropout.first_sample =
       MeshOf(program_).FirstSample(rank_, program_op.micro_batch, program_.micro_batch);
-  c.cut = {program_.context_size > 1 ? PlaceInGroup(MeshOf(program_).Context(), rank_).index
-                                     : PartOf(program_, rank_),
+  c.cut = {PartOf(program_, rank_), PlaceInGroup(MeshOf(program_).Context(), rank_).index,
            program_.context_size};
   c.reduction = in_.training.sum_loss ? LossReduction::kSum : LossReduction::kMean;
-  if (c.spec->kind == OpKind::kLinear && c.params.size() > 1 && c.cut.index > 0 &&
+  if (c.spec->kind == OpKind::kLinear && c.params.size() > 1 && c.cut.part > 0 &&
       in_.model.params[op.params[0].value].tensor_parts >
           in_.model.params[op.params[1].value].tensor_parts) {
     c.params[1].data = nullptr;  // a whole bias, which the first rank adds to the sum
+  }
+  if (c.spec->kind == OpKind::kEmbedding && program_.tensor_size > 1 &&
+      in_.model.tensors[op.inputs[0].value].input == InputKind::kPositions) {
+    ConstView& positions = c.inputs[0];  // of all tokens, where this rank looks up its own
+    positions.elements = c.spec->rows;
+    positions.data = static_cast<const std::byte*>(positions.data) +
+                     c.cut.part * c.spec->rows * SizeOf(positions.dtype);
   }
   if (IsLoss(c.spec->kind) && program_op.phase == Phase::kForward) {
     call.loss = static_cast<const float*>(c.outputs.front().data);

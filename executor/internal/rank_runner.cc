@@ -219,7 +219,7 @@ void Runtime::RankRunner::LoadInputs(const Op& op, const StepContext& context) {
   key.step = context.step;
   key.count = program.micro_batch;
   key.first_sample = MeshOf(program).FirstSample(rank_, op.micro_batch, program.micro_batch);
-  key.cut = {PlaceInGroup(MeshOf(program).Context(), rank_).index, program.context_size};
+  key.cut = {0, PlaceInGroup(MeshOf(program).Context(), rank_).index, program.context_size};
   options_.inputs(key, binding_.inputs);
 }
 

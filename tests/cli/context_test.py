@@ -58,8 +58,7 @@ class Context(ShardwrightTestCase):
                             (("--shard", "2,cp=4"), "a divisor of shard_size 2"),
                             (("--shard", "cp=2", "--dialect", "fsdp1"), "dialect fsdp2 and torch 2.13 alone"),
                             (("--shard", "cp=2", "--lora-rank", "8"), "adapters"),
-                            (("--shard", "cp=2", "--mode", "dpo", "--micro-batch", "2"), "that compares answers is not cut by tokens"),
-                            (("--shard", "2,tp=2,cp=2"), "1 beside layers that ranks cut")):
+                            (("--shard", "cp=2", "--mode", "dpo", "--micro-batch", "2"), "that compares answers is not cut by tokens")):
             self.refused(3, text, "plan", *JOB, "--no-search", *words)
         self.refused(3, "a divisor of half of the 4098 tokens", "plan", *JOB[:-1], "4098", "--no-search", "--shard", "cp=2")
         self.refused(3, "expected a multiple of 4", "plan", *JOB, "--global-batch", "6", "--shard", "cp=2")
@@ -75,7 +74,6 @@ class Context(ShardwrightTestCase):
 
     def test_torchtitan_there_and_back(self):
         for degree, more, text in (("0", "", "context_parallel_degree"), ("3", "", "product of 8 ranks"),
-                                   ("2", "tensor_parallel_degree = 2", "1 beside layers that ranks cut"),
                                    ("2", "data_parallel_shard_degree = 8", "product of 8 ranks")):
             (self.folder / "t.toml").write_text(TORCHTITAN.format(degree, more))
             self.refused(3, text, "import-run", "t.toml", "--cluster", "8xH100")

@@ -58,7 +58,7 @@ Model DecoderOf(const std::string& type, std::mt19937& random) {
   };
   std::string text = R"({"model_type": ")" + type + '"';
   const std::int64_t heads = OneOf(std::array{4, 8}, random);
-  text += field("hidden_size", OneOf(std::array{16, 24, 40}, random)) +
+  text += field("hidden_size", type == "opt" ? 24 : OneOf(std::array{16, 24, 40}, random)) +
           field("num_hidden_layers", 1 + static_cast<std::int64_t>(random() % 2)) +
           field("num_attention_heads", heads) +
           field("num_key_value_heads",
@@ -76,7 +76,16 @@ Model DecoderOf(const std::string& type, std::mt19937& random) {
   }
   if (type == "opt") {
     text += field("ffn_dim", 28) + R"(, "do_layer_norm_before": true, "dropout": 0.0)" +
-            R"(, "activation_function": "relu", "word_embed_proj_dim": 24, "hidden_size": 24)";
+            R"(, "activation_function": "gelu", "word_embed_proj_dim": 24)";
+  }
+  if (type == "gpt_neox") {
+    text += R"(, "rotary_pct": 1.0)";
+  }
+  if (type == "phi3") {
+    text += R"(, "pad_token_id": 0)";
+  }
+  if (type == "gpt2") {
+    text += R"(, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0)";
   }
   if (type == "mixtral") {
     text += field("num_local_experts", 4) + field("num_experts_per_tok", 2);
@@ -96,7 +105,11 @@ void CutAndWrap(Case& c) {
 // May be a plan that is refused. `cuts_tokens`: by context parallel, otherwise by tensor parallel.
 Case Draw(std::mt19937& random, bool cuts_tokens) {
   Case c;
-  c.type = OneOf(std::array{"llama", "qwen2", "qwen3", "mistral", "gemma", "mixtral"}, random);
+  c.type = cuts_tokens
+               ? OneOf(std::array{"llama", "qwen2", "qwen3", "mistral", "gemma", "mixtral"}, random)
+               : OneOf(std::array{"llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "gpt2",
+                                  "gpt_neox", "opt"},
+                       random);
   c.model = DecoderOf(c.type, random);
   c.plan.dialect = Dialect::kFsdp2;
   const std::int64_t ranks = OneOf(std::array{2, 4}, random);
@@ -104,6 +117,7 @@ Case Draw(std::mt19937& random, bool cuts_tokens) {
   if (cuts_tokens) {
     c.plan.context_size = ranks;
     c.plan.shard_size *= ranks;
+    c.plan.tensor_size = random() % 3 == 0 ? 2 : 1;
     c.plan.expert_size = c.type == "mixtral" && random() % 2 == 0 ? 2 : 1;
     c.plan.context_method =
         OneOf(std::array{ContextMethod::kGather, ContextMethod::kUlysses}, random);
@@ -321,14 +335,14 @@ TEST_CASE("cuts: planted faults are far from one rank's run") {
   CHECK(ShareOfBound(c, HostKernel) < 1.0);
   for (const OpKind kind : {OpKind::kRope, OpKind::kAttention, OpKind::kGatherTokens}) {
     CAPTURE(static_cast<int>(kind));
-    CHECK(ShareOfBound(c, Displaced(kind, {0, 1})) > 10.0);
+    CHECK(ShareOfBound(c, Displaced(kind, {0, 0, 1})) > 10.0);
   }
   CHECK(ShareOfBound(c, HostKernel, OpCode::kReduceScatter) > 10.0);
   cut(2, 1, false);
   CHECK(ShareOfBound(c, HostKernel) < 1.0);
   for (const OpKind kind : {OpKind::kEmbedding, OpKind::kCrossEntropy}) {
     CAPTURE(static_cast<int>(kind));
-    CHECK(ShareOfBound(c, Displaced(kind, {0, 1})) > 10.0);
+    CHECK(ShareOfBound(c, Displaced(kind, {0, 0, 1})) > 10.0);
   }
   CHECK(ShareOfBound(c, HostKernel, OpCode::kAllReduce) > 10.0);  // of the norms' gradients
   cut(2, 1, true);

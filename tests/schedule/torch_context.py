@@ -4,9 +4,11 @@
 
 The network is torch_tensor.py's. Each rank has a part of the tokens; its attention gathers keys and values as DTensors, as torchtitan's
 does, and masks as if its queries came first, which changes no size. Or it is the ring of torch's context_parallel, on the op of a CPU, of
-which its SDPA knows nothing. Or it exchanges tokens for heads. FSDP cuts parameters over shard and context ranks together.
+which its SDPA knows nothing. Or it exchanges tokens for heads. FSDP cuts parameters over shard and context ranks together. Beside
+tensor parallel (torch_tensor.py's) all that is done with a part of the heads.
 """
 
+import contextlib
 import random
 import sys
 import warnings
@@ -21,6 +23,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+from torch.distributed.tensor.parallel import loss_parallel
 from torch_pool import Pools
 
 # Ranks, ranks with parts of the same samples, flags of plan; for the memory of LARGE. With as many samples the peak is in the loss:
@@ -51,6 +54,17 @@ SWAPS = [
     (4, "2:ulysses", "--recompute full --precision bf16-mixed --micro-batch 2", {"kv_heads": 2}),
     (8, "4:ulysses", "--shard 4 --replicate 2 --precision bf16 --accumulation 2 --sync last", {"norm": "layer"}),
     (8, "2:ulysses", "--reshard never --micro-batch 2", {"head_norm": True, "bias": True}),
+]
+# Beside ranks that cut layers.
+BOTH = [
+    (4, "2,tp=2", "--precision bf16-mixed --clip on --wrap torchtitan", {}),
+    (8, "2,tp=2", "--recompute full --precision bf16-mixed --micro-batch 2", {"kv_heads": 2}),
+    (8, "4,tp=2", "--precision bf16 --accumulation 2 --sync last", {"norm": "layer", "bias": True}),
+    (8, "2,tp=4", "--precision bf16-mixed --clip on", {}),
+    (8, "2,tp=2", "--shard 2 --replicate 2 --clip on", {"head_norm": True}),
+    (8, "2:ulysses,tp=2", "--precision bf16-mixed --wrap torchtitan", {}),
+    (8, "4:ring,tp=2", "--precision bf16-mixed --clip on", {}),
+    (8, "2:ring_gather,tp=2", "--recompute full --precision bf16-mixed", {"gated": False}),
 ]
 CASES = [
     (2, 2, "", {}),
@@ -166,13 +180,15 @@ def cut(model, mesh, plan):
 def model_of(argument):
     warnings.simplefilter("ignore")
     plan, job, network = argument["plan"], argument["job"], argument["network"]
-    shard, replicate, context = plan["shard_size"], plan["replicate_size"], plan["context_size"]
-    mesh = init_device_mesh("cpu", (replicate, shard // context, context), mesh_dim_names=("replicate", "rows", "cp"))
+    shard, replicate, context, tp = plan["shard_size"], plan["replicate_size"], plan["context_size"], plan.get("tensor_size", 1)
+    mesh = init_device_mesh("cpu", (replicate, shard // context, context, tp), mesh_dim_names=("replicate", "rows", "cp", "tp"))
     mesh["rows", "cp"]._flatten("shard")
     torch.manual_seed(0)
     model = Net(network)
     model.embed.requires_grad_(not job.get("frozen"))
     cut(model, mesh["cp"], plan)
+    if tp > 1:
+        torch_tensor.cut(model, mesh["tp"], network)
     if network["tied"]:
         model.head.weight = model.embed.weight
     data = mesh["replicate", "shard"] if replicate > 1 else mesh["shard"]
@@ -190,18 +206,21 @@ def run_memory(_, argument):
 
 
 def run_case(_, argument):
-    with ContextLog() as log:
+    tp = argument["plan"].get("tensor_size", 1)
+    with loss_parallel() if tp > 1 else contextlib.nullcontext(), ContextLog() as log:
         return mesh_cases.train(model_of(argument), argument, lambda: draw_ids(argument), clip, log.take)
 
 
 def ranks_of(plan):
-    shard, replicate, context = plan["shard_size"], plan["replicate_size"], plan["context_size"]
-    groups = {"cp": range(context), "shard": range(shard), "replicate": range(0, shard * replicate, shard)}
+    shard, replicate, context, tp = plan["shard_size"], plan["replicate_size"], plan["context_size"], plan.get("tensor_size", 1)
+    groups = {"tp": range(tp), "cp": range(0, context * tp, tp), "shard": range(0, shard * tp, tp),
+              "replicate": range(0, shard * tp * replicate, shard * tp)}
     return {name: str(tuple(ranks)) for name, ranks in groups.items()}
 
 
 def made_by(ours, ranks, context, flags, network):
-    return mesh_cases.made_by(ours, torch_tensor.model_json(network), ranks, ranks, f"cp={context}", flags)
+    tp = int(str(context).partition("tp=")[2] or 1)
+    return mesh_cases.made_by(ours, torch_tensor.model_json(network), ranks, ranks // tp, f"cp={context}", flags)
 
 
 def memory_agrees(ours, pools, ranks, context, flags):
@@ -217,8 +236,8 @@ def memory_agrees(ours, pools, ranks, context, flags):
 def main(arguments):
     ours, failures = Shardwright(arguments[0]), 0
     with Pools() as pools:
-        for ranks, context, flags, network in mesh_cases.chosen_cases(arguments, CASES + RINGS + SWAPS,
-                                                                    CASES[1:3] + RINGS[1:2] + RINGS[7:8] + SWAPS[2:3], random_case):
+        for ranks, context, flags, network in mesh_cases.chosen_cases(arguments, CASES + RINGS + SWAPS + BOTH,
+                                                                    CASES[1:3] + RINGS[1:2] + RINGS[7:8] + SWAPS[2:3] + BOTH[:1], random_case):
             network = SMALL | network
             made = made_by(ours, ranks, context, flags, network)
             failures += not mesh_cases.is_equal(ours, pools, "torch_context", ranks, made, {"network": network}, ranks_of(made["plan"]),

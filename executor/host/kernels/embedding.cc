@@ -28,13 +28,13 @@ std::int64_t TableRow(const ModelOpCall& call, std::int64_t i) {
   if (spec.tensor_ranks == 0) {
     return row;
   }
-  return row / spec.vocab == call.cut.index ? row % spec.vocab : -1;
+  return row / spec.vocab == call.cut.part ? row % spec.vocab : -1;
 }
 
 // The row that gets no gradient; -1: none of this rank's.
 std::int64_t PaddingRow(const ModelOpCall& call) {
   const OpSpec& spec = *call.spec;
-  const std::int64_t first = spec.tensor_ranks > 0 ? call.cut.index * spec.vocab : 0;
+  const std::int64_t first = spec.tensor_ranks > 0 ? call.cut.part * spec.vocab : 0;
   return std::max<std::int64_t>(spec.padding_row - first, -1);
 }
 

@@ -58,7 +58,7 @@ std::int64_t LabelOf(const ModelOpCall& call, std::int64_t row) {
 // The label among this rank's words; below 0 or `spec->in` at least: it is not there.
 std::int64_t LabelHere(const ModelOpCall& call, std::int64_t row) {
   const std::int64_t label = LabelOf(call, row);
-  return label < 0 || call.spec->tensor_ranks == 0 ? label : label - call.cut.index * call.spec->in;
+  return label < 0 || call.spec->tensor_ranks == 0 ? label : label - call.cut.part * call.spec->in;
 }
 
 // Calls f(row) for every row; threads share them.

@@ -34,7 +34,9 @@ void MoveRows(const ModelOpCall& call, bool is_backward) {
           const std::int64_t rank = i / tokens / call.batch;
           const std::int64_t row =
               is_of_heads ? (sample * tokens + token) * ranks + rank
-                          : sample * tokens * ranks + call.cut.PositionOf(rank, token, tokens);
+                          : sample * tokens * ranks +
+                                (spec.context_ranks > 0 ? call.cut.PositionOf(rank, token, tokens)
+                                                        : rank * tokens + token);
           std::byte* const part = call.exchange.data() + i * bytes;
           std::byte* const here = whole + row * bytes;
           std::memcpy(packs ? part : here, packs ? here : part, static_cast<std::size_t>(bytes));
