@@ -326,7 +326,7 @@ class Live(unittest.TestCase):
             for (name, flags), losses, wanted in zip(cases, results, expected):
                 with self.subTest(rank=rank, model=name, flags=flags):
                     self.assertIsInstance(losses, list, losses)
-                    self.assertEqual(len(losses), len(wanted))
+                    self.assertEqual(len(losses), STEPS)
                     for ours, theirs in zip(losses, wanted):
                         self.assertLess(abs(ours - theirs), TOLERANCE * abs(theirs), f"{losses} instead of {wanted}")
         for (name, flags), (_, plan, folder) in zip(cases, jobs):
@@ -339,11 +339,25 @@ class Live(unittest.TestCase):
                 self.assertEqual(about, [])
 
     def unwrapped(self, name, count):
-        """What a module that is not sharded learns of the same samples; where it normalizes over a batch, of the same micro-batches."""
-        model, batch = build(name), samples(name, count * SAMPLES)
-        if is_noisy(name):
-            model, batch = model.double(), doubled(batch)
-        return train(model, parts(batch, count if name in VISION else 1))
+        """What a module that is not sharded learns of the same samples; where it normalizes over a batch, of the same micro-batches, and
+        only as long as it agrees with itself when its weights differ in their last bits: torchvision's mobilenet loses 1.55 or 2.95 in the
+        third step."""
+        def losses(seed):
+            model, batch = build(name), samples(name, count * SAMPLES)
+            if is_noisy(name):
+                model, batch = model.double(), doubled(batch)
+            generator = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                for p in model.parameters() if seed else ():
+                    p.mul_(1 + 1e-15 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+            return train(model, parts(batch, count if name in VISION else 1))
+
+        known = losses(0)
+        for seed in range(1, 17 if "SHARDWRIGHT_DEEP" in os.environ else 4) if is_noisy(name) else ():
+            same = [abs(a - b) < TOLERANCE * abs(a) for a, b in zip(known, losses(seed))]
+            known = known[:(same + [False]).index(False)]
+        self.assertGreaterEqual(len(known), 2, known)
+        return known
 
     def metadata(self, path):
         return json.dumps(json.loads(gzip.open(path).read())["recorded"])
