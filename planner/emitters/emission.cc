@@ -361,9 +361,9 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
     throw InputError(where + ": plan.context_size", std::to_string(file.plan.context_size),
                      "1, or --to torchtitan, which cuts tokens, but not for heads");
   }
-  if (file.plan.pipeline_size > 1) {
+  if (file.plan.pipeline_size > 1 && target != "torchtitan") {
     throw InputError(where + ": plan.pipeline_size", std::to_string(file.plan.pipeline_size),
-                     "1, since no target is told of stages so far");
+                     "1, or --to torchtitan, which has stages");
   }
   const MatrixRule rule = file.job.optimizer.matrices;
   if (rule != MatrixRule::kNone) {
