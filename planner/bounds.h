@@ -38,8 +38,9 @@ class Bounds {
   // The sets of ops that may run together, for all plans with this one's mesh and offload of
   // activations and moments.
   [[nodiscard]] Occupancy OccupancyOf(const OuterChoice& outer) const;
+  // `bubble`: of a pipeline's rank, seconds of a step in which it computes nothing (StageParts).
   [[nodiscard]] OuterBound Of(const OuterChoice& outer, const Measured& measured,
-                              const Occupancy& occupancy) const;
+                              const Occupancy& occupancy, double bubble = 0) const;
 
  private:
   // Elements, each storage once: of all parameters, of those that the result depends on, of those
@@ -76,6 +77,11 @@ class Bounds {
     double gather = 1, reduce = 1, replicate = 1;
   };
   [[nodiscard]] Times TimesOf(const OuterChoice& outer) const;
+  // Units stay gathered from the first pass to the last: of a pipeline's rank, which gathers up to
+  // three stages at once.
+  [[nodiscard]] bool StaysGathered() const {
+    return options_.base.pipeline_size > 1 && options_.base.pipeline_stages <= 3;
+  }
   [[nodiscard]] Occupancy::RowWeights BytesOf(const OuterChoice& outer) const;
   [[nodiscard]] std::vector<std::int64_t> PartialGroups(const OuterChoice& outer) const;
   [[nodiscard]] StreamingWork Update(const OuterChoice& outer) const;

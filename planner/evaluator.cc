@@ -62,6 +62,7 @@ Outcome Evaluator::OutcomeOf(const SimulatedMemory& memory) const {
 Outcome Evaluator::OutcomeOf(const SimulationResult& result) const {
   Outcome outcome = OutcomeOf(result.memory);
   outcome.time = ToSeconds(result.step_time);
+  outcome.bubble = ToSeconds(result.bubble);
   return outcome;
 }
 
@@ -79,10 +80,15 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   ++count_;
   std::optional<PlanPrograms> programs;
   try {
+    if (plan.pipeline_size > 1) {
+      return OutcomeOf(SimulatePipeline(in_, plan, limits != nullptr ? limits->device : kNoLimit));
+    }
     programs.emplace(LowerInput{in_, plan});
     // The chosen plan is lowered with all of its micro-batches.
     const Program& few = programs->Largest();
-    CheckOpCount(few.step.size(), few.micro_batch_count, plan.accumulation);
+    const auto lowered = static_cast<double>(few.micro_batch_count);
+    CheckOpCount(few.step.size(), lowered / static_cast<double>(plan.accumulation),
+                 plan.accumulation);
   } catch (const InputError& e) {  // a region or a unit that this model or dialect cannot have
     Outcome outcome;
     outcome.is_allowed = false;
@@ -118,6 +124,14 @@ Evaluator::Final Evaluator::FinalOf(const SimulationResult& result, Bytes placed
 
 Evaluator::Final Evaluator::RunFinal(const Plan& plan, Bytes limit, bool is_exact) {
   ++count_;
+  if (plan.pipeline_size > 1) {  // what the allocator keeps beside buffers is not known of it
+    Final final;
+    final.outcome = OutcomeOf(SimulatePipeline(in_, plan, limit));
+    final.reserved = final.outcome.peak.total;
+    final.needed = final.outcome.memory;
+    final.fits = final.needed <= limit;
+    return final;
+  }
   PlanPrograms programs({in_, plan});
   CheckLegal(programs.Largest());
   const SimulationResult result =

@@ -161,6 +161,17 @@ std::vector<OuterChoice> OuterChoices(const Problem& input, const SearchOptions&
     }
     micro_batches = {options.base.micro_batch};
   }
+  std::string refusal;
+  std::erase_if(micro_batches, [&](std::int64_t micro_batch) {
+    Pipeline pipeline = PipelineOf(options.base);
+    pipeline.micro_batches = per_rank / micro_batch;
+    const std::string why = pipeline.ranks > 1 ? WhyNot(pipeline) : "";
+    refusal = why.empty() ? refusal : why;
+    return !why.empty();
+  });
+  if (micro_batches.empty()) {
+    throw InputError("job", std::to_string(per_rank) + " samples per data-parallel rank", refusal);
+  }
   std::vector<OuterChoice> result;
   for (const std::int64_t shard : ShardSizes(input, options)) {
     for (const std::int64_t micro_batch : micro_batches) {
@@ -579,6 +590,11 @@ std::string FamilyName(const OuterChoice& outer, const SearchOptions& options) {
     name = outer.tensor_size > 1 ? "tensor" : "ddp";
   } else {
     name = outer.replicate_size == 1 ? "sharded" : "hybrid";
+  }
+  if (options.base.pipeline_size > 1) {
+    name += " x pipeline " + std::to_string(options.base.pipeline_size) +
+            (options.base.pipeline_stages > 1 ? "x" + std::to_string(options.base.pipeline_stages)
+                                              : "");
   }
   std::string offload;
   const auto add = [&](bool is_on, const char* what) {
