@@ -174,7 +174,9 @@ Confidence ConfidenceOf(const PlanFile& file, std::string_view source) {
   const Known known = KnownOf(file);
   const auto [kind, least] = LeastBand(file, known, source);
   const std::string text = TextOf(file, known);
-  return {IsOnNewMesh(file) ? text + "; none cuts layers or tokens or shares out experts" : text,
+  return {IsOnNewMesh(file)
+              ? text + "; none cuts layers or tokens, shares out experts or has stages"
+              : text,
           std::max(StepTimeBand(file), least), kind};
 }
 

@@ -204,6 +204,9 @@ double Bounds::Outside(const OuterChoice& outer) const {
   if (!facts_.one_communicator && is_train_) {
     program.groups.push_back(program.groups.front());
   }
+  // One neighbour, and all stages where the norm is theirs.
+  const std::int64_t ranks = options_.base.pipeline_size;
+  program.groups.resize(program.groups.size() + (TakesGradNorm(in_.job) ? 2 : 1), {"pp", ranks, 1});
   return static_cast<double>(OutsideBytes(program, in_.profile.memory).value);
 }
 

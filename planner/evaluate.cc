@@ -94,6 +94,11 @@ std::vector<Program> LowerAndVerifyStages(const Problem& problem, const Plan& pl
 
 SimulationResult SimulatePipeline(const Problem& problem, const Plan& plan, Bytes most) {
   const std::vector<Program> programs = LowerAndVerifyStages(problem, plan);
+  return SimulateStages(programs, problem, most);
+}
+
+SimulationResult SimulateStages(const std::vector<Program>& programs, const Problem& problem,
+                                Bytes most) {
   PipelineResult result = MemoryOfStages(programs, problem.cluster, problem.profile);
   if (SumOf(result).memory.Needs() <= most) {
     result.timing = TimeOfStages(programs, problem.cluster, problem.profile, true);

@@ -45,6 +45,10 @@ void CheckLegal(const Program& program);
 [[nodiscard]] SimulationResult SimulatePipeline(const Problem& problem, const Plan& plan,
                                                 Bytes most);
 
+// The same of programs that are there.
+[[nodiscard]] SimulationResult SimulateStages(const std::vector<Program>& programs,
+                                              const Problem& problem, Bytes most);
+
 // Device memory that the job may use: what the GPU has less the job's margin.
 [[nodiscard]] Bytes UsableMemory(const Problem& problem);
 

@@ -81,7 +81,7 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   std::optional<PlanPrograms> programs;
   try {
     if (plan.pipeline_size > 1) {
-      return OutcomeOf(SimulatePipeline(in_, plan, limits != nullptr ? limits->device : kNoLimit));
+      return RunStages(plan, limits != nullptr ? limits->device : kNoLimit);
     }
     programs.emplace(LowerInput{in_, plan});
     // The chosen plan is lowered with all of its micro-batches.
@@ -105,6 +105,32 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   SimulateOptions options;
   options.reserved = false;
   return OutcomeOf(SimulatePlan(simulator_, *programs, options, Telling::kRoughly));
+}
+
+// Once the pipeline is full, as many micro-batches as ranks take as long and need as much more as
+// the ones before: of many, as from twice as many as ranks to three times.
+Outcome Evaluator::RunStages(const Plan& plan, Bytes most) {
+  const std::int64_t ranks = plan.pipeline_size, most_lowered = 3 * ranks;
+  Job job = in_.job;
+  job.global_batch = 0;  // that of fewer micro-batches is another one
+  const auto run = [&](std::int64_t micro_batches, Bytes limit) {
+    Plan few = plan;
+    few.accumulation = micro_batches;
+    return OutcomeOf(SimulateStages(LowerStages({in_.model, in_.kernels, job, few}), in_, limit));
+  };
+  Outcome outcome = run(std::min(plan.accumulation, most_lowered), most);
+  const std::int64_t rest = plan.accumulation - most_lowered;
+  if (rest <= 0) {
+    return outcome;
+  }
+  const Outcome fewer = run(2 * ranks, outcome.time.value > 0 ? kNoLimit : Bytes(0));
+  const double rounds = static_cast<double>(rest) / static_cast<double>(ranks);
+  outcome.time += (outcome.time - fewer.time) * rounds;
+  outcome.bubble += (outcome.bubble - fewer.bubble) * rounds;
+  const Bytes more = (outcome.memory - fewer.memory) * rest / ranks;
+  outcome.memory += more;
+  outcome.peak.total += more;
+  return outcome;
 }
 
 // `needed` is the memory of the GPU in use at the worst moment: reserved, or placed by native, and

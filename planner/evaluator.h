@@ -63,6 +63,7 @@ class Evaluator {
 
  private:
   [[nodiscard]] Outcome RunWithin(const Plan& plan, const Limits* limits);
+  [[nodiscard]] Outcome RunStages(const Plan& plan, Bytes most);
   [[nodiscard]] Outcome OutcomeOf(const SimulatedMemory& memory) const;
   [[nodiscard]] Outcome OutcomeOf(const SimulationResult& result) const;
   [[nodiscard]] Final FinalOf(const SimulationResult& result, Bytes placed, Bytes limit) const;

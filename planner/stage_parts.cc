@@ -86,8 +86,7 @@ std::vector<StagePart> StageParts(const Problem& input, const SearchOptions& opt
     micro_batches[outer.micro_batch] = outer.accumulation;
   }
   std::vector<StagePart> parts, firsts;  // what each rank has, and its first stage
-  SearchOptions one = options;
-  one.base.pipeline_size = stages;
+  SearchOptions one = options;           // stage of each rank
   one.base.pipeline_stages = 1;
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
     parts.push_back(PartOf(input, space, stages, rank, ranks));

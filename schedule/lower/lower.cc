@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "core/budget.h"
@@ -323,6 +324,30 @@ static Plan PlanOfStage(const Model& model, Plan plan) {
   return plan;
 }
 
+// Stages are modules of their own, so no unit is of two of them. A rank has several with
+// `pipeline_stages`.
+static void CheckUnitsOfStages(const Model& model, const Plan& plan) {
+  std::vector<std::size_t> stage_of(model.params.size(), 0);  // from 1
+  for (std::size_t s = 0; s < model.stages.size(); ++s) {
+    for (std::uint32_t i = model.stages[s].begin; i < model.stages[s].end; ++i) {
+      for (const ParamId param : model.ops[i].params) {
+        stage_of[param.value] = s + 1;
+      }
+    }
+  }
+  for (const ResolvedUnit& unit : ResolveUnits(model, plan, kWhere)) {
+    std::set<std::size_t> stages;
+    for (const ParamId param : unit.params) {
+      stages.insert(stage_of[param.value]);
+    }
+    stages.erase(0);
+    if (stages.size() > 1) {
+      throw InputError(std::string(kWhere) + ": units", Quoted(unit.name),
+                       "units inside of one stage each, where a rank has several");
+    }
+  }
+}
+
 std::vector<Program> LowerStages(const LowerInput& input) {
   const std::int64_t ranks = input.plan.pipeline_size;
   std::vector<Program> programs;
@@ -343,6 +368,7 @@ Program LowerStage(const LowerInput& input, std::int64_t rank) {
     return Lower(input);
   }
   const Plan plan = PlanOfStage(input.model, input.plan);
+  CheckUnitsOfStages(input.model, plan);
   LowerInput here(input.model, input.kernels, input.job, plan);
   here.stage = {PipelineOf(input.plan), rank};
   Program program = Lower(here);
