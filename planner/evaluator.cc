@@ -108,9 +108,11 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
 }
 
 // Once the pipeline is full, as many micro-batches as ranks take as long and need as much more as
-// the ones before: of many, as from twice as many as ranks to three times.
+// the ones before: many are told from four and six times as many as ranks.
 Outcome Evaluator::RunStages(const Plan& plan, Bytes most) {
-  const std::int64_t ranks = plan.pipeline_size, most_lowered = 3 * ranks;
+  constexpr std::int64_t kFewer = 4, kMore = 6;
+  const std::int64_t ranks = plan.pipeline_size, count = plan.accumulation;
+  const bool are_many = count > (kFewer + kMore) * ranks;
   Job job = in_.job;
   job.global_batch = 0;  // that of fewer micro-batches is another one
   const auto run = [&](std::int64_t micro_batches, Bytes limit) {
@@ -118,18 +120,17 @@ Outcome Evaluator::RunStages(const Plan& plan, Bytes most) {
     few.accumulation = micro_batches;
     return OutcomeOf(SimulateStages(LowerStages({in_.model, in_.kernels, job, few}), in_, limit));
   };
-  Outcome outcome = run(std::min(plan.accumulation, most_lowered), most);
-  const std::int64_t rest = plan.accumulation - most_lowered;
-  if (rest <= 0) {
-    return outcome;
+  Outcome outcome = run(are_many ? kMore * ranks : count, most);
+  if (are_many) {
+    const Outcome fewer = run(kFewer * ranks, outcome.time.value > 0 ? kNoLimit : Bytes(0));
+    const std::int64_t rest = count - kMore * ranks, step = (kMore - kFewer) * ranks;
+    const double times = static_cast<double>(rest) / static_cast<double>(step);
+    outcome.time += (outcome.time - fewer.time) * times;
+    outcome.bubble += (outcome.bubble - fewer.bubble) * times;
+    const Bytes more = (outcome.memory - fewer.memory) * rest / step;
+    outcome.memory += more;
+    outcome.peak.total += more;
   }
-  const Outcome fewer = run(2 * ranks, outcome.time.value > 0 ? kNoLimit : Bytes(0));
-  const double rounds = static_cast<double>(rest) / static_cast<double>(ranks);
-  outcome.time += (outcome.time - fewer.time) * rounds;
-  outcome.bubble += (outcome.bubble - fewer.bubble) * rounds;
-  const Bytes more = (outcome.memory - fewer.memory) * rest / ranks;
-  outcome.memory += more;
-  outcome.peak.total += more;
   return outcome;
 }
 
