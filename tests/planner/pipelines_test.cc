@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "planner/evaluate.h"
+#include "planner/evaluator.h"
 #include "planner/search.h"
 #include "planner/space.h"
 #include "tests/planner/random_jobs.h"
@@ -66,14 +67,14 @@ Piped DrawPiped(std::mt19937& random, int most_blocks, int most_rounds) {
   return p;
 }
 
-struct Outcome {
+struct Drawn {
   Plan plan;
   double seconds = 0;
   Bytes memory;
 };
 
 // Adds the outcome, unless a unit is of two stages of a rank.
-void Simulate(const Piped& p, const Plan& plan, std::vector<Outcome>& all) {
+void Simulate(const Piped& p, const Plan& plan, std::vector<Drawn>& all) {
   try {
     const SimulationResult result = SimulatePipeline(p.job, plan, kNoLimit);
     all.push_back({plan, ToSeconds(result.step_time).value, result.memory.Needs()});
@@ -115,18 +116,18 @@ TEST_CASE("No random plan with a pipeline is faster or smaller than the bounds")
     Piped p = DrawPiped(random, 6, 4);
     p.options.effort = 0;
     const Space space = MakeSpace(p.job, p.options);
-    std::vector<Outcome> all;
+    std::vector<Drawn> all;
     for (int n = 0; n < plans; ++n) {
       Simulate(p, DrawPlan(random, p, space.outer), all);
     }
     REQUIRE_FALSE(all.empty());
     p.options.memory_limit = all[0].memory;
-    for (const Outcome& o : all) {
+    for (const Drawn& o : all) {
       p.options.memory_limit = Draw(random, 0, 3) == 0 ? std::max(p.options.memory_limit, o.memory)
                                                        : p.options.memory_limit;
     }
     const SearchResult result = Search(p.job, p.options);
-    for (const Outcome& o : all) {
+    for (const Drawn& o : all) {
       const Candidate& known = CandidateOf(result, o.plan);
       CHECK(known.memory_bound <= o.memory);
       leanest = std::min(leanest, Ratio(o.memory, known.memory_bound) - 1);
@@ -173,15 +174,15 @@ TEST_CASE("A search over pipelines is as fast as enumeration, or within the gap 
     std::mt19937 random(static_cast<unsigned>(4000 + i));
     Piped p = DrawPiped(random, 1, 2);
     const Space space = MakeSpace(p.job, p.options);
-    std::vector<Outcome> all;
+    std::vector<Drawn> all;
     ForEachPlan(p, space, [&](const Plan& plan) { Simulate(p, plan, all); });
     const auto [least, most] =
         std::minmax_element(all.begin(), all.end(),
-                            [](const Outcome& x, const Outcome& y) { return x.memory < y.memory; });
+                            [](const Drawn& x, const Drawn& y) { return x.memory < y.memory; });
     p.options.memory_limit =
         least->memory + Bytes((most->memory - least->memory).value * Draw(random, 1, 4) / 3);
     double best = INFINITY;
-    for (const Outcome& o : all) {
+    for (const Drawn& o : all) {
       best = o.memory <= p.options.memory_limit ? std::min(best, o.seconds) : best;
     }
     const SearchResult result = Search(p.job, p.options);
@@ -231,6 +232,30 @@ TEST_CASE("The bounds of equal stages count the bubble and what is in flight") {
     CHECK(bubble == doctest::Approx(stages == 1 ? 3.0 / 11 : 1.5 / 9.5).epsilon(0.15));
     CHECK(chosen.memory_bound <= chosen.memory);
     CHECK(Ratio(chosen.memory_bound, chosen.memory) > (stages == 1 ? 0.7 : 0.53));
+  }
+}
+
+TEST_CASE("Many micro-batches are told from fewer") {
+  for (const std::int64_t stages : {1, 2}) {
+    std::mt19937 random(9);
+    Piped p;
+    do {
+      p.job = DrawCase(random, 6);
+    } while (p.job.cluster.RankCount() != 4);
+    p.options = PipelineSearch(
+        2, stages, stages == 1 ? PipelineSchedule::k1F1B : PipelineSchedule::kInterleaved1F1B);
+    p.job.kernels = FindKernelSet("torch-eager", "test");
+    p.job.profile = DefaultProfile(p.job.cluster.gpu, p.job.kernels.name);
+    p.job.job.global_batch = 2 * 64;
+    Plan plan = p.options.base;
+    plan.shard_size = 2;
+    plan.accumulation = 64;
+    plan.units = UnitsOf(6, 0b11111, {Reshard::Kind::kNever, 0});
+    const SimulationResult exact = SimulatePipeline(p.job, plan, kNoLimit);
+    const auto told = Evaluator(p.job).Run(plan);
+    CHECK(told.time.value == doctest::Approx(ToSeconds(exact.step_time).value).epsilon(0.01));
+    CHECK(told.bubble.value == doctest::Approx(ToSeconds(exact.bubble).value).epsilon(0.05));
+    CHECK(Ratio(told.memory, exact.memory.Needs()) == doctest::Approx(1).epsilon(0.001));
   }
 }
 
