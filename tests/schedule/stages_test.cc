@@ -255,6 +255,8 @@ std::vector<std::string> AskedFor(const Piped& p, std::int64_t rank) {
 void CheckReceives(const Piped& p, const Program& program) {
   std::vector<std::uint32_t> buffers;
   std::int64_t transfers = 0;
+  const bool is_pair = p.plan.pipeline_size == 2;  // both neighbours are the other rank
+  const Stream only = program.pipeline_rank == 0 ? Stream::kNext : Stream::kPrevious;
   for (const StageAction& action : AddTransfers(PipelineOf(p.plan), program.pipeline_rank)) {
     transfers += action.kind == StageAction::Kind::kReceiveActivation ||
                  action.kind == StageAction::Kind::kReceiveGradient;
@@ -264,6 +266,10 @@ void CheckReceives(const Piped& p, const Program& program) {
       buffers.push_back(program.step.AccessesOf(OpId(i)).front().buffer.value);
     }
   }
+  CHECK(std::all_of(program.step.ops.begin(), program.step.ops.end(), [&](const Op& op) {
+    const OpShape& shape = program.ShapeOf(op);
+    return !is_pair || !IsTransfer(shape.code) || shape.stream == only;
+  }));
   CHECK(std::ssize(buffers) == transfers);
   std::sort(buffers.begin(), buffers.end());
   CHECK(std::adjacent_find(buffers.begin(), buffers.end()) == buffers.end());
@@ -281,7 +287,7 @@ void CheckGathers(const Program& program) {
     } else if (shape.code == OpCode::kStreamWait && shape.stream == Stream::kCopyIn && pass) {
       const std::span<const Edge> edges = program.step.EdgesOf(OpId(i));
       waits = waits || std::any_of(edges.begin(), edges.end(), [&](const Edge& edge) {
-                return edge.op.value >= *pass;
+                return !edge.is_carried() && edge.op().value >= *pass;
               });
     } else if (shape.code == OpCode::kAllGather && pass) {
       CHECK(waits);
