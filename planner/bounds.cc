@@ -450,8 +450,10 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
   }
   const double tail =
       terms.offloads_activations ? measured.staying_tail_bytes : measured.tail_bytes;
-  const double gathered =
-      StaysGathered() && outer.shard_size > 1 ? whole_.read * FrozenWidth(param_) : 0;
+  // A pipeline's rank keeps up to three of its stages gathered from the first pass to the last.
+  const Plan& base = options_.base;
+  const bool stays = base.pipeline_size > 1 && base.pipeline_stages <= 3 && outer.shard_size > 1;
+  const double gathered = stays ? whole_.read * FrozenWidth(param_) : 0;
   const double fixed = States(outer) + EarlierGradients(outer) + gathered + tail + Outside(outer);
   const double peak = LeastPeak(outer, measured) + Outside(outer);
   OuterBound bound;

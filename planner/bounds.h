@@ -77,11 +77,6 @@ class Bounds {
     double gather = 1, reduce = 1, replicate = 1;
   };
   [[nodiscard]] Times TimesOf(const OuterChoice& outer) const;
-  // Units stay gathered from the first pass to the last: of a pipeline's rank, which gathers up to
-  // three stages at once.
-  [[nodiscard]] bool StaysGathered() const {
-    return options_.base.pipeline_size > 1 && options_.base.pipeline_stages <= 3;
-  }
   [[nodiscard]] Occupancy::RowWeights BytesOf(const OuterChoice& outer) const;
   [[nodiscard]] std::vector<std::int64_t> PartialGroups(const OuterChoice& outer) const;
   [[nodiscard]] StreamingWork Update(const OuterChoice& outer) const;

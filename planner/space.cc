@@ -161,16 +161,14 @@ std::vector<OuterChoice> OuterChoices(const Problem& input, const SearchOptions&
     }
     micro_batches = {options.base.micro_batch};
   }
-  std::string refusal;
+  Pipeline pipeline = PipelineOf(options.base);
   std::erase_if(micro_batches, [&](std::int64_t micro_batch) {
-    Pipeline pipeline = PipelineOf(options.base);
     pipeline.micro_batches = per_rank / micro_batch;
-    const std::string why = pipeline.ranks > 1 ? WhyNot(pipeline) : "";
-    refusal = why.empty() ? refusal : why;
-    return !why.empty();
+    return pipeline.ranks > 1 && !WhyNot(pipeline).empty();
   });
   if (micro_batches.empty()) {
-    throw InputError("job", std::to_string(per_rank) + " samples per data-parallel rank", refusal);
+    throw InputError("job", std::to_string(per_rank) + " samples per data-parallel rank",
+                     WhyNot(pipeline));
   }
   std::vector<OuterChoice> result;
   for (const std::int64_t shard : ShardSizes(input, options)) {
