@@ -30,8 +30,8 @@ struct ExecutorInput {
   const TrainingOptions& training;
 };
 
-// Throws InputError for what the host does not run of ranks that cut layers or tokens: dropout and
-// ALiBi.
+// Throws InputError for what the host does not run of ranks that cut layers or tokens, dropout and
+// ALiBi, and for dropout in a pipeline.
 void CheckCuts(const Model& model, const Job& job);
 
 struct BoundBody {

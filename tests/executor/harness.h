@@ -3,6 +3,7 @@
 // Trains a model under a plan on host ranks and tells what came out.
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,9 +50,14 @@ struct Outcome {
 // `legal`, and its trace is checked against `legal`.
 [[nodiscard]] Outcome TrainProgram(const Setup& setup, const Program& program,
                                    const Program& legal);
+// Likewise of a pipeline's stages.
+[[nodiscard]] Outcome TrainPrograms(const Setup& setup, std::span<const Program> programs,
+                                    std::span<const Program> legal);
 // What a runtime of the setup gives, wherever its ranks run; without findings.
 [[nodiscard]] Outcome RunToEnd(const Setup& setup, const Program& program, Runtime& runtime);
 [[nodiscard]] Program LowerSetup(const Setup& setup);
+// The programs of a pipeline's stages; one without a pipeline.
+[[nodiscard]] std::vector<Program> LowerAllStages(const Setup& setup);
 // A built-in kernel set with the setup's changes.
 [[nodiscard]] KernelSetOptions KernelsOf(const Setup& setup, const char* name);
 
