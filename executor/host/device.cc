@@ -27,7 +27,7 @@ GroupRanks NeighboursOf(const Mesh& mesh, std::int64_t stage, Rank rank) {
   const auto [low, high] = std::minmax({stage, (stage + 1) % mesh.pipeline});
   const GroupPlace place = PlaceInGroup(mesh.Pipeline(), rank);
   if (place.index != low && place.index != high) {
-    return {1, static_cast<std::int64_t>(rank.value), 1};
+    return {1, static_cast<std::int64_t>(rank.value), 0};  // no neighbours have this stride
   }
   const std::int64_t stride = mesh.Pipeline().stride;
   return {2, place.base + low * stride, (high - low) * stride};

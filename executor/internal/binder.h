@@ -66,7 +66,10 @@ class Binder {
   [[nodiscard]] Call BindAllToAll(const OpView& v);
   [[nodiscard]] Call BindCounts(const OpView& v);
   void FindExperts(std::deque<std::vector<std::int64_t>>& row_counts);
-  [[nodiscard]] std::span<std::byte> CameFor(const ModelOp& op) const;
+  struct SharedExperts;
+  [[nodiscard]] std::span<std::int64_t> CountsOf(const SharedExperts& experts,
+                                                 std::int64_t micro_batch) const;
+  [[nodiscard]] std::span<std::byte> CameFor(const ModelOp& op, std::int64_t micro_batch) const;
 
   // binder_buckets.cc
   [[nodiscard]] Contents InOrder(std::span<const Access> from, DType dtype) const;

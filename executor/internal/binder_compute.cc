@@ -82,7 +82,7 @@ Call Binder::BindModelOp(const Body& body, OpId id) {
     c.buffers = reinterpret_cast<float*>(At(model_buffers_)) + module_offset_[op.module.value];
   }
   if (c.spec->kind == OpKind::kExperts && c.spec->routed) {
-    c.exchange = CameFor(op);
+    c.exchange = CameFor(op, program_op.micro_batch);
   }
   c.dropout.seed = in_.training.seed;
   c.dropout.op = program_op.subject;

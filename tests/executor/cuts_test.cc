@@ -185,7 +185,9 @@ Case Draw(std::mt19937& random, Cut cut_by) {
     c.plan.recompute = RecomputeBlocks(cut, kind, 1, "test");
   }
   c.clips = random() % 3 == 0;
-  if (random() % 4 == 0) {  // gradients of several micro-batches in a dtype of their own
+  // Gradients of several micro-batches in a dtype of their own. In bf16 a router of deep stages may
+  // choose others, which no bound of roundings covers.
+  if (random() % 4 == 0 && (cut_by != Cut::kStages || c.type != "mixtral")) {
     c.precision.param = DType::kBf16;
   }
   c.description =
