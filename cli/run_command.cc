@@ -386,8 +386,9 @@ int RunCommand(const Arguments& arguments) {
   if (flags.saves_on_signal && !(flags.checkpoint.empty() && flags.trace.empty())) {
     signals.emplace();
   }
-  return Train(arguments, flags,
-               {file, programs.front(), inputs, launch, *data, sampler, weights.get(), test_data.get()});
+  return Train(
+      arguments, flags,
+      {file, programs.front(), inputs, launch, *data, sampler, weights.get(), test_data.get()});
 }
 
 }  // namespace shardwright

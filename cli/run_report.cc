@@ -261,8 +261,8 @@ void WriteReport(const Ran& ran, RunSession& session, bool as_json) {
     rate = MeanOver(ran.file, std::ssize(steps) - static_cast<std::int64_t>(skipped),
                     ToSeconds(steps.back().end - begin));
   }
-  WriteFileAtomically("-", as_json ? ReportJson(ran, rate, session)
-                                   : ReportText(ran.file, steps, rate, session));
+  WriteFileAtomically(
+      "-", as_json ? ReportJson(ran, rate, session) : ReportText(ran.file, steps, rate, session));
 }
 
 void CheckOutcome(const Ran& ran) {

@@ -270,9 +270,7 @@ bool SpansStages(const Program& program, const OpShape& shape) {
 }
 
 OpCode CounterpartOf(OpCode code) {
-  return code == OpCode::kSend      ? OpCode::kReceive
-         : code == OpCode::kReceive ? OpCode::kSend
-                                    : code;
+  return code == OpCode::kSend ? OpCode::kReceive : code == OpCode::kReceive ? OpCode::kSend : code;
 }
 
 std::vector<Finding> VerifyRanks(std::span<const Program* const> classes) {

@@ -74,7 +74,8 @@ CudaSession::CudaSession(const SessionInput& input, const CudaOptions& options, 
       activities_(options.activities),
       world_(std::make_unique<CudaWorld>(context_, options, gpu)),
       runtime_(std::make_unique<Runtime>(
-          std::vector{input_}, [this](Rank rank) { return std::make_unique<CudaDevice>(*world_, rank); },
+          std::vector{input_},
+          [this](Rank rank) { return std::make_unique<CudaDevice>(*world_, rank); },
           std::move(run))) {}
 
 std::string CudaSession::graphs() const {

@@ -37,8 +37,7 @@ GroupRanks NeighboursOf(const Mesh& mesh, std::int64_t stage, Rank rank) {
 
 HostWorld::HostWorld(std::span<const ExecuteContext> contexts, const HostOptions& run_options)
     : options(run_options),
-      clock(options.processes == nullptr ? RunClock()
-                                         : RunClock(AgreeOnStart(*options.processes))),
+      clock(options.processes == nullptr ? RunClock() : RunClock(AgreeOnStart(*options.processes))),
       contexts_(contexts) {
   if (options.processes != nullptr) {
     options.processes->OnFailure(this, [this](const std::string& cause) { faults.Report(cause); });

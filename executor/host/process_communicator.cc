@@ -175,8 +175,7 @@ void ProcessCommunicator::AllToAll(std::int64_t member, const CollectiveCall& ca
                                    const std::string& name) {
   constexpr std::int64_t kPiece = 64 << 10;  // of each message, at both its ends
   const std::vector<MessagePart> to = PartsOf(call, /*receives=*/false, member, ranks_.size, name);
-  const std::vector<MessagePart> from =
-      PartsOf(call, /*receives=*/true, member, ranks_.size, name);
+  const std::vector<MessagePart> from = PartsOf(call, /*receives=*/true, member, ranks_.size, name);
   const auto own = static_cast<std::size_t>(member);
   std::int64_t longest = 0;
   for (std::size_t m = 0; m < to.size(); ++m) {

@@ -58,8 +58,8 @@ std::vector<ExecutorInput> InputsOf(std::span<const SessionInput> inputs,
                                     const std::vector<Placement>& placements) {
   std::vector<ExecutorInput> result;
   for (const SessionInput& in : inputs) {
-    result.push_back({in.model, in.kernels, in.job, in.program, placements[result.size()],
-                      in.training});
+    result.push_back(
+        {in.model, in.kernels, in.job, in.program, placements[result.size()], in.training});
   }
   return result;
 }

@@ -52,8 +52,7 @@ Call Binder::BindCounts(const OpView& v) {
   SW_CHECK(v.inputs.size() == 2 && v.outputs.empty() &&
                v.inputs[0].bytes + v.inputs[1].bytes == v.shape->bytes,
            "copies of two buffers to the host are of row counts");
-  const std::span<std::int64_t> counts =
-      CountsOf(experts_[v.unit().value], v.op->micro_batch);
+  const std::span<std::int64_t> counts = CountsOf(experts_[v.unit().value], v.op->micro_batch);
   SW_CHECK(std::ssize(counts) * SizeOf(DType::kInt64) == v.shape->bytes.value, "row counts");
   CopyCall copy;
   auto* to = reinterpret_cast<std::byte*>(counts.data());

@@ -112,7 +112,10 @@ struct Ranks {
   }
 
   [[nodiscard]] RankState StateOf(std::size_t rank) {
-    return {*model, {&units[rank], 1}, buffers[rank].empty() ? nullptr : buffers[rank].data(), std::memcpy};
+    return {*model,
+            {&units[rank], 1},
+            buffers[rank].empty() ? nullptr : buffers[rank].data(),
+            std::memcpy};
   }
 
   // Every tensor gets numbers that depend on its name and the element alone.

@@ -1,6 +1,6 @@
 // Ranks that cut layers (tensor parallel) or tokens (context parallel) or have other layers each
-// (pipeline parallel), run on the host: random decoders on random meshes. The expected values are those of one rank that has the whole model and
-// reads all samples.
+// (pipeline parallel), run on the host: random decoders on random meshes. The expected values are
+// those of one rank that has the whole model and reads all samples.
 
 #include <algorithm>
 #include <array>
@@ -299,7 +299,8 @@ void Check(const Case& c, Worst& worst) {
 
 void CheckRandom(Cut cut_by) {
   const char* const deep = std::getenv("SHARDWRIGHT_DEEP");
-  const int count = deep != nullptr ? 150 : kHasSanitizer ? 3 : 10;
+  const int most = cut_by == Cut::kStages ? 300 : 150;
+  const int count = deep != nullptr ? most : kHasSanitizer ? 3 : 10;
   std::mt19937 random(20261130);
   Worst worst;
   for (int i = 0; i < count; ++i) {

@@ -118,12 +118,10 @@ Outcome TrainPrograms(const Setup& setup, std::span<const Program> programs,
     placements.push_back(Place(legal[s]));
   }
   for (std::size_t s = 0; s < stages; ++s) {
-    inputs.push_back(
-        {models[s], kernels, setup.job, programs[s], placements[s], setup.training});
+    inputs.push_back({models[s], kernels, setup.job, programs[s], placements[s], setup.training});
   }
   for (std::size_t s = 0; s < stages; ++s) {
-    contexts.push_back(
-        {inputs[s], InitRules(models[s], setup.training.init_std), setup.kernel});
+    contexts.push_back({inputs[s], InitRules(models[s], setup.training.init_std), setup.kernel});
   }
   HostWorld world(contexts, setup.host);
   RunOptions run = setup.run;
@@ -133,8 +131,7 @@ Outcome TrainPrograms(const Setup& setup, std::span<const Program> programs,
       inputs, [&](Rank rank) { return std::make_unique<HostDevice>(world, rank); }, run);
   Outcome outcome = RunToEnd(setup, programs.front(), runtime);
   for (std::size_t s = 0; s < stages; ++s) {
-    for (const std::string& finding :
-         CheckTrace(legal[s], OfStage(outcome.trace, legal[s], s))) {
+    for (const std::string& finding : CheckTrace(legal[s], OfStage(outcome.trace, legal[s], s))) {
       outcome.findings.push_back(finding);
     }
   }
