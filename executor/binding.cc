@@ -197,6 +197,7 @@ Call Binder::BindOp(const Body& body, OpId id) {
     case OpCode::kAllGather:
     case OpCode::kReduceScatter:
     case OpCode::kAllReduce:
+    case OpCode::kPermute:
     case OpCode::kSend:
     case OpCode::kReceive:
     case OpCode::kSendReceive:
@@ -234,7 +235,6 @@ Call Binder::BindOp(const Body& body, OpId id) {
     case OpCode::kStreamWait:
       return std::monostate();
     case OpCode::kBroadcast:
-    case OpCode::kPermute:
     case OpCode::kBarrier:
       break;
   }

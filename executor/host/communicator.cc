@@ -25,8 +25,9 @@ std::vector<MessagePart> Communicator::PartsOf(const CollectiveCall& call, bool 
   std::int64_t offset = 0;
   for (std::int64_t k = 0; k < size; ++k) {
     std::int64_t bytes = call.elements / size * SizeOf(call.dtype);
-    if (IsTransfer(call.code)) {
-      const bool moves = k != own && (receives ? call.receive : call.send) != nullptr;
+    if (IsTransfer(call.code) || call.code == OpCode::kPermute) {
+      const std::int64_t other = receives ? (own + size - 1) % size : (own + 1) % size;
+      const bool moves = k == other && (receives ? call.receive : call.send) != nullptr;
       bytes = moves ? call.elements * SizeOf(call.dtype) : 0;
     } else if (call.rows) {
       const std::int64_t most = receives ? call.rows->receive_room : call.rows->send_room;
@@ -154,6 +155,7 @@ Communicator::Times ThreadCommunicator::Run(std::int64_t member, const Collectiv
       CopyOtherParts(member, call);
       break;
     case OpCode::kAllToAll:
+    case OpCode::kPermute:
     case OpCode::kSend:
     case OpCode::kReceive:
     case OpCode::kSendReceive:

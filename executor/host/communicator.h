@@ -45,9 +45,9 @@ class Communicator {
                     SimTime arrival, SimTime least_duration) = 0;
 
  protected:
-  // What member `own` of `size` sends to each, or receives from each: in an all-to-all, or between
-  // two neighbours of a pipeline. Throws RunError where the numbers of rows, which other ranks say,
-  // are more than there is room for.
+  // What member `own` of `size` sends to each, or receives from each: in an all-to-all, round
+  // a ring, or between two neighbours of a pipeline. Throws RunError where the numbers of rows,
+  // which other ranks say, are more than there is room for.
   static std::vector<MessagePart> PartsOf(const CollectiveCall& call, bool receives,
                                           std::int64_t own, std::int64_t size,
                                           const std::string& name);

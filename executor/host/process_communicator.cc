@@ -129,7 +129,8 @@ Communicator::Times ProcessCommunicator::Run(std::int64_t member, const Collecti
       parts.push_back({m * stride, part});
     }
     Gather(call.receive, parts, 1, member, name);
-  } else if (call.code == OpCode::kAllToAll || IsTransfer(call.code)) {
+  } else if (call.code == OpCode::kAllToAll || call.code == OpCode::kPermute ||
+             IsTransfer(call.code)) {
     AllToAll(member, call, name);
   } else {
     Reduce(member, call, name);

@@ -83,6 +83,7 @@ class Binder {
   // binder_compute.cc
   [[nodiscard]] Call BindModelOp(const Body& body, OpId id);
   [[nodiscard]] Call BindExchange(std::span<const Access> accesses, const OpShape& shape) const;
+  void BindRing(const Op& op, std::span<const Access> accesses, ModelOpCall& call) const;
   void BindForwardAccess(const Access& access, const ModelOp& op, ModelCall& call);
   void BindBackwardAccess(const Access& access, const ModelOp& op, ModelCall& call);
   void BindParamGrads(const Access& access, const ModelOp& op, ModelCall& call);

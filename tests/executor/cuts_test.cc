@@ -133,6 +133,7 @@ void DrawPipeline(Case& c, std::mt19937& random) {
     plan.tensor_size = 2;
   } else if (beside == 1) {
     plan.context_size = plan.shard_size = 2;
+    plan.context_method = OneOf(std::array{ContextMethod::kGather, ContextMethod::kRing}, random);
   } else if (beside == 2 && c.type == "mixtral") {
     plan.expert_size = plan.shard_size = 2;
   }
@@ -156,8 +157,9 @@ Case Draw(std::mt19937& random, Cut cut_by) {
     c.plan.shard_size *= ranks;
     c.plan.tensor_size = random() % 3 == 0 ? 2 : 1;
     c.plan.expert_size = c.type == "mixtral" && random() % 2 == 0 ? 2 : 1;
-    c.plan.context_method =
-        OneOf(std::array{ContextMethod::kGather, ContextMethod::kUlysses}, random);
+    c.plan.context_method = OneOf(std::array{ContextMethod::kGather, ContextMethod::kUlysses,
+                                             ContextMethod::kRing, ContextMethod::kRingGather},
+                                  random);
   } else {
     c.plan.tensor_size = ranks;
   }
@@ -194,7 +196,7 @@ Case Draw(std::mt19937& random, Cut cut_by) {
       c.type + ", shard " + std::to_string(c.plan.shard_size) + " x " +
       std::to_string(c.plan.replicate_size) + ", tp=" + std::to_string(c.plan.tensor_size) +
       ", cp=" + std::to_string(c.plan.context_size) + ", ep=" + std::to_string(c.plan.expert_size) +
-      (c.plan.context_method == ContextMethod::kUlysses ? " by heads" : "") + ", micro-batch " +
+      " by " + std::string(NameIn(kContextMethodNames, c.plan.context_method)) + ", micro-batch " +
       std::to_string(c.plan.micro_batch) + " x " + std::to_string(c.plan.accumulation) + ", " +
       std::to_string(c.plan.recompute.size()) + " regions" + (c.clips ? ", clipped" : "") +
       (c.precision.param == DType::kBf16 ? ", bf16" : "");
