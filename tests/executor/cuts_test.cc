@@ -291,6 +291,10 @@ void Check(const Case& c, Worst& worst) {
     CHECK(difference < (is_narrow ? 0.01 : 16 * kUnit));
     worst.loss = is_narrow ? worst.loss : std::max(worst.loss, difference);
   }
+  REQUIRE(outcome.norms.size() == (c.clips ? outcome.losses.size() : 0));
+  for (std::size_t s = 0; s < outcome.norms.size(); ++s) {  // large tensors decide it
+    CHECK(std::abs(outcome.norms[s] / expected.norms[s] - 1.0) < Bound(c) / 16);
+  }
   setup.steps = 0;
   const double difference = UpdateDifference(outcome, expected, Train(setup));
   CHECK(difference < Bound(c));

@@ -162,6 +162,9 @@ Outcome RunToEnd(const Setup& setup, const Program& program, Runtime& runtime) {
   for (const StepReport& report : runtime.TakeReports()) {
     outcome.losses.push_back(report.loss);
     outcome.ends.push_back(report.end);
+    if (report.gradient_norm.has_value()) {
+      outcome.norms.push_back(*report.gradient_norm);
+    }
   }
   outcome.scaler = runtime.loss_scaler();
   outcome.skipped_steps = runtime.skipped_steps();

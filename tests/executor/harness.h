@@ -36,6 +36,7 @@ struct Outcome {
   bool replicas_agree = true;
   std::vector<std::vector<float>> buffers;  // by rank: non-parameter state, modules in their order
   std::vector<double> losses;               // by step
+  std::vector<double> norms;                // by step, of all gradients, where they are clipped
   std::vector<SimTime> ends;                // by step, as reported
   LossScaler scaler;
   std::int64_t skipped_steps = 0;
