@@ -100,6 +100,19 @@ class PipelinesRun(TrainingTestCase):
             if done + 2 <= 12:
                 self.assert_near(self.losses(steps), whole[done:done + 2], folder)
 
+    def test_summed_losses_of_an_epoch(self):
+        """A sample's loss is counted once, however many ranks know it."""
+        (self.folder / "t.json").write_text(json.dumps({"format": "shardwright-training", "version": 1, "loss_reduction": "sum",
+                                                        "optimizer": {"learning_rate": 1e-6}}))
+        found = {}
+        for shard in ("1", "2,pp=2x2", "1,tp=2,pp=2", "2,cp=2,pp=2:gpipe"):
+            code, out, err = self.run_program("run", self.decoder(shard), "--data", "random:32", "--epochs", "1", "--training", "t.json",
+                                              "--json")
+            self.assertEqual(code, 0, err)
+            found[shard] = json.loads(out)["epochs"][0]["train_loss"]
+            self.assertAlmostEqual(found[shard] / found["1"], 1, delta=1e-6, msg=shard)
+        self.assertGreater(found["1"], 16 * 4)  # 16 words, each about as likely as 63 others
+
     def test_mpi(self):
         if subprocess.run(["which", "mpirun"], stdout=subprocess.DEVNULL).returncode != 0:
             self.skipTest("no mpirun")
