@@ -335,6 +335,28 @@ TEST_CASE("pipelines: random decoders train like one rank") {
   CheckRandom(Cut::kStages);
 }
 
+TEST_CASE("pipelines: experts that ranks share out keep their numbers of rows and count once") {
+  std::mt19937 random(3);
+  for (const PipelineSchedule schedule : {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B}) {
+    Case c;
+    c.type = "mixtral";
+    c.model = DecoderOf(c.type, random, 3);
+    c.plan.dialect = Dialect::kFsdp2;
+    c.plan.shard_size = c.plan.expert_size = c.plan.pipeline_size = 2;
+    c.plan.pipeline_schedule = schedule;
+    c.plan.micro_batch = 2;
+    c.plan.accumulation = 3;
+    c.plan.sync = SyncMode::kLast;
+    c.clips = true;
+    CutAndWrap(c);
+    for (UnitPlan& unit : c.plan.units) {
+      unit.reshard = {Reshard::Kind::kNever, 0};
+    }
+    Worst worst;
+    Check(c, worst);
+  }
+}
+
 // Runs with `kernel`, or with a program in which a group's collectives of one kind and phase do
 // nothing, and tells how far its updates are from one rank's, over the bound.
 double ShareOfBound(const Case& c, const ModelKernel& kernel, OpCode lost = OpCode::kCompute,
