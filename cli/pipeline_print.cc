@@ -101,13 +101,19 @@ Json ToJson(const Answer& a) {
 
 }  // namespace
 
-int SimulatePipeline(const Arguments& arguments, const PlanFile& file, bool contention) {
-  for (const char* flag :
-       {"--trace", "--allocator", "--jitter", "--rank-jitter", "--slow-rank", "--lengths"}) {
-    if (arguments.Get(flag).is_given()) {
+void RefuseWithPipeline(const Arguments& arguments, const Plan& plan,
+                        std::initializer_list<const char*> flags) {
+  for (const char* flag : flags) {
+    if (plan.pipeline_size > 1 && (arguments.Get(flag).is_given() || arguments.Has(flag))) {
       throw UsageError(std::string(flag) + ": not known of plans with a pipeline so far");
     }
   }
+}
+
+int SimulatePipeline(const Arguments& arguments, const PlanFile& file, bool contention) {
+  RefuseWithPipeline(
+      arguments, file.plan,
+      {"--trace", "--allocator", "--jitter", "--rank-jitter", "--slow-rank", "--lengths"});
   const Answer answer = Find(file, contention);
   arguments.Print(arguments.IsJson() ? ToJson(answer).dump(2) + "\n" : Text(answer));
   return answer.most <= answer.usable ? kExitOk : kExitNo;

@@ -281,10 +281,11 @@ static void CheckKernels(const LowerInput& in) {
   const bool is_other = (is_fused && !k.host_kernels) || k.loss_chunks > 1 || k.loss_metrics > 0 ||
                         k.keeps_logits || k.shifted_logits || k.softmax_keeps_input ||
                         k.autocast_weights || !k.fp32_logits;
-  const bool is_own = k.host_kernels || k.cuda_kernels;
-  if (IsRing(in.plan.context_method) && (is_own || !IsFused(k.attention))) {
-    throw InputError("kernel set", is_own ? Quoted(k.name) : "attention with scores in memory",
-                     is_own ? "one of PyTorch's" : "a fused one",
+  const bool has_ring = k.host_kernels || (IsFused(k.attention) && !k.cuda_kernels);
+  if (IsRing(in.plan.context_method) && !has_ring) {
+    throw InputError("kernel set",
+                     k.cuda_kernels ? Quoted(k.name) : "attention with scores in memory",
+                     k.cuda_kernels ? "the host's or one of PyTorch's" : "a fused one",
                      "plan.context_method is a ring, which merges what blocks of keys give");
   }
   if (in.plan.tensor_size > 1 && (is_other || k.fp8 == Fp8Products::kPerTensor)) {
@@ -379,8 +380,9 @@ Program LowerStage(const LowerInput& input, std::int64_t rank) {
 
 Program Lower(const LowerInput& input) {
   if (input.plan.pipeline_size > 1) {
-    throw InputError("plan: pipeline_size", std::to_string(input.plan.pipeline_size),
-                     "1: pipelines are known to plan --no-search, simulate and inspect so far");
+    throw InputError(
+        "plan: pipeline_size", std::to_string(input.plan.pipeline_size),
+        "1: pipelines are known to plan --no-search, simulate, inspect and run so far");
   }
   ValidatePlan(input.model, input.job, input.plan, kWhere);
   CheckKernels(input);

@@ -274,9 +274,10 @@ Usage RunOnce(const Training& t, const HostSession::KernelWrapper& wrapper) {
   const std::int64_t baseline = live_bytes, large_baseline = live_large_bytes;
   peak_bytes = baseline;
   {
-    HostSession session({t.model, Kernels(), t.job, t.program, t.options}, HostOptions(), run,
-                        wrapper);
-    usage.placed = ranks * (session.placement().device_size + session.placement().host_size).value;
+    const SessionInput input{t.model, Kernels(), t.job, t.program, t.options};
+    HostSession session({&input, 1}, HostOptions(), run, wrapper);
+    const Placement& placement = session.runtime().LargestInput().placement;
+    usage.placed = ranks * (placement.device_size + placement.host_size).value;
     usage.constructed = live_bytes - baseline;
     session.runtime().Initialize();
     session.runtime().RunSteps(3);
@@ -300,10 +301,12 @@ std::int64_t RunRank(const Training& t, MessagePassing& processes) {
     WriteBatch(t.model, *data, sampler, {key.step, key.first_sample, key.count}, views);
   };
   JoinRun(processes, run);
-  HostSession session({t.model, Kernels(), t.job, t.program, t.options}, host, run);
+  const SessionInput input{t.model, Kernels(), t.job, t.program, t.options};
+  HostSession session({&input, 1}, host, run);
   session.runtime().Initialize();
   session.runtime().RunSteps(3);
-  return (session.placement().device_size + session.placement().host_size).value;
+  const Placement& placement = session.runtime().LargestInput().placement;
+  return (placement.device_size + placement.host_size).value;
 }
 
 // The ranks as processes are, but for what a process has once: each with a connection of its own.
