@@ -228,9 +228,12 @@ TEST_CASE("The bounds of equal stages count the bubble and what is in flight") {
     CHECK(chosen.bound <= chosen.step_time);
     CHECK(chosen.bound.value > 0.88 * chosen.step_time.value);
     CAPTURE(stages);
-    // 3 of 11 parts of the step by 1F1B, 1.5 of 9.5 with two stages each.
+    // 3 of 11 parts of the step by 1F1B, 1.5 of 9.5 with two stages each; somewhat more, as ranks
+    // at the ends have 5 blocks and those between 6.
     const double bubble = result.best.bubble.value / result.best.step_time.value;
-    CHECK(bubble / (stages == 1 ? 3.0 / 11 : 1.5 / 9.5) == doctest::Approx(1).epsilon(0.08));
+    const double equal = stages == 1 ? 3.0 / 11 : 1.5 / 9.5;
+    CHECK(bubble > 0.95 * equal);
+    CHECK(bubble < 1.3 * equal);
     CHECK(chosen.memory_bound <= chosen.memory);
     CHECK(Ratio(chosen.memory_bound, chosen.memory) > (stages == 1 ? 0.7 : 0.53));
   }
