@@ -360,7 +360,7 @@ int RunCommand(const Arguments& arguments) {
   flags.loop.sum_loss = flags.training.sum_loss;
   const Model& model = file.model;
   RefuseWithPipeline(arguments, file.plan, {"--trace", "--emulate-network", "--test-data"});
-  const std::vector<Program> programs = LowerAndVerifyStages(file);
+  const std::vector<Program> programs = LowerAndVerifyStages(file, file.plan);
   if (auto trained = WithoutMissingGradients({model, file.kernels, file.job, file.plan})) {
     static_cast<Model&>(file.model) = std::move(*trained);
   }
