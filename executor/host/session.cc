@@ -1,11 +1,9 @@
 #include "executor/host/session.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "core/error.h"
-#include "executor/host/kernels/blocked_conv.h"
 #include "executor/host/kernels/gemm.h"
 #include "executor/host/kernels/table.h"
 #include "executor/optimizer.h"
@@ -39,10 +37,6 @@ Placement Check(const SessionInput& in) {
     }
   }
   LoadHostProducts();
-  if (std::any_of(in.model.ops.begin(), in.model.ops.end(),
-                  [&](const ModelOp& op) { return in.model.SpecOf(op).kind == OpKind::kConv2d; })) {
-    LoadBlockedConvs();
-  }
   return Place(in.program);
 }
 

@@ -122,25 +122,18 @@ void SetConv(const LowerContext& context, OpKernels* op) {
   const std::int64_t columns = Product({sizes.taps, sizes.pixels});
   op->saves_input = 1;
   op->saves_input_for_weight = 1;
-  const HostBlockedConv blocked = BlockedConvOf(spec);
-  const std::int64_t unfolded =
+  op->forward_workspace = Bytes(
       Pieces({columns, spec.out}) +
       (spec.tokens_out
            ? HostGemmWorkspace(sizes.pixels, sizes.channels_out, sizes.taps, context.compute)
-           : HostGemmWorkspace(sizes.channels_out, sizes.pixels, sizes.taps, context.compute));
-  const std::int64_t whole = Pieces({blocked.weights, spec.out, blocked.input, blocked.output});
-  op->forward_workspace = Bytes(std::max(unfolded, whole));
+           : HostGemmWorkspace(sizes.channels_out, sizes.pixels, sizes.taps, context.compute)));
   const std::int64_t data =
       Pieces({columns, sizes.channels_in * sizes.pixels_in}) +
       HostGemmWorkspace(sizes.taps, sizes.pixels, sizes.channels_out, DType::kFp32);
   const std::int64_t weight =
       Pieces({columns, spec.out * sizes.taps}) +
       HostGemmWorkspace(sizes.channels_out, sizes.taps, sizes.pixels, DType::kFp32);
-  const std::int64_t images = std::min(blocked.images, context.batch);
-  const std::int64_t parts =
-      Pieces({spec.out * sizes.taps, Product({images, blocked.input}),
-              Product({images, blocked.part_output}), blocked.part_weights, blocked.part_weights});
-  op->backward_workspace = Bytes(std::max({data, weight, whole, parts}));
+  op->backward_workspace = Bytes(std::max(data, weight));
 }
 
 void SetPool(const LowerContext& context, OpKernels* op) {
