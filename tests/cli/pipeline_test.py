@@ -13,14 +13,14 @@ name = "llama3"
 flavor = "8B"
 [training]
 local_batch_size = 16
-seq_len = 4096
+seq_len = 1024
 [parallelism]
 pipeline_parallel_degree = 4
 {}
 [activation_checkpoint]
 mode = "none"
 """
-CLUSTER = ("--cluster", "8xH100", "--nodes", "2")
+CLUSTER = ("--cluster", "dgx-h100", "--nodes", "2")
 
 
 class Pipelines(ShardwrightTestCase):
@@ -46,8 +46,8 @@ class Pipelines(ShardwrightTestCase):
                 self.assertEqual((plan["shard_size"], plan["micro_batch"], plan["accumulation"]), (shard, micro_batch, 16 // micro_batch))
                 self.assertEqual((made["job"]["global_batch"], plan["sync"]), (16 * shard, "last"))
                 self.assertEqual({unit["reshard"] for unit in plan["units"]}, {"never"})  # torchtitan's default under stages
-                self.succeed("emit", "r.json", "--to", "torchtitan", "-o", "out.toml")
-                self.succeed("import-run", "out.toml", *CLUSTER, "-o", "back.json")
+                self.succeed("emit", "r.json", "--to", "torchtitan", "-o", "out")
+                self.succeed("import-run", "out/torchtitan.toml", *CLUSTER, "-o", "back.json")
                 self.assertEqual(json.loads((self.folder / "back.json").read_text())["plan"], plan)
 
     def test_what_cannot_be_is_said(self):
