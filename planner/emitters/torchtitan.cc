@@ -521,16 +521,6 @@ def apply_plan(config):
   if (s.context_parallel_degree) {
     line("parallelism.context_parallel_degree", std::to_string(*s.context_parallel_degree));
   }
-  if (s.pipeline_parallel_degree) {
-    line("parallelism.pipeline_parallel_degree", std::to_string(*s.pipeline_parallel_degree));
-    line("parallelism.pipeline_parallel_schedule", "\"" + *s.pipeline_parallel_schedule + "\"");
-    line("parallelism.pipeline_parallel_microbatch_size",
-         std::to_string(*s.pipeline_parallel_microbatch_size));
-  }
-  if (s.pipeline_parallel_layers_per_stage) {
-    line("parallelism.pipeline_parallel_layers_per_stage",
-         std::to_string(*s.pipeline_parallel_layers_per_stage));
-  }
   line("parallelism.fsdp_reshard_after_forward", "\"" + *s.fsdp_reshard_after_forward + "\"");
   line("activation_checkpoint", recompute);
   line("compile.enable", flag(*s.compile));
@@ -570,7 +560,7 @@ Emission EmitTorchtitan(const PlanFile& file, const EmitOptions& options) {
          SettingsAsToml(ListSettings<TorchtitanSettings>(kRows, settings),
                         "Written by shardwright emit for torchtitan up to 0.2.2.")});
   }
-  if (!is_cut || !is_ring) {
+  if ((!is_cut || !is_ring) && file.plan.pipeline_size == 1) {
     emission.files.push_back({"torchtitan_recipe.py", Recipe(settings)});
   }
   return emission;

@@ -46,8 +46,8 @@ class Pipelines(ShardwrightTestCase):
                 self.assertEqual((plan["shard_size"], plan["micro_batch"], plan["accumulation"]), (shard, micro_batch, 16 // micro_batch))
                 self.assertEqual((made["job"]["global_batch"], plan["sync"]), (16 * shard, "last"))
                 self.assertEqual({unit["reshard"] for unit in plan["units"]}, {"never"})  # torchtitan's default under stages
-                self.succeed("emit", "r.json", "--to", "torchtitan", "-o", "out")
-                self.succeed("import-run", "out/torchtitan.toml", *CLUSTER, "-o", "back.json")
+                self.succeed("emit", "r.json", "--to", "torchtitan", "-o", "out.toml")
+                self.succeed("import-run", "out.toml", *CLUSTER, "-o", "back.json")
                 self.assertEqual(json.loads((self.folder / "back.json").read_text())["plan"], plan)
 
     def test_what_cannot_be_is_said(self):
@@ -62,6 +62,12 @@ class Pipelines(ShardwrightTestCase):
                 code, _, err = self.run_program("import-run", "t.toml", *CLUSTER)
                 self.assertEqual(code, 3)
                 self.assertIn(text, err)
+        self.read("context_parallel_degree = 2")  # a ring; 0.3 gathers
+        self.succeed("emit", "r.json", "--to", "torchtitan", "-o", "ring.toml")
+        self.read('context_parallel_degree = 2\ncontext_parallel_rotate_method = "none"')
+        code, _, err = self.run_program("emit", "r.json", "--to", "torchtitan", "-o", "out")
+        self.assertEqual(code, 3)
+        self.assertIn("beside stages in a ring alone", err)
         self.read("")
         code, _, err = self.run_program("emit", "r.json", "--to", "fsdp2", "-o", "out")
         self.assertEqual(code, 3)
