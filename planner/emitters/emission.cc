@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "models/cut_context.h"
 #include "models/loader.h"
 #include "planner/loss_reasons.h"
 #include "schedule/lower/optimizer.h"
