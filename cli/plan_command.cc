@@ -292,7 +292,10 @@ std::vector<std::string> PipelineWords(const Arguments& arguments) {
         words.push_back(others + "pp=" + std::to_string(cut.pipeline) + (stages > 1 ? "x2" : ""));
       }
     }
-  } catch (const InputError&) {  // more stages than blocks, or than ranks
+  } catch (const InputError& error) {  // more stages than blocks, or than ranks
+    if (words.size() == 1) {
+      Say("note: no pipelines: " + std::string(error.what()));
+    }
     return words;
   }
 }
