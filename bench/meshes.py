@@ -2,8 +2,9 @@
 
     bench/meshes.py build/shardwright [--kernel-set NAME] [--csv bench/published/mesh_runs.csv]
 
-The runs are Megatron's, whose optimizer is sharded: here FSDP2 keeps what it gathered until the last micro-batch, which moves the same
-bytes. A model is as its source cuts it. Prints a row for each run, then the mean error of each source and precision. Nothing is fitted to
+Most runs are Megatron's, whose optimizer is sharded: here FSDP2 keeps what it gathered until the last micro-batch, which moves the same
+bytes. fp16 of A100s is taken for bf16, layers cut without sequence parallelism for those with it, which move the same bytes too; tokens go
+round a ring. A model is as its source cuts it, its layers as even as they can be. Prints a row for each run, then the mean error of each source and precision. Nothing is fitted to
 these rows. A blank in ac_mode: the source does not say what was recomputed, and nothing is here.
 """
 
@@ -12,6 +13,7 @@ import collections
 import csv
 import json
 import pathlib
+import re
 import subprocess
 import tempfile
 
@@ -25,31 +27,52 @@ DEEPSEEK = {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalL
             "hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 163840, "rms_norm_eps": 1e-6, "n_group": 8,
             "topk_group": 3, "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0, "scoring_func": "softmax",
             "norm_topk_prob": False}
+PROXY = {**LLAMA, "num_key_value_heads": 8}
 MODELS = {"Llama3-405B (4-layer cut, 16 kv heads)": LLAMA, "DeepSeek-V2 (4-layer cut)": DEEPSEEK, "Qwen3-30B-A3B": "qwen3-30b-a3b", "DeepSeek-V3": "deepseek-v3",
-          "Qwen3-235B-A22B": "qwen3-235b-a22b"}
+          "Qwen3-235B-A22B": "qwen3-235b-a22b", "Llama3-70B": "llama-3-70b", "Llama3.1-405B": "llama-3.1-405b",
+          "Llama3.1-405B (7-layer proxy)": {**PROXY, "num_hidden_layers": 7}, "Llama3.1-405B (21-layer proxy)": {**PROXY, "num_hidden_layers": 21}}
 CLUSTERS = {("B200-180GB", 8): ["8xB200"], ("H100-80GB-SXM", 16): ["8xH100, nodes 2, nic 8x400 Gbit/s"],
-            ("H100-80GB-SXM", 256): ["dgx-h100", "--nodes", "32"], ("H100-80GB-SXM", 1024): ["dgx-h100", "--nodes", "128"],
             ("GB200", 256): ["gb200-nvl72", "--nodes", "4", "--gpus", "64"]}
+JEAN_ZAY = "a100-80 x8, nvlink 300 GB/s, nic 4x100 Gbit/s"
+
+
+WORDS = {"cp": ":ring", "pp": ":even"}  # Megatron's
+
+
+def cluster_of(row):
+    machine = JEAN_ZAY if "DeepSpeed" in row["framework"] else {"H": "dgx-h100", "A": "dgx-a100"}.get(row["gpu"][0])
+    return CLUSTERS.get((row["gpu"], int(row["gpus"]))) or [machine, "--nodes", str(int(row["gpus"]) // 8)]
+
+
+def model_of(name):
+    gpt = re.fullmatch(r"GPT, (\d+) layers of (\d+), (\d+) heads, vocabulary (\d+)", name)
+    if not gpt:
+        return MODELS[name]
+    layers, width, heads, words = map(int, gpt.groups())
+    return {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": words, "n_embd": width, "n_layer": layers, "n_head": heads,
+            "n_positions": 2048, "tie_word_embeddings": False}  # the last stage has a copy
 
 
 def mesh_of(row, before, between):
     """",ep=8,pp=4x2": each axis of more than one rank."""
-    sizes = {axis: row[axis] + (f"x{row['vpp']}" if axis == "pp" and row["vpp"] != "1" else "") for axis in ("ep", "tp", "pp")}
-    return "".join(f"{before}{axis}{between}{size}" for axis, size in sizes.items() if size != "1")
+    sizes = {axis: row[axis] + (f"x{row['vpp']}" if axis == "pp" and row["vpp"] != "1" else "") for axis in ("ep", "tp", "pp", "cp")}
+    return "".join(f"{before}{axis}{between}{size}{WORDS.get(axis, '')}" for axis, size in sizes.items() if size != "1")
 
 
 def predict(program, row, kernel_set, folder):
     """Seconds of a step and GiB allocated at most."""
-    model = MODELS[row["model_name"]]
+    model = model_of(row["model_name"])
     if isinstance(model, dict):
         (folder / "config.json").write_text(json.dumps(model), encoding="utf-8")
         model = folder / "config.json"
     stages, steps = int(row["pp"]), int(row["grad_accum"])
     shard = f"{int(row['gpus']) // int(row['tp']) // stages}{mesh_of(row, ',', '=')}"
-    command = [program, "plan", "--no-search", "--model", model, "--cluster", *CLUSTERS[row["gpu"], int(row["gpus"])], "--seq", row["seq_len"],
-               "--micro-batch", row["micro_batch"], "--accumulation", str(steps), "--shard", shard, "--reshard", "never", "--recompute", "none",
-               *(("--sync", "last") if steps > 1 else ()), *(("--kernel-set", kernel_set) if kernel_set else ()), "-o", folder / "plan.json"]
-    subprocess.run(command, check=True, capture_output=True)
+    command = [program, "plan", "--no-search", "--model", model, "--cluster", *cluster_of(row), "--seq", row["seq_len"],
+               "--micro-batch", row["micro_batch"], "--accumulation", str(steps), "--shard", shard, "--reshard", "never", "--recompute", row["ac_mode"] or "none",
+               *(("--sync", "last") if steps > 1 else ()), *(("--kernel-set", kernel_set or row["kernel_set"]) if kernel_set or row["kernel_set"] else ()), "-o", folder / "plan.json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        return None, done.stderr.strip().splitlines()[-1]
     done = subprocess.run([program, "simulate", folder / "plan.json", "--json"], check=False, capture_output=True, text=True)  # 1: does not fit
     answer = json.loads(done.stdout)
     peak = max(stage["peak_bytes"] for stage in answer["stages"]) if stages > 1 else answer["memory"]["peak_allocated_bytes"]
@@ -67,6 +90,9 @@ def main():
     with arguments.csv.open(encoding="utf-8") as text, tempfile.TemporaryDirectory() as folder:
         for row in csv.DictReader(text):
             seconds, peak = predict(arguments.program.resolve(), row, arguments.kernel_set, pathlib.Path(folder))
+            if seconds is None:
+                print(f"| {row['id']} | {mesh_of(row, ' ', ' ').strip()} | {float(row['step_time_s']):.3f} s | {peak} | | | |", flush=True)
+                continue
             error = seconds / float(row["step_time_s"]) - 1
             mesh = mesh_of(row, " ", " ").strip()
             kind = f"{row['framework'].split(' (')[0].split(' @')[0]}, {row['compute_dtype']}, {'+'.join(mesh.split()[::2])}"

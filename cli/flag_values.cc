@@ -381,13 +381,15 @@ ShardChoice ReadShard(const Flag& flag) {
     while (!word.starts_with(kinds[kind].first)) {
       --kind;
     }
-    const std::vector<std::string> parts =
+    std::vector<std::string> parts =
         Split(word.substr(kinds[kind].first.size()), kind >= 3 ? ':' : '\0');
     const std::vector<std::string> counts = Split(parts.front(), kind == 4 ? 'x' : '\0');
-    if (std::exchange(is_said[kind], true) || parts.size() > 2 || counts.size() > 2) {
+    if (std::exchange(is_said[kind], true) || parts.size() > (kind == 4 ? 3 : 2) ||
+        counts.size() > 2) {
       throw FlagError(flag,
                       "ranks, those that share out experts, cut layers, cut tokens, have other "
-                      "layers: 64 or 64,ep=8 or 64,tp=8 or 64,cp=4 or 64,pp=4 or 64,pp=4x2");
+                      "layers: 64 or 64,ep=8 or 64,tp=8 or 64,cp=4 or 64,pp=4 or 64,pp=4x2 or "
+                      "64,pp=4:gpipe:even");
     }
     *kinds[kind].second = ReadCount({flag.name, counts.front()}, 1, kMaxRanks);
     if (counts.size() > 1) {
@@ -397,9 +399,15 @@ ShardChoice ReadShard(const Flag& flag) {
     if (parts.size() > 1 && kind == 3) {
       choice.method =
           static_cast<ContextMethod>(ReadChoice({flag.name, parts[1]}, kContextMethodNames));
-    } else if (parts.size() > 1) {
-      choice.schedule =
-          static_cast<PipelineSchedule>(ReadChoice({flag.name, parts[1]}, kPipelineScheduleNames));
+      continue;
+    }
+    if (parts.size() > 1 && parts.back() == "even") {
+      choice.edge_layers = 0;
+      parts.pop_back();
+    }
+    if (parts.size() > 1) {
+      choice.schedule = static_cast<PipelineSchedule>(
+          ReadChoice({flag.name, parts.back()}, kPipelineScheduleNames));
     }
   }
   return choice;

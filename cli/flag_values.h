@@ -59,7 +59,8 @@ struct Flag {
 [[nodiscard]] Offload ReadOffload(const Flag& flag);
 // "always", "never" or the ranks of a group.
 [[nodiscard]] ReshardChoice ReadReshard(const Flag& flag);
-// "64", "64,ep=8", "64,tp=8", "64,cp=4", "cp=4:ring", "ep=8" or "64,pp=4:gpipe".
+// "64", "64,ep=8", "64,tp=8", "64,cp=4", "cp=4:ring", "ep=8", "64,pp=4:gpipe" or
+// "pp=4x2:even".
 struct ShardChoice {
   std::int64_t size = 0;     // 0: not said
   std::int64_t experts = 1;  // ranks that share the experts of a mixture
@@ -68,6 +69,7 @@ struct ShardChoice {
   ContextMethod method = ContextMethod::kGather;
   std::int64_t pipeline = 1;  // ranks with other layers each
   std::int64_t stages = 1;    // of each of them
+  std::int64_t edge_layers = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
 };
 [[nodiscard]] ShardChoice ReadShard(const Flag& flag);

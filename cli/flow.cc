@@ -285,7 +285,8 @@ std::string MeshText(const Plan& plan) {
               : " x pipeline " + WithCommas(plan.pipeline_size) + " (" +
                     (plan.pipeline_stages > 1 ? WithCommas(plan.pipeline_stages) + " stages each, "
                                               : "") +
-                    std::string(NameIn(kPipelineScheduleNames, plan.pipeline_schedule)) + ")") +
+                    std::string(NameIn(kPipelineScheduleNames, plan.pipeline_schedule)) +
+                    (plan.pipeline_edge_layers == 0 ? ", even)" : ")")) +
          (plan.expert_size == 1
               ? ""
               : ", of which " + WithCommas(plan.expert_size) + " share out the experts") +

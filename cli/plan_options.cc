@@ -201,6 +201,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.plan.context_method = shard.context > 1 ? shard.method : ContextMethod::kGather;
   options.plan.pipeline_size = shard.pipeline;
   options.plan.pipeline_stages = shard.stages;
+  options.plan.pipeline_edge_layers = shard.edge_layers;
   options.plan.pipeline_schedule = shard.schedule;
   arguments.SetCount("--replicate", kMaxRanks, options.replicate_size);
   arguments.SetCount("--accumulation", kMaxAccumulation, options.accumulation);

@@ -25,9 +25,10 @@ InputError Refusal(const std::string& where, std::int64_t stages, const std::str
   return {where, std::to_string(stages), expected};
 }
 
-// torchtitan's rule: what stands before the first block, and behind the last, counts as a block.
-// Ops between two blocks go with the first of them.
-Stages StagesOfOps(const Model& model, std::int64_t stages, const std::string& where) {
+// What stands before the first block counts as `edge` layers, and so does what stands behind the
+// last. Ops between two blocks go with the first of them.
+Stages StagesOfOps(const Model& model, std::int64_t stages, std::int64_t edge,
+                   const std::string& where) {
   Stages layer_of;
   std::int64_t layer = 0;  // 0: before the blocks
   std::size_t end = 0;     // behind the last op of a block
@@ -40,14 +41,15 @@ Stages StagesOfOps(const Model& model, std::int64_t stages, const std::string& w
     }
     layer_of.push_back(layer);
   }
-  const std::int64_t layers = layer + 2, each = layers / stages, more = layers % stages;
+  const std::int64_t layers = layer + 2 * edge, each = layers / stages, more = layers % stages;
   if (layer == 0 || each == 0) {
     throw Refusal(where, stages,
                   layer == 0 ? "1: the model has no blocks"
-                             : "at most " + std::to_string(layers) + ", its blocks and two");
+                             : "at most " + std::to_string(layers) + ", its blocks" +
+                                   (edge > 0 ? " and two" : ""));
   }
   for (std::size_t i = 0; i < layer_of.size(); ++i) {
-    const std::int64_t l = i < end ? layer_of[i] : layers - 1;
+    const std::int64_t l = i < end ? std::max<std::int64_t>(layer_of[i] - 1 + edge, 0) : layers - 1;
     const std::int64_t wide = more * (each + 1);  // layers of the stages that have one more
     layer_of[i] = l < wide ? l / (each + 1) : more + (l - wide) / each;
   }
@@ -171,11 +173,11 @@ void KeepParams(Model& model, const Stages& of_param, std::int64_t rank, std::in
 }  // namespace
 
 void CutStage(Model& model, std::int64_t stages, std::int64_t rank, std::int64_t ranks,
-              const std::string& where) {
+              const std::string& where, std::int64_t edge_layers) {
   if (stages == 1) {
     return;
   }
-  const Stages of_op = StagesOfOps(model, stages, where);
+  const Stages of_op = StagesOfOps(model, stages, edge_layers, where);
   const Stages of_param = StagesOfParams(model, of_op, stages, where);
   for (std::int64_t stage = rank; stage < stages; stage += ranks) {
     Model::Stage& added = model.stages.emplace_back();

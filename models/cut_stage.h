@@ -5,6 +5,7 @@
 //
 // Example: 32 blocks, 4 stages. Embedding and head count as a block each, so 34 make stages of 9,
 // 9, 8 and 8: the embedding with 8 blocks, 9, 8, and 7 with the last norm, the head and the loss.
+// With `edge_layers` 0 they count as none, so each stage has 8 blocks, as Megatron cuts them.
 //
 // Source: torchtitan, distributed/pipeline_parallel.py (_generate_llm_fqn_per_model_part).
 
@@ -23,6 +24,6 @@ namespace shardwright {
 // input of the model; and where a stage hands on anything but one tensor. O(ops * stages +
 // parameters).
 void CutStage(Model& model, std::int64_t stages, std::int64_t rank, std::int64_t ranks,
-              const std::string& where);
+              const std::string& where, std::int64_t edge_layers = 1);
 
 }  // namespace shardwright

@@ -50,7 +50,7 @@ class Prober {
     plan_ = OuterPlan(outer, options);
     plan_.units = space.families.front().units;
     if (!rank) {
-      plan_.pipeline_size = plan_.pipeline_stages = 1;
+      plan_.pipeline_size = plan_.pipeline_stages = plan_.pipeline_edge_layers = 1;
     }
     plan_.pipeline_schedule =
         plan_.pipeline_stages > 1 ? PipelineSchedule::kLoopedBfs : PipelineSchedule::kGPipe;

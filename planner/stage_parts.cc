@@ -10,11 +10,11 @@ namespace shardwright {
 namespace {
 
 // The model of `rank` of `ranks`, with the blocks that it has.
-StagePart PartOf(const Problem& input, const Space& space, std::int64_t stages, std::int64_t rank,
-                 std::int64_t ranks) {
+StagePart PartOf(const Problem& input, const Space& space, std::int64_t edge_layers,
+                 std::int64_t stages, std::int64_t rank, std::int64_t ranks) {
   StagePart part{input, space, {}, {}};
   Model& model = part.problem.model;
-  CutStage(model, stages, rank, ranks, "plan: pipeline_size");
+  CutStage(model, stages, rank, ranks, "plan: pipeline_size", edge_layers);
   std::set<std::uint32_t> with_ops;  // modules
   for (const ModelOp& op : model.ops) {
     for (ModuleId m = op.module; m.valid(); m = model.modules[m.value].parent) {
@@ -81,6 +81,7 @@ std::vector<StagePart> StageParts(const Problem& input, const SearchOptions& opt
                                   const Space& space, Workers& workers) {
   const std::int64_t ranks = options.base.pipeline_size;
   const std::int64_t stages = ranks * options.base.pipeline_stages;
+  const std::int64_t edge_layers = options.base.pipeline_edge_layers;
   std::map<std::int64_t, std::int64_t> micro_batches;  // how many, by their size
   for (const OuterChoice& outer : space.outer) {
     micro_batches[outer.micro_batch] = outer.accumulation;
@@ -89,8 +90,8 @@ std::vector<StagePart> StageParts(const Problem& input, const SearchOptions& opt
   SearchOptions one = options;           // stage of each rank
   one.base.pipeline_stages = 1;
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    parts.push_back(PartOf(input, space, stages, rank, ranks));
-    firsts.push_back(PartOf(input, space, stages, rank, stages));
+    parts.push_back(PartOf(input, space, edge_layers, stages, rank, ranks));
+    firsts.push_back(PartOf(input, space, edge_layers, stages, rank, stages));
     firsts.back().space.patterns.resize(1);
     for (const auto& [size, count] : micro_batches) {
       parts.back().measured[size] = firsts.back().measured[size] = {};

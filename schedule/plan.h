@@ -266,6 +266,8 @@ struct Plan {
   // when the plan is lowered (LowerStages), and micro-batches are those of `accumulation`.
   std::int64_t pipeline_size = 1;
   std::int64_t pipeline_stages = 1;  // of each of them: every pipeline_size-th
+  // As how many blocks the embedding counts, and the head, where stages get equally many.
+  std::int64_t pipeline_edge_layers = 1;
   PipelineSchedule pipeline_schedule = PipelineSchedule::k1F1B;
   std::int64_t micro_batch = 1;   // samples
   std::int64_t accumulation = 1;  // micro-batches per optimizer step

@@ -212,6 +212,10 @@ void CheckPipeline(const Model& model, const Job& job, const Plan& plan, const s
     throw InputError(FieldOf(where, "pipeline_stages"), std::to_string(plan.pipeline_stages),
                      "1 without a pipeline, and under gpipe and 1f1b");
   }
+  if (plan.pipeline_edge_layers != 1 && plan.pipeline_size == 1) {
+    throw InputError(FieldOf(where, "pipeline_edge_layers"),
+                     std::to_string(plan.pipeline_edge_layers), "1 without a pipeline");
+  }
   if (plan.pipeline_size == 1) {
     return;
   }

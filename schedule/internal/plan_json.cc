@@ -135,6 +135,8 @@ constexpr auto kPlanFields = [](auto& plan, auto& visit) {
         {.least = 1, .most = kMaxRanks, .is_written = plan.pipeline_size > 1});
   visit("pipeline_stages", plan.pipeline_stages,
         {.least = 1, .most = kMaxRanks, .is_written = plan.pipeline_stages > 1});
+  visit("pipeline_edge_layers", plan.pipeline_edge_layers,
+        {.least = 0, .most = 1, .is_written = plan.pipeline_edge_layers != 1});
   visit("pipeline_schedule", plan.pipeline_schedule,
         {.names = kPipelineScheduleNames, .is_written = plan.pipeline_size > 1});
   visit("micro_batch", plan.micro_batch, {.least = 1, .most = 1 << 24, .is_needed = true});

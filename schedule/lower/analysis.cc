@@ -308,6 +308,11 @@ void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
 
 std::vector<bool> RequiringGrad(const Model& model, const std::vector<bool>& param_grad) {
   std::vector<bool> requires_grad(model.tensors.size(), false);
+  for (const Model::Stage& stage : model.stages) {
+    if (stage.received.valid()) {
+      requires_grad[stage.received.value] = true;
+    }
+  }
   for (const ModelOp& op : model.ops) {
     const bool any = std::any_of(op.params.begin(), op.params.end(),
                                  [&](ParamId p) { return param_grad[p.value]; }) ||

@@ -298,7 +298,7 @@ static void CheckKernels(const LowerInput& in) {
 
 // What the plan says of the modules that a stage has.
 static Plan PlanOfStage(const Model& model, Plan plan) {
-  plan.pipeline_size = plan.pipeline_stages = 1;
+  plan.pipeline_size = plan.pipeline_stages = plan.pipeline_edge_layers = 1;
   if (std::none_of(model.params.begin(), model.params.end(),
                    [](const Parameter& param) { return param.parts > 1; })) {
     plan.expert_size = 1;  // such as one with the head alone
@@ -358,7 +358,7 @@ std::vector<Program> LowerStages(const LowerInput& input) {
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
     Model model = input.model;
     CutStage(model, ranks * input.plan.pipeline_stages, rank, ranks,
-             std::string(kWhere) + ": pipeline_size");
+             std::string(kWhere) + ": pipeline_size", input.plan.pipeline_edge_layers);
     programs.push_back(LowerStage({model, input.kernels, input.job, input.plan}, rank));
   }
   return programs;
