@@ -6,7 +6,6 @@
 #include <optional>
 #include <system_error>
 
-#include "cli/exit_codes.h"
 #include "core/date.h"
 #include "core/error.h"
 #include "core/json.h"
