@@ -5,7 +5,9 @@
 #include <ctime>
 #include <optional>
 #include <system_error>
+#include <utility>
 
+#include "cli/exit_codes.h"
 #include "core/date.h"
 #include "core/error.h"
 #include "core/json.h"
