@@ -1,11 +1,11 @@
 #include "analysis/advice.h"
 
-#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -69,31 +69,14 @@ std::string LineOf(AdviceTopic topic, Dialect dialect) {
 }
 
 Effort EffortOf(AdviceTopic topic) {
-  switch (topic) {
-    case AdviceTopic::kSync:
-    case AdviceTopic::kReshard:
-    case AdviceTopic::kPrefetch:
-    case AdviceTopic::kOffload:
-    case AdviceTopic::kRecompute:
-    case AdviceTopic::kDataLoader:
-      return Effort::kLine;
-    case AdviceTopic::kUnits:
-    case AdviceTopic::kBatch:
-      return Effort::kScript;
-    case AdviceTopic::kMesh:
-    case AdviceTopic::kSmallKernels:
-    case AdviceTopic::kGraphBreaks:
-    case AdviceTopic::kStragglers:
-      break;
-  }
-  return Effort::kPlatform;
+  using enum AdviceTopic;
+  return topic <= kRecompute || topic == kDataLoader ? Effort::kLine
+         : topic == kUnits || topic == kBatch        ? Effort::kScript
+                                                     : Effort::kPlatform;
 }
 
 double SumOf(const StepCosts& costs, double UnitCosts::*field) {
-  double sum = 0;
-  for (const UnitCosts& unit : costs.units) {
-    sum += unit.*field;
-  }
+  const double sum = Summed<double>(costs.units, field);
   return sum;
 }
 
@@ -125,7 +108,7 @@ double ReductionsOf(const UnitCosts& unit) {
 bool ReducesEach(const StepCosts& costs) {
   constexpr double kAll = 0.99;
   return costs.micro_batches > 1 && !costs.units.empty() &&
-         std::all_of(costs.units.begin(), costs.units.end(), [&](const UnitCosts& unit) {
+         AllOf(costs.units, [&](const UnitCosts& unit) {
            return ReductionsOf(unit) == 0 ||
                   ReductionsOf(unit) >= kAll * static_cast<double>(costs.micro_batches);
          });
@@ -178,10 +161,8 @@ class SeenInTrace {
   }
 
   [[nodiscard]] std::string Sync() const {
-    double reductions = 0;
-    for (const UnitCosts& unit : costs_.units) {
-      reductions += ReductionsOf(unit);
-    }
+    const double reductions =
+        Summed<double>(costs_.units, [&](const UnitCosts& unit) { return ReductionsOf(unit); });
     return Count(reductions) + " reductions in a step of " + std::to_string(costs_.micro_batches) +
            " micro-batches take " + Time(SumOf(costs_, &UnitCosts::reduce_busy)) +
            "; compute waits " + Time(SumOf(costs_, &UnitCosts::reduce_exposed)) + " for them";
@@ -193,10 +174,8 @@ class SeenInTrace {
       return std::to_string(costs_.units.size()) + " units; compute waits " +
              Time(costs_.Exposed()) + " for them";
     }
-    double sum = 0;
-    for (const UnitCosts& unit : costs_.units) {
-      sum += GatherBytes(unit);
-    }
+    const double sum =
+        Summed<double>(costs_.units, [&](const UnitCosts& unit) { return GatherBytes(unit); });
     return "unit " + largest->unit + " has " + Part(GatherBytes(*largest), sum) +
            " of all gathered bytes; compute waits " + Time(largest->Exposed()) + " for it";
   }
@@ -294,7 +273,7 @@ std::vector<Advice> Ranked(std::vector<Advice> list, double step) {
   std::erase_if(list, [&](const Advice& advice) {
     return advice.gain < std::max(kLeastGain * step, advice.band);
   });
-  std::stable_sort(list.begin(), list.end(), [](const Advice& a, const Advice& b) {
+  StableSort(list, [](const Advice& a, const Advice& b) {
     return PerEffort(a.gain, a) > PerEffort(b.gain, b);
   });
   for (auto first = list.begin(); first != list.end(); ++first) {
@@ -364,7 +343,7 @@ std::vector<Advice> AdviceOf(const StepCosts& costs, const Plan& plan, const Sin
 
 bool HasFsdpProblem(const StepCosts& costs, const std::vector<Advice>& advice) {
   constexpr double kProblem = 0.02;
-  return std::any_of(advice.begin(), advice.end(), [&](const Advice& a) {
+  return AnyOf(advice, [&](const Advice& a) {
     return IsAboutFsdp(a.topic) && a.gain >= kProblem * costs.parts.period;
   });
 }

@@ -1,6 +1,5 @@
 #include "analysis/calibrate.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -8,6 +7,7 @@
 
 #include "analysis/piecewise_fit.h"
 #include "core/error.h"
+#include "core/ranges.h"
 #include "models/kernels/cuda.h"
 #include "simulator/costs/kernels.h"
 #include "simulator/simulate.h"
@@ -68,11 +68,8 @@ void Store(const Field& field, const FittedValue& found, const Origin& origin,
 
 void FitFields(const std::vector<Field>& fields, const RowsAt& rows_at, const Origin& origin,
                std::vector<CalibratedNumber>& numbers, bool keeps_sums = false) {
-  std::vector<FitColumn> columns;
-  columns.reserve(fields.size());
-  for (const Field& field : fields) {
-    columns.push_back(ColumnOf(field));
-  }
+  std::vector<FitColumn> columns =
+      Mapped<FitColumn>(fields, [&](const Field& field) { return ColumnOf(field); });
   std::vector<FittedValue> found = FitPiecewise(columns, rows_at);
   if (keeps_sums) {
     KeepSums(columns, rows_at, found);
@@ -183,10 +180,8 @@ class KernelTerms {
         kernel.kind == KernelClass::kConv) {
       own.push_back({kRampColumn, 1});
     }
-    double time = 0;
-    for (const FitTerm& term : own) {
-      time += term.factor * values_[term.column];
-    }
+    const double time = Summed<double>(
+        own, [&](const FitTerm& term) { return term.factor * values_[term.column]; });
     if (time < values_[kFloorColumn]) {
       own = {{kFloorColumn, 1}};
     }
@@ -307,8 +302,7 @@ void StartLike(const Number<double>& usual, Number<double>& fraction) {
 }
 
 bool AreOnCores(const std::vector<CalibrationRun>& runs) {
-  return std::all_of(runs.begin(), runs.end(),
-                     [](const CalibrationRun& run) { return run.cluster.SharedCores() > 0; });
+  return AllOf(runs, [](const CalibrationRun& run) { return run.cluster.SharedCores() > 0; });
 }
 
 // Whether products have so many and so few operations per byte that their operands' time can be
@@ -343,11 +337,9 @@ void CalibrateWake(const CalibrationSamples& samples, const Origin& origin, Host
     return;
   }
   const double wake = MedianOf(samples.wakes);
-  std::vector<double> errors;
-  errors.reserve(samples.wakes.size());
-  for (const double seconds : samples.wakes) {
-    errors.push_back(wake > 0 ? std::abs(seconds / wake - 1) : 0);
-  }
+  std::vector<double> errors = Mapped<double>(samples.wakes, [&](const double seconds) {
+    return wake > 0 ? std::abs(seconds / wake - 1) : 0;
+  });
   Store({"host.wake", nullptr, &host.wake},
         {wake, true, MedianOf(std::move(errors)), std::ssize(samples.wakes)}, origin, numbers);
 }
@@ -355,7 +347,7 @@ void CalibrateWake(const CalibrationSamples& samples, const Origin& origin, Host
 // What PyTorch recorded where the host computes went through gloo; nothing else does.
 void CalibrateGloo(const std::vector<CalibrationRun>& runs, const Origin& origin, Profile& profile,
                    std::vector<CalibratedNumber>& numbers) {
-  const bool is_gloo = std::any_of(runs.begin(), runs.end(), [](const CalibrationRun& run) {
+  const bool is_gloo = AnyOf(runs, [](const CalibrationRun& run) {
     return run.recordings != nullptr &&
            std::none_of(run.recordings->begin(), run.recordings->end(),
                         [](const ProfilerRecording& recording) { return recording.on_device; });
@@ -431,10 +423,7 @@ void CalibrateKernels(const std::vector<CalibrationRun>& runs, const Calibration
   FitFields(fields, rows_at, origin, numbers, on_cores);
   const auto keep_unless_found = [&](const char* field, Number<double>& now,
                                      const Number<double>& old) {
-    now =
-        std::any_of(numbers.begin(), numbers.end(), [&](const auto& n) { return n.field == field; })
-            ? now
-            : old;
+    now = AnyOf(numbers, [&](const auto& n) { return n.field == field; }) ? now : old;
   };
   keep_unless_found("compute.grad_norm", profile.compute.grad_norm, before.grad_norm);
   keep_unless_found("compute.grad_clip", profile.compute.grad_clip, before.grad_clip);

@@ -1,6 +1,5 @@
 #include "analysis/calibrate_calls.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
@@ -8,6 +7,7 @@
 
 #include "analysis/kernel_prices.h"
 #include "core/error.h"
+#include "core/ranges.h"
 #include "simulator/costs/kernels.h"
 
 namespace shardwright {
@@ -122,21 +122,16 @@ Shapes ShapesOf(const std::vector<TimedCalls>& traces) {
 
 // Price over measured time.
 double RatioOf(const Shape& shape, const KernelRates& rates) {
-  Seconds price;
-  for (const Kernel& kernel : shape.kernels) {
-    price += KernelTime(kernel, rates);
-  }
+  const Seconds price = Summed<Seconds>(
+      shape.kernels, [&](const Kernel& kernel) { return KernelTime(kernel, rates); });
   return price.value / shape.call.time.value;
 }
 
 double MedianError(const std::vector<const Shape*>& shapes, const GpuSpec& gpu,
                    const Profile& profile) {
   const KernelRates rates = FindKernelRates(gpu, profile.compute);
-  std::vector<double> errors;
-  errors.reserve(shapes.size());
-  for (const Shape* shape : shapes) {
-    errors.push_back(std::abs(RatioOf(*shape, rates) - 1));
-  }
+  std::vector<double> errors = Mapped<double>(
+      shapes, [&](const Shape* shape) { return std::abs(RatioOf(*shape, rates) - 1); });
   return Median(std::move(errors));
 }
 
@@ -279,10 +274,8 @@ class Fit {
   // Where the median of the first half's ratios is 1; it falls while the number rises.
   double Solve() {
     const auto median = [&](double value) {
-      std::vector<double> ratios;
-      for (const Shape* shape : fitted_) {
-        ratios.push_back(RatioAt(*shape, value));
-      }
+      std::vector<double> ratios =
+          Mapped<double>(fitted_, [&](const Shape* shape) { return RatioAt(*shape, value); });
       return Median(std::move(ratios));
     };
     double low = kLeast, high = 1.0;
@@ -339,8 +332,7 @@ std::vector<CallCoverage> CoverageOf(const Shapes& shapes, const GpuSpec& gpu,
     row.error_after = MedianError(of_kind, gpu, after);
     rows.push_back(std::move(row));
   }
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const CallCoverage& a, const CallCoverage& b) { return a.time > b.time; });
+  StableSortBy(rows, &CallCoverage::time, std::greater<>());
   return rows;
 }
 
@@ -360,8 +352,7 @@ CallCalibration CalibrateCalls(const std::vector<TimedCalls>& calls, const GpuSp
   CallCalibration result;
   result.profile = start;
   for (const NumberRule& rule : Rules()) {
-    if (std::any_of(shapes.begin(), shapes.end(),
-                    [&](const Shape& shape) { return rule.is_told(shape.call); })) {
+    if (AnyOf(shapes, [&](const Shape& shape) { return rule.is_told(shape.call); })) {
       Profile moved = result.profile;
       const std::size_t known = result.numbers.size();
       Fit(gpu, rule, moved).Run(shapes, rule, origin, result.numbers);
@@ -379,8 +370,7 @@ CallCalibration CalibrateCalls(const std::vector<TimedCalls>& calls, const GpuSp
     }
   }
   result.untold.assign(untold.begin(), untold.end());
-  std::stable_sort(result.untold.begin(), result.untold.end(),
-                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  StableSort(result.untold, [](const auto& a, const auto& b) { return a.second > b.second; });
   return result;
 }
 

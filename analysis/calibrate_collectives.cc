@@ -1,7 +1,6 @@
 // Collectives: the cheapest of several protocols, whose latency partly hides behind the transfer.
 // That is not linear in anything, so the price itself is asked again and again.
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -14,6 +13,7 @@
 #include "analysis/calibrate.h"
 #include "analysis/optimize.h"
 #include "analysis/piecewise_fit.h"
+#include "core/ranges.h"
 #include "simulator/costs/collectives.h"
 
 namespace shardwright {
@@ -159,8 +159,7 @@ class CollectiveFit {
 
   template <class Protocols>
   static auto* FindSimple(Protocols& protocols) {
-    const auto it = std::find_if(protocols.begin(), protocols.end(),
-                                 [](const ProtocolProfile& p) { return p.name == "Simple"; });
+    const auto it = FindIn(protocols, "Simple", &ProtocolProfile::name);
     return it == protocols.end() ? nullptr : &*it;
   }
 
@@ -180,10 +179,7 @@ class CollectiveFit {
   // By the start profile, does a collective's size cost more than the collective itself?
   [[nodiscard]] bool IsBoundByRate(std::size_t t) {
     const auto all = [&] {
-      double sum = 0;
-      for (const MeasuredSize& row : measured_) {
-        sum += TimeOf(row);
-      }
+      double sum = Summed<double>(measured_, [&](const MeasuredSize& row) { return TimeOf(row); });
       return sum;
     };
     const double with = all();
@@ -205,10 +201,9 @@ class CollectiveFit {
   }
 
   [[nodiscard]] double MeanLogError() const {
-    double sum = 0;
-    for (const MeasuredSize& row : measured_) {
-      sum += row.weight * std::log(TimeOf(row) / row.seconds);
-    }
+    double sum = Summed<double>(measured_, [&](const MeasuredSize& row) {
+      return row.weight * std::log(TimeOf(row) / row.seconds);
+    });
     return sum;
   }
 
@@ -321,10 +316,8 @@ class CollectiveFit {
   // Of the rows that notice when variable `i` changes by a tenth.
   std::vector<double> ErrorsOf(std::size_t i, std::vector<double> changes) {
     Apply(changes);
-    std::vector<double> before;
-    for (const MeasuredSize& row : measured_) {
-      before.push_back(TimeOf(row));
-    }
+    std::vector<double> before =
+        Mapped<double>(measured_, [&](const MeasuredSize& row) { return TimeOf(row); });
     changes[i] -= std::log(1.1);
     Apply(changes);
     std::vector<double> errors;

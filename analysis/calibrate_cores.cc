@@ -1,7 +1,6 @@
 // What ops lose while others keep the machine's cores busy: equal ops of runs with more and with
 // fewer ranks are compared. And what they gain by several threads.
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -13,6 +12,7 @@
 
 #include "analysis/calibrate.h"
 #include "analysis/piecewise_fit.h"
+#include "core/ranges.h"
 #include "simulator/costs/contention.h"
 
 namespace shardwright {
@@ -67,12 +67,8 @@ std::vector<Evidence> Compare(const std::vector<CalibrationRun>& runs,
 }
 
 double WeightedMedian(std::vector<Evidence> found) {
-  std::sort(found.begin(), found.end(),
-            [](const Evidence& a, const Evidence& b) { return a.number < b.number; });
-  double total = 0;
-  for (const Evidence& e : found) {
-    total += e.weight;
-  }
+  SortBy(found, &Evidence::number);
+  const double total = Summed<double>(found, &Evidence::weight);
   double sum = 0;
   for (const Evidence& e : found) {
     sum += e.weight;
@@ -91,11 +87,8 @@ void StoreLoss(const char* field, const std::vector<Evidence>& found, const Orig
   constexpr double kMost = 10;  // of such factors in profiles
   constexpr double kDigits = 1e4;
   const double loss = std::min(kMost, std::round(WeightedMedian(found) * kDigits) / kDigits);
-  std::vector<double> errors;
-  errors.reserve(found.size());
-  for (const Evidence& e : found) {
-    errors.push_back(std::abs((1 + loss) / (1 + e.number) - 1));
-  }
+  std::vector<double> errors = Mapped<double>(
+      found, [&](const Evidence& e) { return std::abs((1 + loss) / (1 + e.number) - 1); });
   const double spread = std::round(MedianOf(std::move(errors)) * kDigits) / kDigits;
   numbers.push_back(
       {field, false, number.value, loss, spread, static_cast<std::int64_t>(found.size())});

@@ -1,6 +1,5 @@
 #include "analysis/calibration_samples.h"
 
-#include <algorithm>
 #include <array>
 #include <functional>
 #include <numeric>
@@ -11,6 +10,7 @@
 #include "analysis/piecewise_fit.h"
 #include "analysis/step_breakdown.h"
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -43,8 +43,7 @@ std::vector<RecordedStep> StepsOf(const CalibrationRun& run) {
 std::vector<double> OverlapOf(std::span<const Span> spans) {
   std::vector<std::size_t> order(spans.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return spans[a].start < spans[b].start; });
+  StableSort(order, [&](std::size_t a, std::size_t b) { return spans[a].start < spans[b].start; });
   std::vector<double> overlap(spans.size(), 0);
   std::array<std::size_t, kStreamCount> latest{};
   latest.fill(spans.size());
@@ -220,11 +219,9 @@ Seconds MeasuredStepTime(const CalibrationRun& run) {
   }
   const std::vector<RecordedStep> steps = StepsOf(run);
   const std::vector<std::size_t> chosen = StepsThatCount(steps);
-  std::vector<double> periods;
-  periods.reserve(chosen.size());
-  for (const std::size_t index : chosen) {
-    periods.push_back(BreakDown(run.program, run.trace, steps, index).period);
-  }
+  std::vector<double> periods = Mapped<double>(chosen, [&](const std::size_t index) {
+    return BreakDown(run.program, run.trace, steps, index).period;
+  });
   return Seconds(MedianOf(std::move(periods)));
 }
 

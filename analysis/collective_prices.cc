@@ -1,6 +1,5 @@
 #include "analysis/collective_prices.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -10,6 +9,7 @@
 
 #include "analysis/optimize.h"
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -32,8 +32,7 @@ NumberPlace PlaceIn(Number<T>& number) {
 
 template <class Fields>
 NumberPlace FieldIn(const Fields& fields, const std::string& name) {
-  const auto found = std::find_if(fields.begin(), fields.end(),
-                                  [&](const auto& field) { return field.first == name; });
+  const auto found = FindIf(fields, [&](const auto& field) { return field.first == name; });
   if (found == fields.end()) {
     throw InputError("field", Quoted(name), "a number that fits may change");
   }

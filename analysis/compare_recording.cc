@@ -1,6 +1,5 @@
 #include "analysis/compare_recording.h"
 
-#include <algorithm>
 #include <map>
 #include <span>
 #include <string>
@@ -8,6 +7,7 @@
 
 #include "analysis/internal/comparison_parts.h"
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -24,12 +24,9 @@ struct SimulatedStep {
 
 std::vector<Shares> SharesOfShapes(const CompareRecordingInput& input) {
   const KernelRates rates = FindKernelRates(input.cluster.gpu, input.profile.compute);
-  std::vector<Shares> shares;
-  shares.reserve(input.program.shapes.size());
-  for (const OpShape& shape : input.program.shapes) {
-    shares.push_back(ClassShares(input.program, shape, rates));
-  }
-  return shares;
+  return Mapped<Shares>(input.program.shapes, [&](const OpShape& shape) {
+    return ClassShares(input.program, shape, rates);
+  });
 }
 
 SimulatedStep Simulated(const CompareRecordingInput& input, const std::vector<Shares>& shares,

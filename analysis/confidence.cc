@@ -1,6 +1,5 @@
 #include "analysis/confidence.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "analysis/predict_run.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "topologies/profile_fit.h"
 #include "topologies/profile_targets.h"
@@ -33,7 +33,7 @@ std::optional<std::string> ShippedProfile(const PlanFile& file) {
 // A card of the catalog, and not one of a user's file that has its name or architecture.
 bool IsOfCatalog(const GpuSpec& gpu) {
   const std::vector<GpuSpec>& known = GpuCatalog();
-  return std::any_of(known.begin(), known.end(), [&](const GpuSpec& card) {
+  return AnyOf(known, [&](const GpuSpec& card) {
     return card.name == gpu.name && card.peak_flops == gpu.peak_flops &&
            card.memory_bandwidth == gpu.memory_bandwidth;
   });
@@ -66,7 +66,7 @@ Known KnownOf(const PlanFile& file) {
 template <class Test>
 bool HasFit(Test is_true) {
   const std::vector<std::string> names = ListProfiles();
-  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+  return AnyOf(names, [&](const std::string& name) {
     const std::optional<ProfileFit> fit = FitOf(name);
     return fit && is_true(*fit);
   });

@@ -1,8 +1,8 @@
 #include "analysis/estimate.h"
 
-#include <algorithm>
 #include <utility>
 
+#include "core/ranges.h"
 #include "planner/space.h"
 #include "schedule/wrap.h"
 
@@ -109,7 +109,7 @@ SearchResult SearchSimplest(const Problem& problem, const SearchOptions& options
   const PlanFile chosen{problem, all.best.plan};
   const Seconds most = all.best.step_time * (1 + ConfidenceOf(chosen).band);
   // No second search where none of its plans can be as fast.
-  if (std::none_of(all.candidates.begin(), all.candidates.end(), [&](const Candidate& c) {
+  if (NoneOf(all.candidates, [&](const Candidate& c) {
         return c.plan.offload == Offload() && c.bound <= most &&
                (c.status == CandidateStatus::kFits || c.status == CandidateStatus::kRetries ||
                 c.status == CandidateStatus::kPrunedTime || c.status == CandidateStatus::kNotTried);
@@ -165,13 +165,13 @@ std::vector<std::string> DefaultLoraTargets(const Model& model) {
       {"q_proj", "v_proj"}, {"query_key_value"}, {"c_attn"}, {"query", "value"},
       {"q", "v"},           {"qkv_proj"},        {"in_proj"}};
   const auto has = [&](const std::string& name) {
-    return std::any_of(model.ops.begin(), model.ops.end(), [&](const ModelOp& op) {
+    return AnyOf(model.ops, [&](const ModelOp& op) {
       return model.SpecOf(op).kind == OpKind::kLinear &&
              model.modules[op.module.value].name == name;
     });
   };
   for (const std::vector<std::string>& names : kChoices) {
-    if (std::all_of(names.begin(), names.end(), has)) {
+    if (AllOf(names, has)) {
       return names;
     }
   }
@@ -191,9 +191,9 @@ std::string RecomputeWords(const PlanFile& file) {
     const auto in_block = [&](const RecomputeRegion& region) {
       return region.module == block.module || region.module.starts_with(block.module + ".");
     };
-    if (std::find(regions.begin(), regions.end(), block) != regions.end()) {
+    if (IsIn(regions, block)) {
       ++full;
-    } else if (std::any_of(regions.begin(), regions.end(), in_block)) {
+    } else if (AnyOf(regions, in_block)) {
       ++part;
     }
   }

@@ -1,6 +1,5 @@
 #include "analysis/hang.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <iterator>
@@ -11,6 +10,7 @@
 #include "analysis/internal/hang_calls.h"
 #include "analysis/internal/hang_group.h"
 #include "analysis/internal/hang_guide.h"
+#include "core/ranges.h"
 #include "topologies/mesh.h"
 
 namespace shardwright {
@@ -22,7 +22,7 @@ using internal::RankCalls;
 
 // A rank that is inside a collective of one group cannot come to those of another.
 bool IsHeldElsewhere(const std::vector<GroupCalls>& groups, const HangFinding& finding) {
-  return std::all_of(finding.ranks.begin(), finding.ranks.end(), [&](std::int64_t rank) {
+  return AllOf(finding.ranks, [&](std::int64_t rank) {
     return std::any_of(groups.begin(), groups.end(), [&](const GroupCalls& group) {
       return group.name != finding.group &&
              std::any_of(group.members.begin(), group.members.end(), [&](const RankCalls& member) {
@@ -71,17 +71,16 @@ void KeepCauses(const std::vector<GroupCalls>& groups, HangReport& report) {
   const auto order = [](const HangFinding& finding) {
     return std::tuple(finding.kind != HangKind::kNoDump, IsLate(finding), finding.since);
   };
-  std::stable_sort(findings.begin(), findings.end(),
-                   [&](const HangFinding& a, const HangFinding& b) { return order(a) < order(b); });
+  StableSort(findings,
+             [&](const HangFinding& a, const HangFinding& b) { return order(a) < order(b); });
   std::vector<HangFinding> causes;
   std::set<std::int64_t> guilty, victims;
   for (HangFinding& finding : findings) {
-    const bool is_known = std::any_of(finding.ranks.begin(), finding.ranks.end(),
-                                      [&](std::int64_t rank) { return guilty.count(rank) > 0; });
+    const bool is_known =
+        AnyOf(finding.ranks, [&](std::int64_t rank) { return guilty.count(rank) > 0; });
     // Who waited there may have been ended by it, and its collective with it.
     const bool are_victims =
-        std::all_of(finding.ranks.begin(), finding.ranks.end(),
-                    [&](std::int64_t rank) { return victims.count(rank) > 0; });
+        AllOf(finding.ranks, [&](std::int64_t rank) { return victims.count(rank) > 0; });
     if (IsLate(finding) &&
         (is_known || are_victims || !report.missing.empty() || IsHeldElsewhere(groups, finding))) {
       continue;
@@ -142,8 +141,8 @@ HangReport DiagnoseHang(const std::vector<FlightDump>& dumps, const Program* pro
     }
   }
   // Who did something else is the cause; others died of it.
-  const bool has_cause = std::any_of(report.findings.begin(), report.findings.end(),
-                                     [](const HangFinding& finding) { return !IsLate(finding); });
+  const bool has_cause =
+      AnyOf(report.findings, [](const HangFinding& finding) { return !IsLate(finding); });
   if (died.since != 0 && !has_cause) {
     died.ranks = report.missing;
     report.findings.push_back(std::move(died));

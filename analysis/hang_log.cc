@@ -1,7 +1,6 @@
 // Why a job stands still, where no dump was written: lines of PyTorch's NCCL watchdog in the job's
 // log, and what ncclras prints (NCCL 2.24 and later).
 
-#include <algorithm>
 #include <cctype>
 #include <iterator>
 #include <map>
@@ -16,6 +15,7 @@
 #include "analysis/hang.h"
 #include "analysis/internal/hang_calls.h"
 #include "analysis/internal/hang_order.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "topologies/mesh.h"
 
@@ -141,7 +141,7 @@ HangCall Named(HangCall call, const Program* program, std::int64_t rank) {
       }
       const bool is_first = call.units.empty();
       for (const std::string& unit : planned.units) {
-        if (std::find(call.units.begin(), call.units.end(), unit) == call.units.end()) {
+        if (!IsIn(call.units, unit)) {
           call.units.push_back(unit);
         }
       }
@@ -159,7 +159,7 @@ using Variants = std::map<std::tuple<std::int64_t, std::string, std::int64_t>,
 // The job's silent ranks, of which a group that is whole waits for none.
 std::vector<std::int64_t> SilentOf(const Members& members,
                                    const std::vector<std::int64_t>& missing) {
-  const bool is_whole = std::any_of(members.begin(), members.end(), [&](const auto& member) {
+  const bool is_whole = AnyOf(members, [&](const auto& member) {
     return member.second.call->group_size == std::ssize(members);
   });
   return is_whole ? std::vector<std::int64_t>() : missing;
@@ -209,7 +209,7 @@ HangFinding FindingOf(const Members& members, const std::vector<std::int64_t>& s
     finding.ranks = silent.empty() ? first->second : silent;
     finding.waiting = silent.empty() ? std::vector<std::int64_t>() : first->second;
   }
-  std::sort(finding.waiting.begin(), finding.waiting.end());
+  SortAll(finding.waiting);
   return finding;
 }
 

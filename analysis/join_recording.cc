@@ -1,6 +1,5 @@
 // Which op of a program each collective of a foreign recording is.
 
-#include <algorithm>
 #include <array>
 #include <map>
 #include <set>
@@ -10,6 +9,7 @@
 
 #include "analysis/recording_steps.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "topologies/mesh.h"
 
 namespace shardwright {
@@ -26,7 +26,7 @@ std::string WithoutWrappers(std::string_view name) {
   for (std::size_t at = 0; at <= name.size();) {
     const std::size_t end = std::min(name.find('.', at), name.size());
     const std::string_view part = name.substr(at, end - at);
-    if (std::find(kWrappers.begin(), kWrappers.end(), part) == kWrappers.end()) {
+    if (!IsIn(kWrappers, part)) {
       text.append(text.empty() ? "" : ".").append(part);
     }
     at = end + 1;
@@ -103,7 +103,7 @@ class Joiner {
 
   void JoinStep(const RecordingStep& step, std::vector<RecordedRow> rows,
                 std::map<OpId, RecordingJoin::Collective>& found) {
-    std::stable_sort(rows.begin(), rows.end(), [](const RecordedRow& a, const RecordedRow& b) {
+    StableSort(rows, [](const RecordedRow& a, const RecordedRow& b) {
       return a.activity->issue_begin < b.activity->issue_begin;
     });
     result_.recorded += std::ssize(rows);
@@ -332,10 +332,8 @@ class UnitFinder {
 std::vector<SegmentKey> SegmentsOf(const Program& program, bool by_unit) {
   const UnitFinder finder(program);
   const std::uint32_t root = finder.Find("");
-  std::vector<std::uint32_t> unit_of_op;
-  for (const std::string& name : program.model_op_names) {
-    unit_of_op.push_back(finder.Around(name, root));
-  }
+  const std::vector<std::uint32_t> unit_of_op = Mapped<std::uint32_t>(
+      program.model_op_names, [&](const std::string& name) { return finder.Around(name, root); });
   std::vector<SegmentKey> segments;
   segments.reserve(program.step.size());
   for (const Op& op : program.step.ops) {

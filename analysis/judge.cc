@@ -1,6 +1,5 @@
 #include "analysis/judge.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <functional>
@@ -10,6 +9,7 @@
 #include "analysis/confidence.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "planner/emitters/unit_classes.h"
 #include "planner/evaluate.h"
@@ -197,7 +197,7 @@ const std::array<RunChange, 12>& Changes() {
 
 bool SlowLinks(PlanFile& file, std::string_view level, double strength) {
   const std::vector<std::string> levels = LinkLevels(file.cluster);
-  const bool is_there = std::find(levels.begin(), levels.end(), level) != levels.end();
+  const bool is_there = IsIn(levels, level);
   if (is_there) {
     ScaleLinks(file.cluster, level, 1 / strength, "judge");
   }
@@ -422,11 +422,10 @@ Judgement JudgeLog(const PlanFile& file, const StepLog& log) {
       return IsExplained(judgement,
                          {cause.step_time, cause.memory.value_or(judgement.predicted_memory)});
     };
-    if (std::none_of(judgement.causes.begin(), judgement.causes.end(), is_whole)) {
+    if (NoneOf(judgement.causes, is_whole)) {
       AddPairs(simulated, judgement);
     }
-    std::stable_sort(judgement.causes.begin(), judgement.causes.end(),
-                     [](const Cause& a, const Cause& b) { return a.mismatch < b.mismatch; });
+    StableSortBy(judgement.causes, &Cause::mismatch);
   }
   return judgement;
 }

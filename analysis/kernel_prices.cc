@@ -1,8 +1,7 @@
 #include "analysis/kernel_prices.h"
 
-#include <algorithm>
-
 #include "core/error.h"
+#include "core/ranges.h"
 #include "models/model.h"
 #include "simulator/costs/kernels.h"
 #include "topologies/cluster.h"
@@ -18,8 +17,7 @@ struct CannotPrice {
 
 const GpuSpec& GpuOf(const KernelRow& row) {
   const std::vector<GpuSpec>& known = GpuCatalog();
-  const auto gpu =
-      std::find_if(known.begin(), known.end(), [&](const GpuSpec& g) { return g.name == row.gpu; });
+  const auto gpu = FindIn(known, row.gpu, &GpuSpec::name);
   if (gpu == known.end()) {
     throw CannotPrice{"GPU not in the catalog: " + row.gpu};
   }
@@ -69,7 +67,7 @@ KernelSetOptions KernelSetOf(const KernelRow& row) {
 }
 
 void Require(std::initializer_list<std::int64_t> sizes) {
-  if (std::any_of(sizes.begin(), sizes.end(), [](std::int64_t size) { return size == 0; })) {
+  if (AnyOf(sizes, [](std::int64_t size) { return size == 0; })) {
     throw CannotPrice{"a size is missing"};
   }
 }

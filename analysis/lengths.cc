@@ -1,6 +1,5 @@
 #include "analysis/lengths.h"
 
-#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <iterator>
@@ -11,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/ordered_json.h"
+#include "core/ranges.h"
 #include "planner/evaluate.h"
 #include "topologies/mesh.h"
 
@@ -96,7 +96,7 @@ bool MeetsInEach(const PlanFile& file) {
   PlanPrograms programs({file, file.plan});
   const std::int64_t count = std::min<std::int64_t>(2, programs.micro_batch_count());
   const Program& program = programs.With(count);
-  return std::any_of(program.step.ops.begin(), program.step.ops.end(), [&](const Op& op) {
+  return AnyOf(program.step.ops, [&](const Op& op) {
     const OpShape& shape = program.shapes[op.shape.value];
     return op.micro_batch == 0 && InfoOf(shape.code).is_collective &&
            program.groups[shape.group.value].size > 1;
@@ -127,11 +127,8 @@ StepsOfLengths Sample(const PlanFile& file, const Curve& curve, const Slowest& s
     }
     times.push_back(longest / static_cast<double>(count));
   }
-  std::sort(times.begin(), times.end());
-  double sum = 0;
-  for (const double time : times) {
-    sum += time;
-  }
+  SortAll(times);
+  const double sum = Summed<double>(times);
   const auto at = [&](std::int64_t percent) {
     return Seconds(times[static_cast<std::size_t>((batches * percent + 99) / 100 - 1)]);
   };
@@ -264,7 +261,7 @@ std::vector<Row> PackRows(const Distribution& lengths, const AttentionWork& work
   for (std::int64_t& document : documents) {
     document = lengths.At(Uniform(random));
   }
-  std::sort(documents.begin(), documents.end(), std::greater<>());
+  SortAll(documents, std::greater<>());
   std::vector<Row> rows;
   std::multimap<std::int64_t, std::size_t> room;  // tokens, of the row
   std::map<std::int64_t, double> works;
@@ -354,9 +351,7 @@ StepsByLength SampleStepsByLength(const PlanFile& file, const Lengths& lengths,
                      "ranks with whole samples");
   }
   const Model& model = file.model;
-  const bool reads_two =
-      std::any_of(model.tensors.begin(), model.tensors.end(),
-                  [](const Tensor& t) { return t.input == InputKind::kDecoderTokens; });
+  const bool reads_two = IsIn(model.tensors, InputKind::kDecoderTokens, &Tensor::input);
   if (model.sequence_length == 0 || reads_two) {
     throw InputError("--lengths", "model " + model.name,
                      reads_two ? "one that reads one sequence" : "one that reads sequences");

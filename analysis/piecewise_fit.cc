@@ -1,10 +1,10 @@
 #include "analysis/piecewise_fit.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -18,10 +18,8 @@ constexpr double kTether = 1e-10;
 constexpr double kNoticeableChange = 0.05;
 
 double Predict(const FitRow& row, std::span<const double> values) {
-  double sum = 0;
-  for (const FitTerm& term : row.terms) {
-    sum += term.factor * values[term.column];
-  }
+  const double sum = Summed<double>(
+      row.terms, [&](const FitTerm& term) { return term.factor * values[term.column]; });
   return sum;
 }
 
@@ -30,10 +28,8 @@ double RelativeError(const FitRow& row, std::span<const double> values) {
 }
 
 double WeightedError(std::span<const FitRow> rows, std::span<const double> values) {
-  double sum = 0;
-  for (const FitRow& row : rows) {
-    sum += row.weight * std::abs(RelativeError(row, values));
-  }
+  const double sum = Summed<double>(
+      rows, [&](const FitRow& row) { return row.weight * std::abs(RelativeError(row, values)); });
   return sum;
 }
 
@@ -159,7 +155,7 @@ std::vector<FittedValue> Describe(std::span<const FitColumn> columns, std::span<
   std::vector<FittedValue> result(columns.size());
   for (std::size_t i = 0; i < columns.size(); ++i) {
     // A cost that turned out to be nothing is a finding, too, if rows could have had it.
-    const bool has_terms = std::any_of(rows.begin(), rows.end(), [&](const FitRow& row) {
+    const bool has_terms = AnyOf(rows, [&](const FitRow& row) {
       return std::any_of(row.terms.begin(), row.terms.end(), [&](const FitTerm& term) {
         return term.column == i &&
                term.factor * columns[i].scale / row.measured >= kNoticeableChange;
@@ -178,16 +174,13 @@ std::vector<FittedValue> Describe(std::span<const FitColumn> columns, std::span<
 
 double MedianOf(std::vector<double> values) {
   SW_CHECK(!values.empty(), "the median of nothing");
-  std::sort(values.begin(), values.end());
+  SortAll(values);
   const std::size_t middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 std::vector<FittedValue> FitPiecewise(std::span<const FitColumn> columns, const RowsAt& rows_at) {
-  std::vector<double> values;
-  for (const FitColumn& column : columns) {
-    values.push_back(column.start);
-  }
+  std::vector<double> values = Mapped<double>(columns, &FitColumn::start);
   std::vector<double> best = values;
   double least = std::numeric_limits<double>::infinity();
   for (int round = 0; round < kMostRounds; ++round) {
@@ -237,10 +230,7 @@ void KeepSums(std::span<const FitColumn> columns, const RowsAt& rows_at,
               std::span<FittedValue> found) {
   constexpr int kRounds = 3;  // columns stand beside each other in some rows
   constexpr double kMost = 3;
-  std::vector<double> values;
-  for (const FittedValue& value : found) {
-    values.push_back(value.value);
-  }
+  std::vector<double> values = Mapped<double>(found, &FittedValue::value);
   for (int round = 0; round < kRounds; ++round) {
     for (std::size_t i = 0; i < columns.size(); ++i) {
       const ColumnSums sums = SumsOf(i, rows_at(values), values);

@@ -1,11 +1,11 @@
 #include "analysis/recording_steps.h"
 
-#include <algorithm>
 #include <deque>
 #include <map>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -17,7 +17,7 @@ class QueueWalk {
     for (const Activity& activity : recording.activities) {
       (activity.queue == queue ? own_ : other_).push_back(&activity);
     }
-    std::stable_sort(other_.begin(), other_.end(), [](const Activity* a, const Activity* b) {
+    StableSort(other_, [](const Activity* a, const Activity* b) {
       return std::pair(a->start, a->end) < std::pair(b->start, b->end);
     });
   }
@@ -60,7 +60,7 @@ class QueueWalk {
       }
       end = std::max(begin, activity->end);  // idle time is charged once, also before empty work
     }
-    const bool any = std::find(counts.begin(), counts.end(), true) != counts.end();
+    const bool any = IsIn(counts, true);
     std::vector<RecordingStep> result;
     for (std::size_t i = 0; i < steps.size(); ++i) {
       steps[i].step = static_cast<std::uint32_t>(i);
@@ -130,45 +130,27 @@ class QueueWalk {
 }  // namespace
 
 OpClass ClassOf(const Activity& activity) {
-  switch (activity.kind) {
-    case ActivityKind::kKernel:
-      return ClassOf(activity.kernel);
-    case ActivityKind::kToDevice:
-    case ActivityKind::kToHost:
-      return OpClass::kHostCopy;
-    case ActivityKind::kWithinDevice:
-      return OpClass::kDeviceCopy;
-    case ActivityKind::kCollective:
-      break;
+  if (activity.kind == ActivityKind::kCollective) {
+    return activity.collective == OpCode::kAllGather       ? OpClass::kAllGather
+           : activity.collective == OpCode::kReduceScatter ? OpClass::kReduceScatter
+           : activity.collective == OpCode::kAllReduce     ? OpClass::kAllReduce
+                                                           : OpClass::kOtherCollective;
   }
-  switch (activity.collective) {
-    case OpCode::kAllGather:
-      return OpClass::kAllGather;
-    case OpCode::kReduceScatter:
-      return OpClass::kReduceScatter;
-    case OpCode::kAllReduce:
-      return OpClass::kAllReduce;
-    default:
-      return OpClass::kOtherCollective;
-  }
+  return activity.kind == ActivityKind::kKernel         ? ClassOf(activity.kernel)
+         : activity.kind == ActivityKind::kWithinDevice ? OpClass::kDeviceCopy
+                                                        : OpClass::kHostCopy;
 }
 
 Stream StreamOf(const Activity& activity) {
-  switch (activity.kind) {
-    case ActivityKind::kToDevice:
-      return Stream::kH2d;
-    case ActivityKind::kToHost:
-      return Stream::kD2h;
-    case ActivityKind::kWithinDevice:
-      return Stream::kCopyIn;
-    case ActivityKind::kKernel:
-      return Stream::kCompute;
-    case ActivityKind::kCollective:
-      break;
+  if (activity.kind == ActivityKind::kCollective) {
+    return activity.collective == OpCode::kAllGather       ? Stream::kGather
+           : activity.collective == OpCode::kReduceScatter ? Stream::kReduce
+                                                           : Stream::kReplicate;
   }
-  return activity.collective == OpCode::kAllGather       ? Stream::kGather
-         : activity.collective == OpCode::kReduceScatter ? Stream::kReduce
-                                                         : Stream::kReplicate;
+  return activity.kind == ActivityKind::kToDevice       ? Stream::kH2d
+         : activity.kind == ActivityKind::kToHost       ? Stream::kD2h
+         : activity.kind == ActivityKind::kWithinDevice ? Stream::kCopyIn
+                                                        : Stream::kCompute;
 }
 
 std::uint32_t BusiestQueue(const ProfilerRecording& recording) {

@@ -1,6 +1,5 @@
 #include "analysis/run_match.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
@@ -11,6 +10,7 @@
 #include "analysis/recording_steps.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -44,7 +44,7 @@ using StepCalls = std::array<Calls, kGroupCount>;
 
 MatchedCall ProductOf(std::int64_t batch, std::int64_t m, std::int64_t n, std::int64_t k) {
   std::array<std::int64_t, 3> sizes = {m, n, k};
-  std::sort(sizes.begin(), sizes.end());
+  SortAll(sizes);
   return {0, {batch, sizes[0], sizes[1], sizes[2]}};
 }
 
@@ -182,8 +182,7 @@ bool HasCalls(const ProfilerRecording& recording, CallGroup group, bool with_siz
 bool IsHelper(std::string_view name) {
   constexpr std::array<std::string_view, 5> kHelpers = {"splitKreduce", "dot_do_o", "convert_d",
                                                         "combine", "splitkreduce"};
-  return std::any_of(kHelpers.begin(), kHelpers.end(),
-                     [&](std::string_view part) { return name.find(part) != name.npos; });
+  return AnyOf(kHelpers, [&](std::string_view part) { return name.find(part) != name.npos; });
 }
 
 void AddKernel(const ProfilerRecording& recording, const Activity& activity,
@@ -395,8 +394,7 @@ class GroupMatch {
             {static_cast<double>(count) * WorkOf(group_, call), {TextOf(group_, call), per_step}});
       }
     }
-    std::stable_sort(rows.begin(), rows.end(),
-                     [](const auto& a, const auto& b) { return a.first > b.first; });
+    StableSort(rows, [](const auto& a, const auto& b) { return a.first > b.first; });
     rows.resize(std::min(rows.size(), kMostDifferences));
     std::vector<MatchDifference> result;
     for (auto& [work, row] : rows) {
@@ -441,8 +439,7 @@ bool MatchGroup::IsEnough() const {
 }
 
 bool RunMatch::IsRun() const {
-  return std::all_of(groups.begin(), groups.end(),
-                     [](const MatchGroup& group) { return group.IsEnough(); });
+  return AllOf(groups, &MatchGroup::IsEnough);
 }
 
 std::string RunMatch::Verdict() const {

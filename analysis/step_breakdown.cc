@@ -188,13 +188,6 @@ OpClass ClassOf(const Program& program, const OpShape& shape) {
       return OpClass::kReduceScatter;
     case OpCode::kAllReduce:
       return OpClass::kAllReduce;
-    case OpCode::kBroadcast:
-    case OpCode::kAllToAll:
-    case OpCode::kPermute:
-    case OpCode::kSend:
-    case OpCode::kReceive:
-    case OpCode::kSendReceive:
-      return OpClass::kOtherCollective;
     case OpCode::kCopyH2d:
     case OpCode::kCopyD2h:
       return OpClass::kHostCopy;
@@ -210,7 +203,7 @@ OpClass ClassOf(const Program& program, const OpShape& shape) {
     case OpCode::kInitialize:
       return OpClass::kControl;
     default:
-      return OpClass::kDeviceCopy;
+      return InfoOf(shape.code).is_collective ? OpClass::kOtherCollective : OpClass::kDeviceCopy;
   }
 }
 

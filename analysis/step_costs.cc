@@ -1,12 +1,12 @@
 #include "analysis/step_costs.h"
 
-#include <algorithm>
 #include <map>
 #include <numeric>
 #include <utility>
 
 #include "analysis/recording_steps.h"
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -152,7 +152,7 @@ void AddRecording(const ProfilerRecording& recording, Sums& sums) {
       }
     }
   }
-  if (std::find(counts.begin(), counts.end(), true) == counts.end()) {
+  if (!IsIn(counts, true)) {
     throw InputError(recording.file, "no step with work", "at least one training step");
   }
   bool moves_states = false;  // an optimizer on the host needs the gradients there
@@ -176,7 +176,7 @@ void AddRecording(const ProfilerRecording& recording, Sums& sums) {
       compiled[range.step] = true;
     }
   }
-  costs.compiled_steps += std::count(compiled.begin(), compiled.end(), true);
+  costs.compiled_steps += CountOf(compiled, true);
   costs.data_loading += IdleIn(recording, HostRangeKind::kDataLoader, queue, counts);
   if (recording.on_device && moves_states) {
     costs.host_updates += IdleIn(recording, HostRangeKind::kOptimizer, queue, counts);
@@ -261,7 +261,7 @@ StepCosts CostsOf(const Program& program, const Trace& trace, std::optional<SimT
   const auto has_previous = [](const RecordedStep& step) {
     return step.previous != RecordedStep::kNoStep;
   };
-  const bool any = std::any_of(steps.begin(), steps.end(), has_previous);
+  const bool any = AnyOf(steps, has_previous);
   Sums sums;
   std::vector<Rank> ranks;
   for (std::size_t i = 0; i < steps.size(); ++i) {

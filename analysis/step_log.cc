@@ -1,6 +1,5 @@
 #include "analysis/step_log.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -12,6 +11,7 @@
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -154,8 +154,7 @@ bool IsOfOtherWork(std::string_view line) {
   const std::string title = LowerCase(line.substr(0, line.find('[')));
   constexpr std::array<std::string_view, 10> kOthers = {
       "load", "map", "token", "filter", "eval", "valid", "fetch", "saving", "generat", "pack"};
-  return std::any_of(kOthers.begin(), kOthers.end(),
-                     [&](std::string_view word) { return Contains(title, word); });
+  return AnyOf(kOthers, [&](std::string_view word) { return Contains(title, word); });
 }
 
 bool IsWordAt(std::string_view line, std::size_t at, std::string_view word) {

@@ -1,6 +1,5 @@
 // What a running job should change, from a trace of it.
 
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -19,6 +18,7 @@
 #include "cli/search_progress.h"
 #include "cli/traced_run.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/writable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
@@ -125,10 +125,7 @@ SearchOptions OptionsOf(const Arguments& arguments, const Plan& plan) {
 
 // Whose settings say a plan; null: no framework but our own executor.
 const Emitter* EmitterOf(const Arguments& arguments, Dialect dialect) {
-  std::vector<std::string_view> names;
-  for (const Emitter& emitter : Emitters()) {
-    names.push_back(emitter.name);
-  }
+  std::vector<std::string_view> names = Mapped<std::string_view>(Emitters(), &Emitter::name);
   if (arguments.Get("--to").is_given()) {
     return &Emitters()[ReadChoice(arguments.Get("--to"), names)];
   }
@@ -137,7 +134,7 @@ const Emitter* EmitterOf(const Arguments& arguments, Dialect dialect) {
                                   : dialect == Dialect::kFairscale ? "fairscale"
                                   : IsZero(dialect)                ? "deepspeed"
                                                                    : "";
-  const auto found = std::find(names.begin(), names.end(), wanted);
+  const auto found = FindIn(names, wanted);
   return found == names.end() ? nullptr
                               : &Emitters()[static_cast<std::size_t>(found - names.begin())];
 }
@@ -150,8 +147,7 @@ void MakePatch(const Emitter* emitter, const PlanFile& now, BetterPlan& better) 
   }
   const Emission before = emitter->emit(now, {}), after = emitter->emit(better.file, {});
   for (const EmittedFile& file : after.files) {
-    const auto same = std::find_if(before.files.begin(), before.files.end(),
-                                   [&](const EmittedFile& f) { return f.name == file.name; });
+    const auto same = FindIn(before.files, file.name, &EmittedFile::name);
     better.patch += UnifiedDiff(same == before.files.end() ? "" : same->text, file.text, file.name);
   }
 }
@@ -218,10 +214,7 @@ void AdviseWithPlan(const Arguments& arguments, const Traced& traced, AdviseRepo
   const SingleChanges changes = FindSingleChanges(now, options);
   const double measured = report.costs.parts.period;
   const double unexplained = measured / changes.step_time.value - 1;
-  std::vector<Plan> plans;
-  for (const SingleChange& change : changes.best) {
-    plans.push_back(change.plan);
-  }
+  std::vector<Plan> plans = Mapped<Plan>(changes.best, &SingleChange::plan);
   report.better = FindBetter(now, options, changes);
   if (report.better) {
     plans.push_back(report.better->file.plan);

@@ -1,6 +1,5 @@
 #include "cli/advise_report.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <numeric>
@@ -13,6 +12,7 @@
 #include "core/json.h"
 #include "core/ordered_json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -67,13 +67,10 @@ std::string CostsText(const StepCosts& costs) {
 
 // Those that compute waits for most.
 std::string UnitsText(const StepCosts& costs) {
-  std::vector<const UnitCosts*> rows;
-  for (const UnitCosts& unit : costs.units) {
-    rows.push_back(&unit);
-  }
-  std::stable_sort(rows.begin(), rows.end(), [](const UnitCosts* a, const UnitCosts* b) {
-    return a->Exposed() > b->Exposed();
-  });
+  std::vector<const UnitCosts*> rows =
+      Mapped<const UnitCosts*>(costs.units, [&](const UnitCosts& unit) { return &unit; });
+  StableSort(rows,
+             [](const UnitCosts* a, const UnitCosts* b) { return a->Exposed() > b->Exposed(); });
   if (rows.empty() || rows.front()->Exposed() <= 0) {
     return "";
   }
@@ -106,8 +103,7 @@ std::string CalibrationText(const AdviseReport& report) {
     return n.before > 0 && n.after > 0 ? std::abs(std::log(n.after / n.before)) : 0.0;
   };
   std::erase_if(numbers, [&](const CalibratedNumber& n) { return moved(n) < 0.01; });
-  std::stable_sort(numbers.begin(), numbers.end(),
-                   [&](const auto& a, const auto& b) { return moved(a) > moved(b); });
+  StableSort(numbers, [&](const auto& a, const auto& b) { return moved(a) > moved(b); });
   const CalibratedRun& run = report.calibration->runs.front();
   std::string text = "\nThe profile\n  step measured " + Format(run.measured) + ", simulated " +
                      Format(run.before) + " before";
@@ -212,24 +208,22 @@ Json CostsJson(const StepCosts& costs) {
   json["ranks"] = costs.ranks;
   json["micro_batches"] = costs.micro_batches;
   json["exposed_comm_s"] = costs.Exposed();
-  json["parts"] = Json::array();
-  for (const CostRow& row : CostRows(costs)) {
-    json["parts"].push_back({{"name", row.name}, {"seconds", row.seconds}});
-  }
-  json["units"] = Json::array();
-  for (const UnitCosts& unit : costs.units) {
-    json["units"].push_back({{"unit", unit.unit},
-                             {"gathers", unit.gathers},
-                             {"backward_gathers", unit.backward_gathers},
-                             {"late_gathers", unit.late_gathers},
-                             {"reductions", unit.reductions},
-                             {"all_reductions", unit.all_reductions},
-                             {"largest_gather_bytes", unit.gathered.value},
-                             {"busy_s", unit.gather_busy + unit.reduce_busy},
-                             {"exposed_forward_gathers_s", unit.forward_exposed},
-                             {"exposed_backward_gathers_s", unit.backward_exposed},
-                             {"exposed_reductions_s", unit.reduce_exposed}});
-  }
+  json["parts"] = Mapped<Json>(CostRows(costs), [&](const CostRow& row) -> Json {
+    return {{"name", row.name}, {"seconds", row.seconds}};
+  });
+  json["units"] = Mapped<Json>(costs.units, [&](const UnitCosts& unit) -> Json {
+    return {{"unit", unit.unit},
+            {"gathers", unit.gathers},
+            {"backward_gathers", unit.backward_gathers},
+            {"late_gathers", unit.late_gathers},
+            {"reductions", unit.reductions},
+            {"all_reductions", unit.all_reductions},
+            {"largest_gather_bytes", unit.gathered.value},
+            {"busy_s", unit.gather_busy + unit.reduce_busy},
+            {"exposed_forward_gathers_s", unit.forward_exposed},
+            {"exposed_backward_gathers_s", unit.backward_exposed},
+            {"exposed_reductions_s", unit.reduce_exposed}};
+  });
   return json;
 }
 
@@ -242,14 +236,14 @@ Json CalibrationJson(const AdviseReport& report) {
                {"measured_s", run.measured.value},
                {"before_s", run.before.value},
                {"after_s", run.after.value}};
-  json["numbers"] = Json::array();
-  for (const CalibratedNumber& number : report.calibration->numbers) {
-    json["numbers"].push_back({{"field", number.field},
-                               {"unit", number.is_time ? "s" : "fraction"},
-                               {"before", number.before},
-                               {"after", number.after},
-                               {"spread", number.spread}});
-  }
+  json["numbers"] =
+      Mapped<Json>(report.calibration->numbers, [&](const CalibratedNumber& number) -> Json {
+        return {{"field", number.field},
+                {"unit", number.is_time ? "s" : "fraction"},
+                {"before", number.before},
+                {"after", number.after},
+                {"spread", number.spread}};
+      });
   return json;
 }
 
@@ -303,10 +297,9 @@ std::string AdviseJson(const AdviseReport& report) {
   json["costs"] = CostsJson(report.costs);
   json["calibration"] = CalibrationJson(report);
   json["has_fsdp_problem"] = report.has_fsdp_problem;
-  json["advice"] = Json::array();
-  for (const Advice& advice : report.advice) {
-    json["advice"].push_back(AdviceJson(advice, report.costs.parts.period));
-  }
+  json["advice"] = Mapped<Json>(report.advice, [&](const Advice& advice) {
+    return AdviceJson(advice, report.costs.parts.period);
+  });
   json["better"] = report.better ? BetterJson(*report.better) : Json(nullptr);
   json["notes"] = report.notes;
   json["text"] = AdviseText(report);

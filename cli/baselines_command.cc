@@ -1,4 +1,3 @@
-#include <algorithm>
 
 #include <nlohmann/json.hpp>
 
@@ -7,6 +6,7 @@
 #include "cli/plan_options.h"
 #include "cli/table.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "planner/baselines.h"
 
 namespace shardwright {
@@ -75,8 +75,7 @@ int BaselinesCommand(const Arguments& arguments) {
   const PlanFile problem = MakeJobFile(options);
   const std::vector<BaselineResult> results = EvaluateBaselines(problem);
   arguments.Print(arguments.IsJson() ? ToJson(problem, results) : Text(results));
-  const bool any_fits = std::any_of(results.begin(), results.end(),
-                                    [](const BaselineResult& result) { return result.Fits(); });
+  const bool any_fits = AnyOf(results, &BaselineResult::Fits);
   return any_fits ? kExitOk : kExitNo;
 }
 

@@ -1,7 +1,5 @@
 #include "cli/calibrate_calls.h"
 
-#include <algorithm>
-
 #include <nlohmann/json.hpp>
 
 #include "analysis/calibrate_calls.h"
@@ -10,6 +8,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "topologies/gpu_names.h"
 #include "topologies/profile_targets.h"
@@ -59,7 +58,7 @@ void CheckFlags(const Arguments& arguments) {
 void CheckStart(const Profile& start, const GpuSpec& gpu) {
   const std::string& of = start.architecture;  // empty: of any GPU
   const std::vector<std::string> targets = ProfileTargets(gpu);
-  if (!of.empty() && std::find(targets.begin(), targets.end(), of) == targets.end()) {
+  if (!of.empty() && !IsIn(targets, of)) {
     throw InputError("--profile", start.name + ", which is of " + of + " GPUs",
                      "one of " + gpu.name + " (" + gpu.architecture + "), where the trace ran");
   }
@@ -70,11 +69,7 @@ std::string Share(Seconds part, Seconds whole) {
 }
 
 Seconds Covered(const CallCalibration& result) {
-  Seconds sum;
-  for (const CallCoverage& row : result.coverage) {
-    sum += row.time;
-  }
-  return sum;
+  return Summed<Seconds>(result.coverage, &CallCoverage::time);
 }
 
 std::string NumbersText(const CallCalibration& result) {
@@ -117,28 +112,26 @@ std::string CoverageText(const CallCalibration& result) {
 std::string ReportJson(const CallCalibration& result) {
   Json json = ReportHead("shardwright-calibration");
   json["profile"] = result.profile.name;
-  json["numbers"] = Json::array();
-  for (const CallNumber& row : result.numbers) {
-    json["numbers"].push_back({{"field", row.field},
-                               {"unit", "fraction"},
-                               {"before", row.before},
-                               {"after", row.is_kept ? row.after : row.before},
-                               {"spread", row.is_kept ? row.error_after : row.error_before},
-                               {"op_shapes", row.fitted + row.held},
-                               {"fitted", row.after},
-                               {"other_half_before", row.error_before},
-                               {"other_half_after", row.error_after},
-                               {"kept", row.is_kept}});
-  }
-  json["coverage"] = Json::array();
-  for (const CallCoverage& row : result.coverage) {
-    json["coverage"].push_back({{"kind", row.kind},
-                                {"calls", row.calls},
-                                {"shapes", row.shapes},
-                                {"time_s", row.time.value},
-                                {"error_before", row.error_before},
-                                {"error_after", row.error_after}});
-  }
+  json["numbers"] = Mapped<Json>(result.numbers, [&](const CallNumber& row) -> Json {
+    return {{"field", row.field},
+            {"unit", "fraction"},
+            {"before", row.before},
+            {"after", row.is_kept ? row.after : row.before},
+            {"spread", row.is_kept ? row.error_after : row.error_before},
+            {"op_shapes", row.fitted + row.held},
+            {"fitted", row.after},
+            {"other_half_before", row.error_before},
+            {"other_half_after", row.error_after},
+            {"kept", row.is_kept}};
+  });
+  json["coverage"] = Mapped<Json>(result.coverage, [&](const CallCoverage& row) -> Json {
+    return {{"kind", row.kind},
+            {"calls", row.calls},
+            {"shapes", row.shapes},
+            {"time_s", row.time.value},
+            {"error_before", row.error_before},
+            {"error_after", row.error_after}};
+  });
   json["kernels_s"] = result.total.value;
   json["not_covered"] = Json::array();
   for (const auto& [name, time] : result.untold) {
@@ -150,7 +143,7 @@ std::string ReportJson(const CallCalibration& result) {
 }  // namespace
 
 bool AreKineto(const std::vector<std::string>& files) {
-  return !files.empty() && std::all_of(files.begin(), files.end(), [](const std::string& file) {
+  return !files.empty() && AllOf(files, [](const std::string& file) {
     return DetectMeasured(file) == MeasuredKind::kKineto;
   });
 }
@@ -158,10 +151,8 @@ bool AreKineto(const std::vector<std::string>& files) {
 int CalibrateByCalls(const Arguments& arguments, const std::vector<std::string>& files,
                      const std::string& date) {
   CheckFlags(arguments);
-  std::vector<TimedCalls> traces;
-  for (const std::string& file : files) {
-    traces.push_back(ReadTimedCalls(file));
-  }
+  std::vector<TimedCalls> traces =
+      Mapped<TimedCalls>(files, [&](const std::string& file) { return ReadTimedCalls(file); });
   const std::string source = "shardwright calibrate over kernels of " + Listed(files);
   const GpuSpec gpu = GpuOf(arguments, traces);
   Profile start = DefaultProfile(gpu, UsualKernelSet(gpu));
@@ -169,8 +160,7 @@ int CalibrateByCalls(const Arguments& arguments, const std::vector<std::string>&
   CheckStart(start, gpu);
   CallCalibration result = CalibrateCalls(
       traces, gpu, start, {NumberKind::kMeasured, source + "; " + gpu.full_name, date});
-  const bool is_better = std::any_of(result.numbers.begin(), result.numbers.end(),
-                                     [](const CallNumber& row) { return row.is_kept; });
+  const bool is_better = AnyOf(result.numbers, &CallNumber::is_kept);
   result.profile.name = start.name + "-calibrated";
   arguments.SetText("--name", result.profile.name);
   result.profile.description = "Fitted by shardwright calibrate to kernels, from " + start.name;

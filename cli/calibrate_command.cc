@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -24,6 +23,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "executor/host/device.h"
 #include "executor/host/launch.h"
@@ -115,7 +115,7 @@ std::vector<TracedRun> ReadTraces(const Arguments& arguments,
 
 // Of lists of runs; nothing where the files are something else.
 std::optional<std::vector<MeasuredRun>> ReadStepTimes(const std::vector<std::string>& files) {
-  if (std::none_of(files.begin(), files.end(), IsRunList)) {
+  if (NoneOf(files, IsRunList)) {
     return std::nullopt;
   }
   std::vector<MeasuredRun> runs;
@@ -156,14 +156,12 @@ std::string RunsText(const CalibrationResult& result) {
 }
 
 Json RunsJson(const CalibrationResult& result) {
-  Json runs = Json::array();
-  for (const CalibratedRun& run : result.runs) {
-    runs.push_back({{"name", run.name},
-                    {"measured_s", run.measured.value},
-                    {"before_s", run.before.value},
-                    {"after_s", run.after.value}});
-  }
-  return runs;
+  return Mapped<Json>(result.runs, [&](const CalibratedRun& run) -> Json {
+    return {{"name", run.name},
+            {"measured_s", run.measured.value},
+            {"before_s", run.before.value},
+            {"after_s", run.after.value}};
+  });
 }
 
 std::string ReportText(const CalibrationResult& result) {
@@ -185,15 +183,11 @@ std::string ReportText(const CalibrationResult& result) {
 std::string ReportJson(const CalibrationResult& result) {
   Json json = ReportHead("shardwright-calibration");
   json["profile"] = result.profile.name;
-  json["numbers"] = Json::array();
-  for (const CalibratedNumber& number : result.numbers) {
-    json["numbers"].push_back({{"field", number.field},
-                               {"unit", number.is_time ? "s" : "fraction"},
-                               {"before", number.before},
-                               {"after", number.after},
-                               {"spread", number.spread},
-                               {"op_shapes", number.rows}});
-  }
+  json["numbers"] = Mapped<Json>(result.numbers, [&](const CalibratedNumber& number) -> Json {
+    return {{"field", number.field},   {"unit", number.is_time ? "s" : "fraction"},
+            {"before", number.before}, {"after", number.after},
+            {"spread", number.spread}, {"op_shapes", number.rows}};
+  });
   json["of_one_size"] = result.of_one_size;
   json["runs"] = RunsJson(result);
   return json.dump(2) + "\n";
@@ -365,11 +359,8 @@ int CalibrateCommand(const Arguments& arguments) {
   Profile start = traced.front().file.profile;
   arguments.Set("--profile", start, [](const Flag& flag) { return LoadProfile(flag.text); });
   Origin origin{NumberKind::kMeasured, SourceOf(traced, measured), date};
-  std::vector<CalibrationRun> runs;
-  runs.reserve(traced.size());
-  for (const TracedRun& run : traced) {
-    runs.push_back(CalibrationRunOf(run));
-  }
+  std::vector<CalibrationRun> runs =
+      Mapped<CalibrationRun>(traced, [&](const TracedRun& run) { return CalibrationRunOf(run); });
   CalibrationResult result = Calibrate(runs, start, origin);
   return WriteResult(arguments, result, start);
 }

@@ -1,7 +1,5 @@
 #include "cli/check_budget.h"
 
-#include <algorithm>
-
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
@@ -11,6 +9,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/ordered_json.h"
+#include "core/ranges.h"
 #include "planner/importers/document.h"
 
 namespace shardwright {
@@ -67,7 +66,7 @@ PlanFile PlanOfFlags(const JsonValue& flags) {
   }
   for (std::size_t i = 0; i < flags.size(); i += 2) {
     const std::string name = flags[i].AsString();
-    if (std::find(names.begin(), names.end(), name) == names.end()) {
+    if (!IsIn(names, name)) {
       throw flags[i].Error("a flag of shardwright plan with a value", DidYouMean(name, names));
     }
     if (i + 1 == flags.size()) {

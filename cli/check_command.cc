@@ -1,6 +1,5 @@
 // `shardwright check`: limits on what jobs need, for a repository's CI.
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <optional>
@@ -13,6 +12,7 @@
 #include "cli/table.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -141,7 +141,7 @@ std::string CheckText(const std::vector<RecordedJob>& now, const std::vector<Bre
   std::string reasons;
   for (const RecordedJob& job : now) {
     const auto is_of_it = [&](const Breach& breach) { return breach.job->name == job.name; };
-    const bool is_broken = std::any_of(breaches.begin(), breaches.end(), is_of_it);
+    const bool is_broken = AnyOf(breaches, is_of_it);
     std::vector<std::string> cells = {PrintableLine(job.name)};
     for (std::size_t i = 0; i < kGateMetricCount; ++i) {
       cells.push_back(Shown(static_cast<GateMetric>(i), job.figures.values[i]));
@@ -166,13 +166,12 @@ std::string CheckJson(const std::vector<RecordedJob>& now, const std::vector<Bre
     }
     json["jobs"].push_back(row);
   }
-  json["breaches"] = Json::array();
-  for (const Breach& breach : breaches) {
-    json["breaches"].push_back({{"job", breach.job->name},
-                                {"line", breach.job->line},
-                                {"what", breach.what},
-                                {"cause", breach.cause}});
-  }
+  json["breaches"] = Mapped<Json>(breaches, [&](const Breach& breach) -> Json {
+    return {{"job", breach.job->name},
+            {"line", breach.job->line},
+            {"what", breach.what},
+            {"cause", breach.cause}};
+  });
   return json.dump(2) + "\n";
 }
 
@@ -189,8 +188,7 @@ int CheckCommand(const Arguments& arguments) {
   std::vector<Breach> breaches;
   for (const BudgetJob& job : budget.jobs) {
     now.push_back({job.name, GateFiguresOf(job.plan), job.plan});
-    const auto recorded = std::find_if(
-        last.begin(), last.end(), [&](const RecordedJob& other) { return other.name == job.name; });
+    const auto recorded = FindIn(last, job.name, &RecordedJob::name);
     const std::size_t begin = breaches.size();
     CheckJob(job, now.back().figures, recorded == last.end() ? nullptr : &*recorded,
              budget.tolerance, breaches);

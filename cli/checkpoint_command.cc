@@ -8,6 +8,7 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/import.h"
 #include "executor/checkpoint/run_checkpoints.h"
@@ -31,15 +32,13 @@ Json InspectionJson(const Checkpoint& checkpoint) {
   json["replicate_size"] = m.replicate_size;
   json["optimizer"] = NameIn(kOptimizerNames, m.optimizer);
   json["step"] = m.step;
-  json["tensors"] = Json::array();
-  for (const SavedTensor& tensor : m.tensors) {
-    json["tensors"].push_back(
-        {{"name", tensor.name}, {"dtype", SafetensorsName(tensor.dtype)}, {"shape", tensor.shape}});
-  }
-  json["files"] = Json::array();
-  for (const SavedFile& file : m.files) {
-    json["files"].push_back({{"name", file.name}, {"size_bytes", file.bytes}});
-  }
+  json["tensors"] = Mapped<Json>(m.tensors, [&](const SavedTensor& tensor) -> Json {
+    return {
+        {"name", tensor.name}, {"dtype", SafetensorsName(tensor.dtype)}, {"shape", tensor.shape}};
+  });
+  json["files"] = Mapped<Json>(m.files, [&](const SavedFile& file) -> Json {
+    return {{"name", file.name}, {"size_bytes", file.bytes}};
+  });
   return json;
 }
 

@@ -45,6 +45,7 @@ struct FlagRow {
   std::string help;
   FileRole file = FileRole::kNone;
   Ranks ranks = Ranks::kSame;
+  bool beside_run = false;  // of plan: may stand beside --from
 };
 
 // The name without the short form.

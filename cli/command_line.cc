@@ -2,7 +2,6 @@
 
 #include "cli/command_line.h"
 
-#include <algorithm>
 #include <array>
 #include <set>
 #include <sstream>
@@ -23,6 +22,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/staged_file.h"
 #include "core/text.h"
 
@@ -81,7 +81,7 @@ std::vector<Parsed> AddCommands(CLI::App& app, const std::set<std::string_view>&
   const auto is_meant = [&](const CommandFunction& function) {
     return words.contains(function.name);
   };
-  const bool has_name = std::any_of(functions.begin(), functions.end(), is_meant);
+  const bool has_name = AnyOf(functions, is_meant);
   std::vector<Parsed> commands(functions.size());
   std::string title;
   for (std::size_t i = 0; i < commands.size(); ++i) {
@@ -101,8 +101,7 @@ std::vector<Parsed> AddCommands(CLI::App& app, const std::set<std::string_view>&
 
 bool IsJson(const CLI::App& app, const Parsed* chosen) {
   const std::vector<std::string> extras = app.remaining();
-  return chosen != nullptr ? chosen->app->count("--json") > 0
-                           : std::find(extras.begin(), extras.end(), "--json") != extras.end();
+  return chosen != nullptr ? chosen->app->count("--json") > 0 : IsIn(extras, "--json");
 }
 
 // What it does and examples first, then the flags.
@@ -170,7 +169,7 @@ std::vector<std::string> WithMeanings(const std::vector<std::string>& words) {
         continue;
       }
       text >> of;
-      if (std::find(words.begin(), words.end(), flag) == words.end()) {
+      if (!IsIn(words, flag)) {
         result.insert(result.end(), {flag, of});
       }
     }
@@ -180,10 +179,7 @@ std::vector<std::string> WithMeanings(const std::vector<std::string>& words) {
 
 [[noreturn]] void ThrowNoCommand(const CLI::App& app) {
   constexpr const char* kExpected = "expected one of those that shardwright --help lists";
-  std::vector<std::string> names;
-  for (const CommandFunction& function : CommandFunctions()) {
-    names.emplace_back(function.name);
-  }
+  std::vector<std::string> names = Mapped<std::string>(CommandFunctions(), &CommandFunction::name);
   const std::vector<std::string> extras = app.remaining(true);
   if (extras[0].starts_with("-")) {
     throw UsageError(
@@ -221,8 +217,7 @@ void CheckWords(const CLI::App& app, const Parsed& parsed) {
   }
   if (!extras.empty()) {
     const std::vector<std::string> flags = FlagNames(*parsed.app);
-    const bool names_model = parsed.command.positionals.empty() &&
-                             std::find(flags.begin(), flags.end(), "--model") != flags.end();
+    const bool names_model = parsed.command.positionals.empty() && IsIn(flags, "--model");
     throw UsageError("unexpected argument \"" + extras[0] + "\" of shardwright " + name +
                      WhatItTakes(parsed.command) +
                      (names_model ? "; did you mean --model " + extras[0] +
@@ -282,10 +277,8 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
   CheckValues(argc, argv);
   // "help estimate" is "estimate --help", and nothing at all is "--help".
   const std::vector<std::string> meant = WithMeanings({argv, argv + argc});
-  std::vector<const char*> words;
-  for (const std::string& word : meant) {
-    words.push_back(word.c_str());
-  }
+  std::vector<const char*> words =
+      Mapped<const char*>(meant, [](const std::string& word) { return word.c_str(); });
   if (argc == 1 || std::string_view(argv[1]) == "help") {
     words.erase(words.begin() + 1, words.begin() + std::min(argc, 2));
     words.push_back("--help");

@@ -2,7 +2,6 @@
 
 #include "cli/command_tables.h"
 
-#include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>
@@ -12,6 +11,7 @@
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -23,8 +23,7 @@ constexpr std::array<std::string_view, 3> kRanks = {"same", "given", "any"};
 
 JsonValue TableNamed(std::string_view name) {
   const std::span<const EmbeddedFile> files = EmbeddedCommandTables();
-  const auto file = std::find_if(files.begin(), files.end(),
-                                 [&](const EmbeddedFile& one) { return one.name == name; });
+  const auto file = FindIn(files, name, &EmbeddedFile::name);
   SW_CHECK(file != files.end(), "no table of command " + std::string(name));
   return JsonValue::Parse(file->text, std::string(file->path));
 }
@@ -55,9 +54,13 @@ void ReadRow(const JsonValue& row, PositionalRow& read) {
 }
 
 void ReadRow(const JsonValue& row, FlagRow& read) {
-  row.AllowOnly({"name", "value", "help", "file", "ranks"});
-  read = {TextAt(row, "name"), TextAt(row, "value"), TextAt(row, "help"),
-          ChoiceAt<FileRole>(row, "file", kFileRoles), ChoiceAt<Ranks>(row, "ranks", kRanks)};
+  row.AllowOnly({"name", "value", "help", "file", "ranks", "beside_run"});
+  read = {TextAt(row, "name"),
+          TextAt(row, "value"),
+          TextAt(row, "help"),
+          ChoiceAt<FileRole>(row, "file", kFileRoles),
+          ChoiceAt<Ranks>(row, "ranks", kRanks),
+          row.Find("beside_run").has_value()};
 }
 
 void ReadRow(const JsonValue& row, SwitchRow& read) {
@@ -79,12 +82,10 @@ void AddShared(const JsonValue& set, std::vector<Row>& rows) {
     if (const auto list = set.Find(key)) {
       const std::vector<std::string> names = TextsOf(*list);
       for (const std::string& name : names) {
-        SW_CHECK(std::any_of(shared.begin(), shared.end(),
-                             [&](const Row& row) { return row.name == name; }),
-                 "no row " + name + " to leave out or take");
+        SW_CHECK(IsIn(shared, name, &Row::name), "no row " + name + " to leave out or take");
       }
       std::erase_if(shared, [&](const Row& row) {
-        const bool is_named = std::find(names.begin(), names.end(), row.name) != names.end();
+        const bool is_named = IsIn(names, row.name);
         return is_named == (key == std::string_view("but"));
       });
     }
@@ -126,11 +127,9 @@ Command LoadCommand(std::string_view name) {
 
 std::span<const Command> AllCommands() {
   static const std::vector<Command> commands = [] {
-    std::vector<Command> all;
-    for (const CommandFunction& function : CommandFunctions()) {
-      all.push_back(LoadCommand(function.name));
-    }
-    return all;
+    return Mapped<Command>(CommandFunctions(), [&](const CommandFunction& function) {
+      return LoadCommand(function.name);
+    });
   }();
   return commands;
 }

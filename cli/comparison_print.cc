@@ -1,6 +1,5 @@
 #include "cli/comparison_print.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "cli/flow.h"
 #include "cli/table.h"
 #include "core/json.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -149,15 +149,9 @@ Json NamedPair(const std::string& name, Seconds simulated, Seconds measured) {
 }
 
 const char* NameOf(MatchedBy by) {
-  switch (by) {
-    case MatchedBy::kSizes:
-      return "sizes";
-    case MatchedBy::kNumber:
-      return "number, since sizes were not recorded";
-    case MatchedBy::kKernels:
-      break;
-  }
-  return "names of kernels, since calls were not recorded";
+  return by == MatchedBy::kSizes    ? "sizes"
+         : by == MatchedBy::kNumber ? "number, since sizes were not recorded"
+                                    : "names of kernels, since calls were not recorded";
 }
 
 void AddDifferences(const char* side, const std::vector<MatchDifference>& rows, Table& table) {
@@ -167,11 +161,9 @@ void AddDifferences(const char* side, const std::vector<MatchDifference>& rows, 
 }
 
 Json DifferencesJson(const std::vector<MatchDifference>& rows) {
-  Json json = Json::array();
-  for (const MatchDifference& row : rows) {
-    json.push_back({{"what", row.what}, {"count", row.count}});
-  }
-  return json;
+  return Mapped<Json>(rows, [&](const MatchDifference& row) -> Json {
+    return {{"what", row.what}, {"count", row.count}};
+  });
 }
 
 }  // namespace
@@ -193,19 +185,18 @@ std::string MatchText(const RunMatch& match) {
 }
 
 std::string MatchJson(const RunMatch& match) {
-  Json groups = Json::array();
-  for (const MatchGroup& group : match.groups) {
-    groups.push_back({{"name", group.name},
-                      {"told_by", group.by == MatchedBy::kSizes    ? "sizes"
-                                  : group.by == MatchedBy::kNumber ? "number"
-                                                                   : "kernels"},
-                      {"planned", group.planned},
-                      {"recorded", group.recorded},
-                      {"matched", group.matched},
-                      {"score", group.score},
-                      {"missing", DifferencesJson(group.missing)},
-                      {"too_many", DifferencesJson(group.extra)}});
-  }
+  Json groups = Mapped<Json>(match.groups, [&](const MatchGroup& group) -> Json {
+    return {{"name", group.name},
+            {"told_by", group.by == MatchedBy::kSizes    ? "sizes"
+                        : group.by == MatchedBy::kNumber ? "number"
+                                                         : "kernels"},
+            {"planned", group.planned},
+            {"recorded", group.recorded},
+            {"matched", group.matched},
+            {"score", group.score},
+            {"missing", DifferencesJson(group.missing)},
+            {"too_many", DifferencesJson(group.extra)}};
+  });
   return Json{{"is_run", match.IsRun()}, {"groups", groups}}.dump();
 }
 
@@ -245,10 +236,9 @@ std::string ComparisonJson(const PlanFile& file, const Program& program, const C
   json["matched"] = c.matched;
   json["findings"] = c.findings;
   json["notes"] = c.notes;
-  json["parts"] = Json::array();
-  for (const StepPart& part : c.parts) {
-    json["parts"].push_back(NamedPair(part.name, part.simulated, part.measured));
-  }
+  json["parts"] = Mapped<Json>(c.parts, [&](const StepPart& part) {
+    return NamedPair(part.name, part.simulated, part.measured);
+  });
   json["classes"] = Json::array();
   for (const ClassComparison& row : c.classes) {
     Json entry = NamedPair(std::string(NameOf(row.op_class)), row.simulated, row.measured);
@@ -268,13 +258,12 @@ std::string ComparisonJson(const PlanFile& file, const Program& program, const C
     entry["micro_batch"] = row.micro_batch;
     json["segments"].push_back(std::move(entry));
   }
-  json["calibrations"] = Json::array();
-  for (const Calibration& row : c.calibrations) {
-    json["calibrations"].push_back({{"name", row.name},
-                                    {"factor", row.factor},
-                                    {"step_time_s", row.step_time.value},
-                                    {"profile", row.fields}});
-  }
+  json["calibrations"] = Mapped<Json>(c.calibrations, [&](const Calibration& row) -> Json {
+    return {{"name", row.name},
+            {"factor", row.factor},
+            {"step_time_s", row.step_time.value},
+            {"profile", row.fields}};
+  });
   json["calibrated_step_time_s"] = c.calibrated_step.value;
   Json categories = Json::object();
   for (std::size_t i = 0; i < kCategoryCount; ++i) {

@@ -1,6 +1,5 @@
 // What two plans choose differently, and what that changes.
 
-#include <algorithm>
 #include <cctype>
 #include <cmath>
 
@@ -13,6 +12,7 @@
 #include "cli/table.h"
 #include "core/json.h"
 #include "core/ordered_json.h"
+#include "core/ranges.h"
 #include "planner/evaluate.h"
 #include "schedule/plan_file.h"
 #include "simulator/plan_programs.h"
@@ -114,7 +114,7 @@ std::vector<Why> WhyOf(const Prediction& a, const Prediction& b) {
   for (std::size_t i = 0; i < kMfuLossCount; ++i) {
     add(NameOf(static_cast<MfuLoss>(i)), a.waterfall.lost[i], b.waterfall.lost[i]);
   }
-  std::stable_sort(rows.begin(), rows.end(), [](const Why& x, const Why& y) {
+  StableSort(rows, [](const Why& x, const Why& y) {
     return std::abs(x.after - x.before) > std::abs(y.after - y.before);
   });
   return rows;
@@ -180,10 +180,9 @@ std::string DiffJson(const std::vector<PlanChange>& changes, const Prediction& a
   json["changes"] = ChangesJson(changes);
   json["before"] = FiguresJson(a);
   json["after"] = FiguresJson(b);
-  json["why"] = Json::array();
-  for (const Why& row : WhyOf(a, b)) {
-    json["why"].push_back({{"what", row.what}, {"before_s", row.before}, {"after_s", row.after}});
-  }
+  json["why"] = Mapped<Json>(WhyOf(a, b), [&](const Why& row) -> Json {
+    return {{"what", row.what}, {"before_s", row.before}, {"after_s", row.after}};
+  });
   return json.dump(2) + "\n";
 }
 
@@ -239,14 +238,12 @@ std::vector<PlanChange> PlanChanges(const PlanFile& before, const PlanFile& afte
 }
 
 Json ChangesJson(const std::vector<PlanChange>& changes) {
-  Json json = Json::array();
-  for (const PlanChange& change : changes) {
-    json.push_back({{"field", change.field},
-                    {"before", change.before},
-                    {"after", change.after},
-                    {"alike", change.alike}});
-  }
-  return json;
+  return Mapped<Json>(changes, [&](const PlanChange& change) -> Json {
+    return {{"field", change.field},
+            {"before", change.before},
+            {"after", change.after},
+            {"alike", change.alike}};
+  });
 }
 
 std::string PlanDiffText(const PlanFile& before, const PlanFile& after) {

@@ -9,6 +9,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "core/writable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
@@ -21,10 +22,7 @@ using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
 const Emitter& FindEmitter(const Flag& flag) {
-  std::vector<std::string_view> names;
-  for (const Emitter& emitter : Emitters()) {
-    names.push_back(emitter.name);
-  }
+  std::vector<std::string_view> names = Mapped<std::string_view>(Emitters(), &Emitter::name);
   return Emitters()[ReadChoice(flag, names)];
 }
 
@@ -38,10 +36,10 @@ std::vector<std::string> PathsOf(const Emission& emission, const std::string& ou
   if (!TakesFolder(emission, output)) {
     return {output};
   }
-  std::vector<std::string> paths;
-  for (const EmittedFile& file : emission.files) {
-    paths.push_back((std::filesystem::path(output) / file.name).string());
-  }
+  std::vector<std::string> paths =
+      Mapped<std::string>(emission.files, [&](const EmittedFile& file) {
+        return (std::filesystem::path(output) / file.name).string();
+      });
   return paths;
 }
 
@@ -127,10 +125,8 @@ Json OutcomeJson(const PlanOutcome& outcome) {
   json["peak_reserved_bytes"] = outcome.reserved.value;
   json["outside_allocator_bytes"] = outcome.outside.value;
   json["fits"] = outcome.Fits();
-  json["misfits"] = Json::array();
-  for (const Misfit& misfit : outcome.misfits) {
-    json["misfits"].push_back(misfit.text);
-  }
+  json["misfits"] =
+      Mapped<Json>(outcome.misfits, [&](const Misfit& misfit) { return misfit.text; });
   return json;
 }
 
@@ -150,14 +146,13 @@ std::string ReportJson(const Emitter& emitter, const Emission& emission,
     json["files"].push_back(file);
   }
   json["is_exact"] = emission.losses.empty();
-  json["losses"] = Json::array();
-  for (const Loss& loss : emission.losses) {
-    json["losses"].push_back({{"field", loss.field},
-                              {"subject", loss.subject},
-                              {"planned", loss.planned},
-                              {"emitted", loss.emitted},
-                              {"why", loss.why}});
-  }
+  json["losses"] = Mapped<Json>(emission.losses, [&](const Loss& loss) -> Json {
+    return {{"field", loss.field},
+            {"subject", loss.subject},
+            {"planned", loss.planned},
+            {"emitted", loss.emitted},
+            {"why", loss.why}};
+  });
   json["by_hand"] = emission.by_hand;
   json["planned"] = OutcomeJson(planned);
   json["as_emitted"] = OutcomeJson(emitted);

@@ -1,6 +1,5 @@
 // `shardwright estimate`: the front door. One command, an answer in two lines.
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
@@ -21,6 +20,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "schedule/lower/optimizer.h"
 
 namespace shardwright {
@@ -93,8 +93,8 @@ void TellOptimizer(const Arguments& arguments, const Estimate& e, Question& ques
 void TellExperts(Question& question, const Estimate& e) {
   const Cluster& cluster = e.file.cluster;
   const Model& model = e.file.model;
-  if (std::none_of(model.ops.begin(), model.ops.end(),
-                   [&](const ModelOp& op) { return model.SpecOf(op).kind == OpKind::kExperts; })) {
+  if (NoneOf(model.ops,
+             [&](const ModelOp& op) { return model.SpecOf(op).kind == OpKind::kExperts; })) {
     return;
   }
   PlanOptions options = question.options;
@@ -125,8 +125,7 @@ PlanFile ForWarnings(const Estimate& estimate) {
   PlanFile file = estimate.file;
   if (!estimate.fits) {
     const bool nodes_help =
-        std::any_of(estimate.fixes.begin(), estimate.fixes.end(),
-                    [](const Fix& fix) { return fix.change.starts_with("--nodes"); });
+        AnyOf(estimate.fixes, [](const Fix& fix) { return fix.change.starts_with("--nodes"); });
     file.plan.dialect = Dialect::kFsdp2;
     file.plan.shard_size = file.cluster.RankCount() * (nodes_help ? 1 : 2);
   }

@@ -1,6 +1,5 @@
 #include "cli/estimate_print.h"
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "cli/table.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "topologies/routing.h"
 
@@ -267,14 +267,12 @@ std::string MisfitText(const Question& question, const Estimate& e) {
 }
 
 Json FixesJson(const std::vector<Fix>& fixes) {
-  Json json = Json::array();
-  for (const Fix& fix : fixes) {
-    json.push_back({{"change", fix.change},
-                    {"step_time_s", fix.step_time.value},
-                    {"memory_bytes", fix.memory.value},
-                    {"label", fix.label}});
-  }
-  return json;
+  return Mapped<Json>(fixes, [&](const Fix& fix) -> Json {
+    return {{"change", fix.change},
+            {"step_time_s", fix.step_time.value},
+            {"memory_bytes", fix.memory.value},
+            {"label", fix.label}};
+  });
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <ctime>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "cli/exit_codes.h"
 #include "core/date.h"

@@ -1,6 +1,5 @@
 #include "cli/flow.h"
 
-#include <algorithm>
 #include <cmath>
 #include <string_view>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/loader.h"
 #include "models/trainable.h"
@@ -204,7 +204,7 @@ PlanFile MakeJobFile(const PlanOptions& options) {
   PlanFile file;
   file.job = options.job;
   std::vector<std::string>& targets = file.job.lora_targets;
-  const bool names_all = std::find(targets.begin(), targets.end(), "all-linear") != targets.end();
+  const bool names_all = IsIn(targets, "all-linear");
   if (file.job.lora_rank > 0 && (targets.empty() || names_all)) {
     targets = UsualLoraTargets(options);
     Say("note: adapters on " + Listed(file.job.lora_targets, {}, ",") + "; --lora-targets");
@@ -261,7 +261,7 @@ PlanFile MakePlanFile(const PlanOptions& options) {
 
 PlanFile ReadPlanFile(const std::string& file, const Streams& streams) {
   const std::vector<std::string> zoo = ZooNames();
-  if (std::find(zoo.begin(), zoo.end(), file) != zoo.end() && !Exists(file)) {
+  if (IsIn(zoo, file) && !Exists(file)) {
     throw UsageError("\"" + file +
                      "\" is a model, and a plan is needed: shardwright plan --model " + file +
                      " --cluster 8xH100 -o plan.json writes one");

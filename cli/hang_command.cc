@@ -13,6 +13,7 @@
 #include "core/budget.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/ranges.h"
 #include "planner/evaluate.h"
 #include "traces/flight_recorder.h"
 #include "traces/gzip.h"
@@ -69,10 +70,8 @@ std::string RangesText(const std::vector<std::string>& names, const std::string&
 
 // "rank 3", "ranks 0 and 1", "ranks 0-2 and 5".
 std::string RankList(const std::vector<std::int64_t>& ranks) {
-  std::vector<std::string> names;
-  for (const std::int64_t rank : ranks) {
-    names.push_back(std::to_string(rank));
-  }
+  std::vector<std::string> names =
+      Mapped<std::string>(ranks, [&](const std::int64_t rank) { return std::to_string(rank); });
   return (ranks.size() == 1 ? "rank " : "ranks ") + RangesText(names, " and ");
 }
 

@@ -14,16 +14,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 const char* NameOf(FileRole role) {
-  switch (role) {
-    case FileRole::kNone:
-      return "none";
-    case FileRole::kRead:
-      return "read";
-    case FileRole::kWrite:
-    case FileRole::kWriteWhen:
-      break;
-  }
-  return "write";
+  return role == FileRole::kNone ? "none" : role == FileRole::kRead ? "read" : "write";
 }
 
 // What ranks of one run must have in common.

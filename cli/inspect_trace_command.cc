@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "traces/measured_file.h"
 #include "traces/memory_snapshot.h"
 #include "traces/nccl_tests.h"
@@ -21,22 +21,18 @@ using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
 Json SitesJson(const std::vector<MemorySite>& sites) {
-  Json list = Json::array();
-  for (const MemorySite& site : sites) {
-    list.push_back({{"name", site.name}, {"bytes", site.bytes.value}});
-  }
-  return list;
+  return Mapped<Json>(sites, [&](const MemorySite& site) -> Json {
+    return {{"name", site.name}, {"bytes", site.bytes.value}};
+  });
 }
 
 Json SnapshotJson(const MemorySnapshot& snapshot) {
   Json json;
   json["devices"] = Json::array();
   for (const DeviceSnapshot& device : snapshot.devices) {
-    Json samples = Json::array();
-    for (const AllocatorSample& sample : device.samples) {
-      samples.push_back(
-          {ToSeconds(sample.time).value, sample.allocated.value, sample.reserved.value});
-    }
+    Json samples = Mapped<Json>(device.samples, [&](const AllocatorSample& sample) -> Json {
+      return {ToSeconds(sample.time).value, sample.allocated.value, sample.reserved.value};
+    });
     json["devices"].push_back({{"device", device.device},
                                {"peak_allocated_bytes", device.peak_allocated.value},
                                {"peak_reserved_bytes", device.peak_reserved.value},
@@ -109,10 +105,7 @@ std::string RecordingText(const ProfilerRecording& recording) {
   Table table({kLeft, kRight, kRight, kRight, kRight});
   table.Row({"step", "time", "all_gather", "reduce_scatter", "compute stream busy"});
   for (const RecordingStep& step : summary.steps) {
-    double busy = 0;
-    for (const double seconds : step.parts.run) {
-      busy += seconds;
-    }
+    const double busy = Summed<double>(step.parts.run);
     const auto pieces = [&](OpClass op_class) {
       return std::to_string(step.pieces[static_cast<std::size_t>(op_class)]);
     };
@@ -156,10 +149,9 @@ Json RecordingJson(const ProfilerRecording& recording) {
 
 Json TestJson(const CollectiveTest& test) {
   Json json = {{"op", InfoOf(test.op).name}, {"ranks", test.ranks}};
-  json["rows"] = Json::array();
-  for (const CollectiveTiming& row : test.rows) {
-    json["rows"].push_back({{"bytes", row.size.value}, {"time_s", row.time.value}});
-  }
+  json["rows"] = Mapped<Json>(test.rows, [&](const CollectiveTiming& row) -> Json {
+    return {{"bytes", row.size.value}, {"time_s", row.time.value}};
+  });
   return json;
 }
 

@@ -1,6 +1,5 @@
 // Is what a log says of a run right?
 
-#include <algorithm>
 #include <cmath>
 
 #include <nlohmann/json.hpp>
@@ -13,6 +12,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -46,15 +46,13 @@ Json ToJson(const StepLog& log, const Judgement& judgement) {
                           {"as_predicted", judgement.IsMemoryAsPredicted()}};
   json["memory_bytes"]["measured"] =
       judgement.measured_memory ? Json(judgement.measured_memory->value) : Json();
-  json["causes"] = Json::array();
-  for (const Cause& cause : judgement.causes) {
-    json["causes"].push_back(
-        {{"name", cause.name},
-         {"step_time_s", cause.step_time.value},
-         {"memory_bytes", cause.memory.value_or(judgement.predicted_memory).value},
-         {"mismatch", cause.mismatch},
-         {"check", cause.check}});
-  }
+  json["causes"] = Mapped<Json>(judgement.causes, [&](const Cause& cause) -> Json {
+    return {{"name", cause.name},
+            {"step_time_s", cause.step_time.value},
+            {"memory_bytes", cause.memory.value_or(judgement.predicted_memory).value},
+            {"mismatch", cause.mismatch},
+            {"check", cause.check}};
+  });
   return json;
 }
 
@@ -101,8 +99,7 @@ std::string ToText(const PlanFile& file, const StepLog& log, const Judgement& ju
     const Bytes memory = cause.memory.value_or(judgement.predicted_memory);
     return std::abs((memory - *judgement.measured_memory).value) <= judgement.memory_error.value;
   };
-  if (judgement.measured_memory &&
-      std::none_of(judgement.causes.begin(), judgement.causes.end(), explains_memory)) {
+  if (judgement.measured_memory && NoneOf(judgement.causes, explains_memory)) {
     text += "\nNone of these causes explains the memory, nor do two of them: is it another plan?\n";
   }
   text += judgement.IsTimeAsPredicted() ? "\nWhat would explain it, likeliest first\n"

@@ -103,15 +103,10 @@ Lines LinesOf(const Model& model, const ModuleNotes& notes, ModuleId id) {
 }
 
 std::string ReshardText(const Reshard& reshard) {
-  switch (reshard.kind) {
-    case Reshard::Kind::kAlways:
-      return "freed after forward";
-    case Reshard::Kind::kNever:
-      return "kept after forward";
-    case Reshard::Kind::kToGroup:
-      return "kept in groups of " + std::to_string(reshard.group) + " after forward";
-  }
-  return "";
+  return reshard.kind == Reshard::Kind::kAlways ? "freed after forward"
+         : reshard.kind == Reshard::Kind::kNever
+             ? "kept after forward"
+             : "kept in groups of " + std::to_string(reshard.group) + " after forward";
 }
 
 std::string WrappedClass(Dialect dialect, const std::string& name) {

@@ -1,6 +1,5 @@
 #include "cli/named_files.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <initializer_list>
 #include <sstream>
@@ -8,6 +7,7 @@
 
 #include "cli/exit_codes.h"
 #include "core/files.h"
+#include "core/ranges.h"
 #include "core/staged_file.h"
 #include "core/writable.h"
 
@@ -50,7 +50,7 @@ std::vector<NamedFile> FilesOf(const Command& command, const Arguments& argument
                                std::initializer_list<FileRole> roles) {
   std::vector<NamedFile> files;
   const auto add = [&](FileRole role, const std::string& name, const std::string& path) {
-    if (!path.empty() && std::find(roles.begin(), roles.end(), role) != roles.end()) {
+    if (!path.empty() && IsIn(roles, role)) {
       files.push_back({name, path});
     }
   };

@@ -1,6 +1,5 @@
 #include "cli/pipeline_print.h"
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -11,7 +10,6 @@
 #include "core/json.h"
 #include "core/text.h"
 #include "planner/evaluate.h"
-#include "schedule/plan_names.h"
 #include "schedule/print.h"
 #include "simulator/stages.h"
 

@@ -1,5 +1,3 @@
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <utility>
 
@@ -17,6 +15,7 @@
 #include "core/json.h"
 #include "core/ordered_json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "models/cut_experts.h"
 #include "models/cut_stage.h"
 #include "planner/emitters/emitters.h"
@@ -129,9 +128,8 @@ void WarnOfFrozenBesideTrainable(const PlanFile& file) {
   std::size_t mixed = 0;
   std::string first;
   for (const ResolvedUnit& unit : ResolveUnits(model, file.plan, "plan")) {
-    const auto trainable = std::count_if(unit.params.begin(), unit.params.end(), [&](ParamId p) {
-      return model.params[p.value].trainable;
-    });
+    const auto trainable =
+        CountIf(unit.params, [&](ParamId p) { return model.params[p.value].trainable; });
     if (trainable > 0 && static_cast<std::size_t>(trainable) < unit.params.size()) {
       first = mixed++ == 0 ? unit.name : first;
     }
@@ -405,14 +403,11 @@ int RunVariants(const Arguments& arguments) {
   }
   // An interrupt ends them all; nothing is said of those that had not begun.
   const auto stopped =
-      std::find_if(searches.begin(), searches.end(),
-                   [](const DialectSearch& search) { return search.searched.is_interrupted; });
+      FindIf(searches, [](const DialectSearch& search) { return search.searched.is_interrupted; });
   if (stopped != searches.end()) {
     searches.erase(stopped + 1, searches.end());
   }
-  std::stable_sort(
-      searches.begin(), searches.end(),
-      [](const DialectSearch& a, const DialectSearch& b) { return a.Cost() < b.Cost(); });
+  StableSortBy(searches, &DialectSearch::Cost);
   const DialectSearch& best = searches.front();
   WarnOf(best.searched.file);
   return ReportSearched(best.options, arguments, best.searched, [&](const std::string& output) {
@@ -426,42 +421,17 @@ int RunVariants(const Arguments& arguments) {
   });
 }
 
-// With --from: what may differ from the run.
-constexpr std::array<const char*, 29> kFreeWithFrom = {"--kernel-set",
-                                                       "--attention",
-                                                       "--loss-chunks",
-                                                       "--profile",
-                                                       "--dialect",
-                                                       "--global-batch",
-                                                       "--micro-batch",
-                                                       "--accumulation",
-                                                       "--sync",
-                                                       "--wrap",
-                                                       "--shard",
-                                                       "--replicate",
-                                                       "--reshard",
-                                                       "--recompute",
-                                                       "--offload",
-                                                       "--in-flight",
-                                                       "--transfers",
-                                                       "--objective",
-                                                       "--mem",
-                                                       "--keep",
-                                                       "--memory-margin",
-                                                       "--allocator",
-                                                       "--threads",
-                                                       "--from",
-                                                       "--output",
-                                                       "--limit-all-gathers",
-                                                       "--use-orig-params",
-                                                       "--backward-prefetch",
-                                                       "--forward-prefetch"};
+// The flags of what may differ from the run of --from.
+std::vector<std::string> FlagsBesideRun() {
+  std::vector<FlagRow> flags = LoadCommand("plan").flags;
+  std::erase_if(flags, [](const FlagRow& flag) { return !flag.beside_run; });
+  return Mapped<std::string>(flags, LongName);
+}
 
 void CheckFlagsBesideRun(const Arguments& arguments) {
+  const std::vector<std::string> free = FlagsBesideRun();
   for (const auto& [name, value] : arguments.text) {
-    const bool is_free =
-        std::find(kFreeWithFrom.begin(), kFreeWithFrom.end(), name) != kFreeWithFrom.end();
-    if (!is_free && !value.empty()) {
+    if (!IsIn(free, name) && !value.empty()) {
       throw UsageError(name + ": the run of --from says it; without --from every flag counts");
     }
   }
@@ -524,7 +494,7 @@ PlanOptions OptionsBesideRun(const Arguments& given, const PlanFile& run) {
 
 // Does no flag ask for another plan than the run's?
 bool AsksForFasterOnly(const Arguments& arguments) {
-  return std::none_of(kFreeWithFrom.begin(), kFreeWithFrom.end(), [&](const std::string& name) {
+  return NoneOf(FlagsBesideRun(), [&](const std::string& name) {
     return name != "--from" && name != "--output" && name != "--threads" &&
            arguments.Get(name).is_given();
   });

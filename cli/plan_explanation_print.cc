@@ -10,6 +10,7 @@
 #include "cli/plan_search.h"
 #include "cli/table.h"
 #include "core/json.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -161,21 +162,20 @@ void AddExplanationJson(const SearchedPlan& searched, Json& json) {
   if (!searched.explanation) {
     return;
   }
-  Json alternatives = Json::array();
-  for (const Alternative& a : searched.explanation->alternatives) {
-    alternatives.push_back({{"choice", a.choice},
-                            {"value", a.value},
-                            {"refitted", a.is_refitted},
-                            {"simulated", a.is_simulated},
-                            {"fits", a.fits},
-                            {"step_time_s", a.step_time.value},
-                            {"memory_bytes", a.memory.value},
-                            {"deficit_bytes", a.deficit.value}});
-  }
-  Json binds = Json::array();
-  for (const Sensitivity& s : searched.explanation->sensitivities) {
-    binds.push_back({{"what", s.what}, {"gain_of_a_tenth", s.gain}});
-  }
+  Json alternatives =
+      Mapped<Json>(searched.explanation->alternatives, [&](const Alternative& a) -> Json {
+        return {{"choice", a.choice},
+                {"value", a.value},
+                {"refitted", a.is_refitted},
+                {"simulated", a.is_simulated},
+                {"fits", a.fits},
+                {"step_time_s", a.step_time.value},
+                {"memory_bytes", a.memory.value},
+                {"deficit_bytes", a.deficit.value}};
+      });
+  Json binds = Mapped<Json>(searched.explanation->sensitivities, [&](const Sensitivity& s) -> Json {
+    return {{"what", s.what}, {"gain_of_a_tenth", s.gain}};
+  });
   json["explanation"] = {
       {"alternatives", alternatives}, {"binds", binds}, {"notes", searched.explanation->notes}};
 }

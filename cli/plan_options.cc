@@ -1,12 +1,12 @@
 #include "cli/plan_options.h"
 
-#include <algorithm>
 #include <array>
 
 #include "cli/flag_values.h"
 #include "cli/stacks.h"
 #include "cli/sweep_axes.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/plan_names.h"
 #include "topologies/gpu_names.h"
@@ -158,10 +158,7 @@ void ReadKernelSet(const Arguments& arguments, PlanOptions& options) {
           (stack->dialect.empty() ? "" : ", and shards as " + stack->dialect));
     }
   } else if (word.find('@') != std::string::npos) {
-    std::vector<std::string> names;
-    for (const StackRow& row : Stacks()) {
-      names.push_back(row.name);
-    }
+    std::vector<std::string> names = Mapped<std::string>(Stacks(), &StackRow::name);
     throw InputError("--kernel-set", '"' + word + '"', "a stack of `shardwright list stacks`",
                      DidYouMean(word.substr(0, word.find('@')), names));
   }
@@ -250,10 +247,9 @@ void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
   options.fixed.transfers = given("--transfers");
   options.fixed.prefetch = given("--backward-prefetch") || given("--forward-prefetch");
   // Who shares out experts alone leaves the choices to the search.
-  const bool says_nothing =
-      std::none_of(kChoiceFlags.begin(), kChoiceFlags.end(), [&](const char* flag) {
-        return given(flag) && (std::string_view(flag) != "--shard" || options.shard_size > 0);
-      });
+  const bool says_nothing = NoneOf(kChoiceFlags, [&](const char* flag) {
+    return given(flag) && (std::string_view(flag) != "--shard" || options.shard_size > 0);
+  });
   if (arguments.Has("--search") && arguments.Has("--no-search")) {
     throw UsageError("--search --no-search: got both, expected one of them");
   }

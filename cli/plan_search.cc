@@ -1,6 +1,5 @@
 #include "cli/plan_search.h"
 
-#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
@@ -14,6 +13,7 @@
 #include "cli/flow.h"
 #include "cli/search_progress.h"
 #include "core/error.h"
+#include "core/ranges.h"
 #include "planner/evaluate.h"
 #include "planner/space.h"
 #include "simulator/plan_programs.h"
@@ -94,7 +94,7 @@ std::optional<Seconds> NativeTime(const PlanFile& chosen) {
     }
   }
   // To place an arena takes longest: the second one's only where the faster one does not fit.
-  std::sort(tries.begin(), tries.end());
+  SortAll(tries);
   for (const auto& [time, in_flight] : tries) {
     file.plan.in_flight = in_flight;
     if (Evaluate(file, file.plan, {.reserved = false}).Fits()) {
@@ -163,8 +163,7 @@ SearchResult SearchCost(const PlanOptions& options, const SearchOptions& search,
   const std::optional<std::size_t> cheapest = CheapestOf(searched.counts, search.tie);
   // Where nothing fits the first count with a search says why.
   const auto shown = cheapest ? searched.counts.begin() + static_cast<std::ptrdiff_t>(*cheapest)
-                              : std::find_if(searched.counts.begin(), searched.counts.end(),
-                                             [](const auto& row) { return row.result; });
+                              : FindIf(searched.counts, [](const auto& row) { return row.result; });
   if (shown == searched.counts.end()) {
     throw InputError("--nodes: none of them divides the global batch of " +
                      std::to_string(searched.file.job.global_batch) + " over its GPUs; " +

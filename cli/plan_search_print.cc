@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -9,6 +8,7 @@
 #include "cli/table.h"
 #include "core/json.h"
 #include "core/ordered_json.h"
+#include "core/ranges.h"
 #include "schedule/dialect_facts.h"
 
 namespace shardwright {
@@ -153,8 +153,7 @@ std::string ReasonWords(const std::string& reason) {
 std::string RejectedRows(const SearchResult& r) {
   Table rejected({kLeft, kLeft, kRight, kLeft});
   std::vector<RejectedFamily> families = r.rejected;
-  std::stable_sort(families.begin(), families.end(),
-                   [](const auto& x, const auto& y) { return x.family < y.family; });
+  StableSort(families, [](const auto& x, const auto& y) { return x.family < y.family; });
   std::string before;
   for (const RejectedFamily& f : families) {
     std::string detail;
@@ -282,13 +281,12 @@ std::string SearchJson(const SearchedPlan& searched, const std::string& output) 
     json["floor"] = CandidateJson(r.floor.candidate);
     json["floor"]["host_deficit_bytes"] = r.floor.host_deficit.value;
     json["floor"]["memory"] = MemoryJson(r.floor.peak, r.floor.outside);
-    json["fixes"] = Json::array();
-    for (const Fix& fix : searched.fixes) {
-      json["fixes"].push_back({{"change", fix.change},
-                               {"step_time_s", fix.step_time.value},
-                               {"memory_bytes", fix.memory.value},
-                               {"label", fix.label}});
-    }
+    json["fixes"] = Mapped<Json>(searched.fixes, [&](const Fix& fix) -> Json {
+      return {{"change", fix.change},
+              {"step_time_s", fix.step_time.value},
+              {"memory_bytes", fix.memory.value},
+              {"label", fix.label}};
+    });
   }
   json["search_s"] = r.search_time.value;
   json["complete"] = r.is_complete;
@@ -296,15 +294,14 @@ std::string SearchJson(const SearchedPlan& searched, const std::string& output) 
                         {"pruned_by_memory", r.pruned_by_memory},
                         {"pruned_by_time", r.pruned_by_time}};
   json["pareto"] = FrontJson(searched, output.empty());
-  json["rejected"] = Json::array();
-  for (const RejectedFamily& f : r.rejected) {
-    json["rejected"].push_back({{"family", f.family},
-                                {"reason", f.reason},
-                                {"count", f.count},
-                                {"best_time_s", f.best_time.value},
-                                {"lower_bound_s", f.bound.value},
-                                {"least_deficit_bytes", f.least_deficit.value}});
-  }
+  json["rejected"] = Mapped<Json>(r.rejected, [&](const RejectedFamily& f) -> Json {
+    return {{"family", f.family},
+            {"reason", f.reason},
+            {"count", f.count},
+            {"best_time_s", f.best_time.value},
+            {"lower_bound_s", f.bound.value},
+            {"least_deficit_bytes", f.least_deficit.value}};
+  });
   AddBaselinesJson(searched, json);
   AddNodeCountsJson(searched, json);
   AddExplanationJson(searched, json);

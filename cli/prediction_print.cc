@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <string>
@@ -14,6 +13,7 @@
 #include "cli/table.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "topologies/mesh.h"
 
 namespace shardwright {
@@ -211,12 +211,12 @@ Json MemoryJson(const PlanFile& file, const Program& program, const SimulationRe
   json["error_bytes"] = p.memory_error.value;
   json["at_peak"] = BytesByCategory(p.device_peak);
   json["peak_place"] = PeakPlace(program, p);
-  json["largest_at_peak"] = Json::array();
-  for (const PeakBuffer& buffer : LargestAtPeak(program, p)) {
-    json["largest_at_peak"].push_back({{"bytes", buffer.size.value},
-                                       {"category", NameOf(buffer.category)},
-                                       {"allocated_by", buffer.allocated_by}});
-  }
+  json["largest_at_peak"] =
+      Mapped<Json>(LargestAtPeak(program, p), [&](const PeakBuffer& buffer) -> Json {
+        return {{"bytes", buffer.size.value},
+                {"category", NameOf(buffer.category)},
+                {"allocated_by", buffer.allocated_by}};
+      });
   const auto of = [&](const MemoryPeak& device, const MemoryPeak& host, Bytes held) {
     return Json{{"peak_allocated_bytes", device.total.value},
                 {"peak_reserved_bytes", held.value},
@@ -228,12 +228,11 @@ Json MemoryJson(const PlanFile& file, const Program& program, const SimulationRe
   json["steady_step"] = of(allocated.device_steady, allocated.host_steady, reserved.peak_steady);
   json["steady_step"]["allocator_retries"] = reserved.retries_steady;
   json["host_peak_bytes_per_node"] = p.host_peak.value;
-  json["to_load_and_save"] = Json::array();
-  for (const HostMove& move : HostMoves(file)) {
-    json["to_load_and_save"].push_back({{"what", move.what},
-                                        {"host_peak_bytes_per_node", move.peak.value},
-                                        {"time_s", move.time.value}});
-  }
+  json["to_load_and_save"] = Mapped<Json>(HostMoves(file), [&](const HostMove& move) -> Json {
+    return {{"what", move.what},
+            {"host_peak_bytes_per_node", move.peak.value},
+            {"time_s", move.time.value}};
+  });
   return json;
 }
 

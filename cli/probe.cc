@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "topologies/gpu_names.h"
 
 namespace shardwright {
@@ -71,10 +72,9 @@ void ProbeHost(TopologyOptions& options, ProbedMachine& machine) {
   } else {
     machine.not_seen.emplace_back("host memory: /proc/meminfo cannot be read");
   }
-  std::size_t numa = 0;
-  for (const fs::path& entry : EntriesOf("/sys/devices/system/node")) {
-    numa += entry.filename().string().starts_with("node") ? 1 : 0;
-  }
+  const std::size_t numa = Summed<std::size_t>(
+      EntriesOf("/sys/devices/system/node"),
+      [&](const fs::path& entry) { return entry.filename().string().starts_with("node") ? 1 : 0; });
   if (numa > 0) {
     machine.seen.push_back(std::to_string(numa) + " NUMA nodes (/sys/devices/system/node)");
   }

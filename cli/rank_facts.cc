@@ -1,11 +1,10 @@
 #include "cli/rank_facts.h"
 
-#include <algorithm>
-
 #include <nlohmann/json.hpp>
 
 #include "cli/version.h"
 #include "core/files.h"
+#include "core/ranges.h"
 #include "executor/checkpoint/output_file.h"
 #include "executor/data/mapped_file.h"
 
@@ -73,8 +72,7 @@ RankFacts FactsOf(const Arguments& arguments, const Contents& contents) {
   RankFacts facts = {{"version", kVersion}};
   const auto add = [&](const std::string& name, const std::string& text, FileRole file,
                        Ranks ranks) {
-    const bool has_content = std::any_of(contents.begin(), contents.end(),
-                                         [&](const auto& its) { return its.first == name; });
+    const bool has_content = AnyOf(contents, [&](const auto& its) { return its.first == name; });
     if (ranks != Ranks::kAny && !has_content) {
       facts.emplace_back(name, ValueOf(text, file, ranks));
     }

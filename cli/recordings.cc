@@ -1,6 +1,5 @@
 #include "cli/recordings.h"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <map>
@@ -11,6 +10,7 @@
 #include "core/files.h"
 #include "core/parallel.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "traces/kineto.h"
 #include "traces/measured_file.h"
 #include "traces/nsight.h"
@@ -43,8 +43,7 @@ class ReadingTeller {
 
 bool IsTraceName(std::string_view name) {
   constexpr std::array<std::string_view, 3> kEnds = {".json", ".json.gz", ".sqlite"};
-  return !name.starts_with('.') &&
-         std::any_of(kEnds.begin(), kEnds.end(), [&](auto end) { return name.ends_with(end); });
+  return !name.starts_with('.') && AnyOf(kEnds, [&](auto end) { return name.ends_with(end); });
 }
 
 std::vector<std::string> TracesIn(const std::string& folder) {

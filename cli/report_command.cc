@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -15,6 +14,7 @@
 #include "core/budget.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "planner/evaluate.h"
 #include "schedule/plan_file.h"
 #include "simulator/costs/pricer.h"
@@ -30,7 +30,7 @@ std::string ReadPageAddress(const Flag& flag) {
   constexpr std::array<std::string_view, 3> kSchemes = {"https", "http", "file"};
   const std::string scheme = flag.text.substr(0, flag.text.find_first_of(":/?#"));
   const bool has_scheme = scheme.size() < flag.text.size() && flag.text[scheme.size()] == ':';
-  if (has_scheme && std::find(kSchemes.begin(), kSchemes.end(), scheme) == kSchemes.end()) {
+  if (has_scheme && !IsIn(kSchemes, scheme)) {
     RefuseFlag(flag, "an address that begins with https:, http: or file:, or a relative one");
   }
   return flag.text;

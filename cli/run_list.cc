@@ -1,6 +1,5 @@
 #include "cli/run_list.h"
 
-#include <algorithm>
 #include <array>
 #include <iterator>
 
@@ -8,6 +7,7 @@
 #include "cli/plan_options.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -25,10 +25,8 @@ bool IsSet(const JsonValue& json, const char* key) {
 }
 
 PlanFile PlanOfFlags(const JsonValue& flags) {
-  std::vector<std::string> known;
-  for (const FlagRow& row : SharedFlags("plan")) {
-    known.push_back(LongName(row));
-  }
+  std::vector<std::string> known =
+      Mapped<std::string>(SharedFlags("plan"), [&](const FlagRow& row) { return LongName(row); });
   flags.AllowOnly(known);
   Arguments arguments;
   arguments.command = "plan";

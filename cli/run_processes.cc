@@ -1,6 +1,5 @@
 #include "cli/run_processes.h"
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -26,6 +25,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "core/threads.h"
 #include "executor/host/tcp_handshake.h"
 #include "executor/host/tcp_processes.h"
@@ -152,8 +152,7 @@ std::vector<std::string> EnvironmentOf(std::int64_t rank, std::int64_t ranks,
   for (char** at = environ; *at != nullptr; ++at) {
     const std::string entry = *at;
     const std::string name = entry.substr(0, entry.find('=') + 1);
-    const bool is_ours = std::any_of(ours.begin(), ours.end(),
-                                     [&](const std::string& our) { return our.starts_with(name); });
+    const bool is_ours = AnyOf(ours, [&](const std::string& our) { return our.starts_with(name); });
     if (!is_ours) {
       all.push_back(entry);
     }
@@ -230,7 +229,7 @@ int RunLocalProcesses(std::int64_t ranks) {
   for (std::int64_t left = ranks; left > 0;) {
     int status = 0;
     const pid_t ended = ::waitpid(-1, &status, WNOHANG);
-    const auto found = std::find(children.begin(), children.end(), ended);
+    const auto found = FindIn(children, ended);
     if (ended > 0 && found != children.end()) {
       const int its = CodeOf(status, found - children.begin());
       *found = 0;

@@ -1,6 +1,5 @@
 #include "cli/run_report.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -14,6 +13,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
@@ -103,14 +103,12 @@ Json EpochsJson(const std::vector<EpochReport>& epochs) {
 }
 
 Json TestsJson(const std::vector<TestReport>& tests) {
-  Json list = Json::array();
-  for (const TestReport& test : tests) {
-    list.push_back({{"step", test.step},
-                    {"test_loss", test.test.MeanLoss()},
-                    {"test_correct", test.test.correct},
-                    {"test_count", test.test.counted}});
-  }
-  return list;
+  return Mapped<Json>(tests, [&](const TestReport& test) -> Json {
+    return {{"step", test.step},
+            {"test_loss", test.test.MeanLoss()},
+            {"test_correct", test.test.correct},
+            {"test_count", test.test.counted}};
+  });
 }
 
 Json StepsJson(const std::vector<StepReport>& steps, const RunFlags& flags,
@@ -155,10 +153,10 @@ std::string ReportJson(const Ran& ran, const Throughput& rate, RunSession& sessi
   json["epochs"] = EpochsJson(ran.loop.epochs);
   json["tests"] = TestsJson(ran.loop.tests);
   json["interrupted"] = ran.loop.end == LoopEnd::kAsked;
-  json["failed_checkpoints"] = Json::array();
-  for (const FailedSave& failed : FailedSaves(ran)) {
-    json["failed_checkpoints"].push_back({{"step", failed.step}, {"cause", failed.cause}});
-  }
+  json["failed_checkpoints"] =
+      Mapped<Json>(FailedSaves(ran), [&](const FailedSave& failed) -> Json {
+        return {{"step", failed.step}, {"cause", failed.cause}};
+      });
   return json.dump(2) + "\n";
 }
 
@@ -208,9 +206,8 @@ void CheckNumbers(const Ran& ran) {
   }
   std::string text = "step " + std::to_string(loop.end_step);
   if (loop.end == LoopEnd::kNan) {
-    const auto step = std::find_if(loop.steps.begin(), loop.steps.end(), [&](const auto& report) {
-      return report.step == loop.end_step;
-    });
+    const auto step =
+        FindIf(loop.steps, [&](const auto& report) { return report.step == loop.end_step; });
     text += ": the loss is " + std::string(std::isnan(step->loss) ? "not a number" : "infinite");
   } else {
     text += ": weights are no finite numbers";

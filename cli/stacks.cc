@@ -1,6 +1,5 @@
 #include "cli/stacks.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -8,6 +7,7 @@
 #include "cli/stack_rows.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "schedule/plan_names.h"
 
@@ -67,7 +67,7 @@ std::optional<StackRow> FindStack(const std::string& word, const std::string& wh
   const std::size_t at = word.find('@');
   const std::string name = LowerCase(word.substr(0, at));
   const auto is_set = [&](const KernelSetOptions& set) { return set.name == word; };
-  if (std::any_of(BuiltinKernelSets().begin(), BuiltinKernelSets().end(), is_set)) {
+  if (AnyOf(BuiltinKernelSets(), is_set)) {
     return std::nullopt;
   }
   std::vector<StackRow> rows;
@@ -91,7 +91,7 @@ std::optional<StackRow> FindStack(const std::string& word, const std::string& wh
   const auto fits = [&](const StackRow& row) {
     return row.before.empty() || when < NumbersOf(is_date ? row.before : row.before_version);
   };
-  const auto found = std::find_if(rows.begin(), rows.end(), fits);
+  const auto found = FindIf(rows, fits);
   if (found == rows.end()) {
     throw InputError(where, Quoted(word), name + " before " + rows.back().before,
                      "no later row of `shardwright list stacks` names it");

@@ -1,11 +1,11 @@
 #include "cli/straggler_flags.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <system_error>
 
 #include "cli/exit_codes.h"
 #include "core/portable.h"
+#include "core/ranges.h"
 #include "simulator/costs/pricer.h"
 
 namespace shardwright {
@@ -53,8 +53,7 @@ std::vector<SlowRank> ReadSlowRanks(const Flag& flag) {
       RefuseFlag(flag, kRule);
     }
     for (std::int64_t rank = first; rank <= last; ++rank) {
-      if (std::any_of(slow.begin(), slow.end(),
-                      [rank](const SlowRank& other) { return other.rank == rank; })) {
+      if (IsIn(slow, rank, &SlowRank::rank)) {
         RefuseFlag(flag, "every rank once");
       }
       slow.push_back({rank, factor});
@@ -110,7 +109,7 @@ StepDistribution SampleSteps(const PlanFile& file, const Program& program,
       steady.push_back(span);
     }
   }
-  std::sort(steady.begin(), steady.end(), [](const Span& a, const Span& b) { return a.op < b.op; });
+  SortBy(steady, &Span::op);
   return SampleSteps(program, PriceProgram(program, file.cluster, file.profile), steady, options);
 }
 

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 
 #include <nlohmann/json.hpp>
@@ -11,6 +10,7 @@
 #include "cli/table.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "topologies/scale_links.h"
 
 namespace shardwright {
@@ -103,8 +103,7 @@ std::string FitText(const SweepResult& row) {
 
 // The rows of a sweep have one model.
 bool CountsImages(const std::vector<SweepResult>& rows) {
-  return std::any_of(rows.begin(), rows.end(),
-                     [](const SweepResult& row) { return row.counts_images; });
+  return AnyOf(rows, &SweepResult::counts_images);
 }
 
 struct SweepColumns {
@@ -173,8 +172,7 @@ std::string BestText(const std::vector<SweepResult>& rows) {
   const auto rate = [](const SweepResult& row) {
     return row.outcome->rates.tokens_per_second_per_gpu * static_cast<double>(row.ranks);
   };
-  const bool any_surely =
-      std::any_of(rows.begin(), rows.end(), [](const SweepResult& r) { return r.FitsSurely(); });
+  const bool any_surely = AnyOf(rows, &SweepResult::FitsSurely);
   for (const SweepResult& row : rows) {
     if (any_surely ? !row.FitsSurely() : !row.Fits()) {
       continue;
@@ -226,10 +224,7 @@ Json RowJson(const SweepResult& row) {
   json["fits"] = outcome.Fits();
   json["memory_error_bytes"] = row.memory_error.value;
   json["excess_bytes"] = outcome.Excess().value;
-  Json misfits = Json::array();
-  for (const Misfit& misfit : outcome.misfits) {
-    misfits.push_back(misfit.text);
-  }
+  Json misfits = Mapped<Json>(outcome.misfits, [&](const Misfit& misfit) { return misfit.text; });
   json["misfits"] = misfits;
   return json;
 }
@@ -238,10 +233,7 @@ std::string SweepJson(const std::vector<SweepResult>& rows, const std::string& l
   Json json = ReportHead("shardwright-sweep");
   json["counts"] = CountsImages(rows) ? "images" : "tokens";
   json["bandwidth_level"] = level.empty() ? Json() : Json(level);
-  Json array = Json::array();
-  for (const SweepResult& row : rows) {
-    array.push_back(RowJson(row));
-  }
+  Json array = Mapped<Json>(rows, [&](const SweepResult& row) { return RowJson(row); });
   json["rows"] = array;
   return json.dump(2) + "\n";
 }
@@ -277,11 +269,9 @@ int SweepCommand(const Arguments& arguments) {
   const std::vector<SweepResult> rows = RunSweep(
       points, [&](const SweepPoint& point) { return MakePoint(arguments, flags.level, point); },
       options);
-  const bool all_refused =
-      std::none_of(rows.begin(), rows.end(), [](const SweepResult& row) { return row.outcome; });
-  if (all_refused && std::all_of(rows.begin(), rows.end(), [&](const SweepResult& row) {
-        return row.error == rows.front().error;
-      })) {
+  const bool all_refused = NoneOf(rows, &SweepResult::outcome);
+  if (all_refused &&
+      AllOf(rows, [&](const SweepResult& row) { return row.error == rows.front().error; })) {
     throw InputError(rows.front().error);
   }
   if (!flags.csv.empty()) {
@@ -291,8 +281,7 @@ int SweepCommand(const Arguments& arguments) {
     arguments.Print(arguments.IsJson() ? SweepJson(rows, flags.level)
                                        : TableText(rows, flags.level) + BestText(rows));
   }
-  const bool any_fits =
-      std::any_of(rows.begin(), rows.end(), [](const SweepResult& row) { return row.Fits(); });
+  const bool any_fits = AnyOf(rows, &SweepResult::Fits);
   return any_fits ? kExitOk : kExitNo;
 }
 

@@ -43,9 +43,15 @@ set(header_folder "${CMAKE_INSTALL_INCLUDEDIR}/shardwright")
 foreach(library IN LISTS public_libraries)
   set_target_properties(sw_${library} PROPERTIES EXPORT_NAME ${library})
   target_link_libraries(sw_public INTERFACE sw_${library})
+  set(generated)
+  get_target_property(sets sw_${library} INTERFACE_HEADER_SETS)
+  if("generated" IN_LIST sets)
+    set(generated FILE_SET generated DESTINATION "${header_folder}" COMPONENT dev)
+  endif()
   install(TARGETS sw_${library} EXPORT shardwright
     ARCHIVE DESTINATION "${library_folder}" COMPONENT dev
-    FILE_SET HEADERS DESTINATION "${header_folder}" COMPONENT dev)
+    FILE_SET HEADERS DESTINATION "${header_folder}" COMPONENT dev
+    ${generated})
   string(APPEND pkgconfig_libraries " -lsw_${library}")
 endforeach()
 install(TARGETS sw_public EXPORT shardwright)

@@ -1,6 +1,5 @@
 #include "core/files.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
@@ -12,6 +11,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/staged_file.h"
 
 namespace shardwright {
@@ -101,7 +101,7 @@ std::vector<fs::path> EntriesOf(const fs::path& folder, std::string_view expecte
     throw InputError(folder.string(), "a folder that cannot be read (" + error.message() + ")",
                      expected);
   }
-  std::sort(entries.begin(), entries.end());
+  SortAll(entries);
   return entries;
 }
 

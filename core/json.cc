@@ -1,6 +1,5 @@
 #include "core/json.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -12,6 +11,7 @@
 #include "core/budget.h"
 #include "core/files.h"
 #include "core/ordered_json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "core/threads.h"
 
@@ -39,7 +39,7 @@ const Json& AsJson(const void* node) {
 // "file:line:column" of byte `offset` of `text`; both count from 1, the column in bytes.
 std::string At(const std::string& file, std::string_view text, std::size_t offset) {
   const std::string_view before = text.substr(0, std::min(offset, text.size()));
-  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  const auto line = 1 + CountOf(before, '\n');
   const std::size_t newline = before.rfind('\n');
   const std::size_t column =
       newline == std::string_view::npos ? before.size() + 1 : before.size() - newline;
@@ -213,10 +213,8 @@ namespace {
 
 // Whether `node` is `from` or inside of it.
 bool Holds(const Json& from, const void* node) {
-  return &from == node ||
-         (from.is_structured() && std::any_of(from.begin(), from.end(), [&](const Json& child) {
-            return Holds(child, node);
-          }));
+  return &from == node || (from.is_structured() &&
+                           AnyOf(from, [&](const Json& child) { return Holds(child, node); }));
 }
 
 template <class Json>
@@ -333,7 +331,7 @@ const Json& ObjectAt(const void* node, const JsonValue& value) {
 template <class Words>
 void Allow(const Json& object, const Words& allowed, const JsonValue& value) {
   for (const auto& [key, member] : object.items()) {
-    if (std::find(allowed.begin(), allowed.end(), key) == allowed.end()) {
+    if (!IsIn(allowed, key)) {
       const std::vector<std::string> words(allowed.begin(), allowed.end());
       throw InputError(value.path().str(), "unknown key " + Quoted(key), OneOf(words),
                        DidYouMean(key, words));
@@ -490,7 +488,7 @@ std::size_t JsonValue::AsChoice(std::span<const std::string_view> choices) const
     throw Error(OneOf(words));
   }
   const std::string word = AsString();
-  const auto found = std::find(words.begin(), words.end(), word);
+  const auto found = FindIn(words, word);
   if (found == words.end()) {
     throw Error(OneOf(words), DidYouMean(word, words));
   }

@@ -1,10 +1,11 @@
 #include "core/printable.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -53,8 +54,7 @@ std::string Escaped(std::string_view text, bool is_line) {
   while (!text.empty()) {
     // Most texts are printable ASCII but for their ends of lines, and some are megabytes long.
     const auto plain = static_cast<std::size_t>(
-        std::find_if(text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }) -
-        text.begin());
+        FindIf(text, [](char c) { return c < ' ' || c > '~'; }) - text.begin());
     shown += text.substr(0, plain);
     text.remove_prefix(plain);
     if (text.empty()) {

@@ -1,6 +1,5 @@
 // Quantities as text: "450 GB/s" to a rate and back. Declared in core/json.h.
 
-#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -13,6 +12,7 @@
 
 #include "core/json.h"
 #include "core/portable.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -84,10 +84,7 @@ std::string UnitHint(std::string_view word, std::span<const Unit> units) {
   if (word.empty()) {
     return "the unit is missing";
   }
-  std::vector<std::string> names;
-  for (const Unit& u : units) {
-    names.emplace_back(u.name);
-  }
+  std::vector<std::string> names = Mapped<std::string>(units, &Unit::name);
   // "Gb/s" would be one edit from "GB/s", and eight times wrong.
   if (word.ends_with("b/s") || word.ends_with("bps") || word.ends_with("Bps")) {
     return "write \"Gbit/s\" for bits or \"GB/s\" for bytes per second";
@@ -113,8 +110,7 @@ Parsed ParseQuantity(std::string_view text, std::string_view where, std::span<co
   while (parsed.unit.starts_with(' ')) {
     parsed.unit.remove_prefix(1);
   }
-  const auto unit = std::find_if(units.begin(), units.end(),
-                                 [&](const Unit& u) { return u.name == parsed.unit; });
+  const auto unit = FindIn(units, parsed.unit, &Unit::name);
   if (unit == units.end()) {
     throw Wrong(text, where, rule, UnitHint(parsed.unit, units));
   }

@@ -1,6 +1,5 @@
 #include "executor/evaluation.h"
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -8,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "executor/half.h"
 #include "executor/host/together.h"
 
@@ -96,8 +96,7 @@ Evaluation EvaluationCounter::Take(MessagePassing* processes) {
   const auto place = [](const Part& part) {
     return std::tuple(part.step, part.first_sample, part.cut);
   };
-  std::sort(parts_.begin(), parts_.end(),
-            [&](const Part& a, const Part& b) { return place(a) < place(b); });
+  SortAll(parts_, [&](const Part& a, const Part& b) { return place(a) < place(b); });
   Evaluation total;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const Part& part = parts_[i];

@@ -1,12 +1,12 @@
 #include "executor/optimizer.h"
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "executor/half.h"
 #include "executor/update_step.h"
 #include "models/trainable.h"
@@ -238,8 +238,8 @@ bool HasWeightDecay(const Parameter& param, const OptimizerOptions& options) {
   if (options.decay_matrices_only && param.shape.size() < 2) {
     return false;
   }
-  return std::none_of(options.no_decay.begin(), options.no_decay.end(),
-                      [&](const std::string& glob) { return MatchesGlob(glob, param.fqn); });
+  return NoneOf(options.no_decay,
+                [&](const std::string& glob) { return MatchesGlob(glob, param.fqn); });
 }
 
 UpdateScalars MakeUpdateScalars(const OptimizerCall& call, const OptimizerOptions& options,

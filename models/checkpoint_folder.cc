@@ -1,6 +1,5 @@
 #include "models/checkpoint_folder.h"
 
-#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <utility>
@@ -8,6 +7,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/safetensors_text.h"
 
@@ -121,8 +121,7 @@ void ReadShards(const std::filesystem::path& folder, const JsonValue& index,
 }  // namespace
 
 bool IsTrainedName(std::string_view name) {
-  return std::none_of(kNotTrained.begin(), kNotTrained.end(),
-                      [&](std::string_view suffix) { return name.ends_with(suffix); });
+  return NoneOf(kNotTrained, [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
 std::string ModernName(std::string name) {
@@ -211,7 +210,7 @@ std::vector<std::string> CheckpointDifferences(const Model& model,
                           ": not in the folder, so only the names of its tensors were "
                           "compared");
   }
-  std::sort(differences.begin(), differences.end());
+  SortAll(differences);
   return differences;
 }
 

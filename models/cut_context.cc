@@ -1,8 +1,6 @@
 #include "models/cut_context.h"
 
-#include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
 #include "core/text.h"

@@ -1,13 +1,12 @@
 #include "models/cut_experts.h"
 
-#include <algorithm>
 #include <iterator>
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/internal/cutter.h"
 
@@ -46,8 +45,7 @@ class ExpertCutter : Cutter {
     const ModuleId module = ExpertsModule(model_, op);
     return model_.SpecOf(next).kind == OpKind::kOther && next.outputs.size() == 1 &&
            next.inputs == op.outputs && !next.params.empty() &&
-           std::all_of(next.params.begin(), next.params.end(),
-                       [&](ParamId p) { return model_.params[p.value].module == module; });
+           AllOf(next.params, [&](ParamId p) { return model_.params[p.value].module == module; });
   }
 
   // A matrix per expert: those of the first experts stay. All experts in one tensor: its first
@@ -63,7 +61,7 @@ class ExpertCutter : Cutter {
       params.insert(params.end(), biases->params.begin(), biases->params.end());
     }
     for (const ParamId p : model_.modules[ExpertsModule(model_, op).value].params) {
-      if (std::find(params.begin(), params.end(), p) == params.end()) {
+      if (!IsIn(params, p)) {
         Refuse("1: experts with " + Quoted(model_.params[p.value].fqn) +
                ", a bias, cannot be shared out so far");
       }
@@ -220,8 +218,7 @@ void CutExperts(Model& model, std::int64_t ranks, const std::string& where) {
   if (ranks < 1) {
     throw InputError(where, std::to_string(ranks), "at least 1");
   }
-  const bool is_cut = std::any_of(model.params.begin(), model.params.end(),
-                                  [&](const Parameter& param) { return param.parts == ranks; });
+  const bool is_cut = IsIn(model.params, ranks, &Parameter::parts);
   if (ranks != 1 && !is_cut) {
     ExpertCutter(model, ranks, where).Run();
   }

@@ -1,11 +1,11 @@
 #include "models/cut_tensor.h"
 
-#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/internal/cutter.h"
 
@@ -245,7 +245,7 @@ class TensorCutter : Cutter {
   [[nodiscard]] const ModelOp& ProducerOf(const ModelOp& op, std::size_t input = 0) const {
     for (std::size_t i = model_.ops.size(); i-- > 0;) {
       const std::vector<TensorId>& outputs = model_.ops[i].outputs;
-      if (std::find(outputs.begin(), outputs.end(), op.inputs[input]) != outputs.end()) {
+      if (IsIn(outputs, op.inputs[input])) {
         return model_.ops[i];
       }
     }

@@ -1,12 +1,12 @@
 #include "models/kernel_set.h"
 
-#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/kernel_sets.h"
 #include "models/kernels/kernels.h"
@@ -57,9 +57,7 @@ constexpr std::array<std::string_view, kAttentionImplCount> kAttentions = {
 KernelSetOptions ReadSet(const JsonValue& row, const std::vector<KernelSetOptions>& before) {
   KernelSetOptions set;
   if (const auto like = row.Find("like")) {
-    const auto found = std::find_if(before.begin(), before.end(), [&](const KernelSetOptions& one) {
-      return one.name == like->AsString();
-    });
+    const auto found = FindIn(before, like->AsString(), &KernelSetOptions::name);
     SW_CHECK(found != before.end(), "no kernel set " + like->AsString() + " above it");
     set = *found;
   }
@@ -194,8 +192,7 @@ OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
 
 bool RunsOnce(const Model& model, const ModelOp& op) {
   return model.SpecOf(op).kind != OpKind::kOther && !op.inputs.empty() &&
-         std::none_of(op.inputs.begin(), op.inputs.end(),
-                      [&](TensorId t) { return model.tensors[t.value].per_sample; });
+         NoneOf(op.inputs, [&](TensorId t) { return model.tensors[t.value].per_sample; });
 }
 
 Kernel GradientSumKernel(Bytes bytes, DType compute) {

@@ -1,6 +1,5 @@
 #include "models/loader.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <span>
@@ -11,6 +10,7 @@
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/checkpoint_folder.h"
 #include "models/internal/hf_config.h"
@@ -68,7 +68,7 @@ JsonValue FindRow(const JsonValue& type, const std::optional<JsonValue>& extra) 
   if (extra) {
     const std::vector<std::string> more = extra->Keys();
     known.insert(known.end(), more.begin(), more.end());
-    std::sort(known.begin(), known.end());
+    SortAll(known);
   }
   throw type.Error("one of " + std::to_string(known.size()) +
                        " known types, or the model.json that \"shardwright export " +
@@ -111,8 +111,7 @@ Model ModelFromConfig(const JsonValue& config, const std::string& name,
 
 const EmbeddedFile* FindInZoo(std::string_view name) {
   const std::span<const EmbeddedFile> zoo = EmbeddedModelZoo();
-  const auto found = std::find_if(zoo.begin(), zoo.end(),
-                                  [&](const EmbeddedFile& file) { return file.name == name; });
+  const auto found = FindIn(zoo, name, &EmbeddedFile::name);
   return found == zoo.end() ? nullptr : &*found;
 }
 
@@ -130,7 +129,7 @@ bool LooksLikeHubId(std::string_view spec) {
   };
   return slash != std::string_view::npos && slash > 0 && slash + 1 < spec.size() &&
          spec.find('/', slash + 1) == std::string_view::npos && spec.front() != '.' &&
-         !spec.ends_with(".json") && std::all_of(spec.begin(), spec.end(), is_allowed);
+         !spec.ends_with(".json") && AllOf(spec, is_allowed);
 }
 
 // "llama-3" and "8b" of "llama-3-8b-instruct"; no size where no part is a number of parameters.
@@ -172,9 +171,8 @@ bool IsNear(const std::string& spelled, const std::string& known) {
   std::vector<std::string> zoo = ZooNames();
   std::erase_if(zoo, [&](const std::string& name) { return !IsNear(spec, name); });
   // "gpt2-small" begins with "gpt2".
-  const auto whole = std::find_if(zoo.begin(), zoo.end(), [&](const std::string& name) {
-    return spec.starts_with(name + "-");
-  });
+  const auto whole =
+      FindIf(zoo, [&](const std::string& name) { return spec.starts_with(name + "-"); });
   const std::string hint =
       whole == zoo.end() ? DidYouMean(spec, zoo) : "did you mean \"" + *whole + "\"?";
   throw InputError("model", found,
@@ -308,8 +306,7 @@ std::vector<ZooEntry> ListModels() {
                        .parameters = CountParameters(model),
                        .source = source ? source->AsString() : std::string()});
   }
-  std::sort(entries.begin(), entries.end(),
-            [](const ZooEntry& a, const ZooEntry& b) { return a.name < b.name; });
+  SortBy(entries, &ZooEntry::name);
   return entries;
 }
 

@@ -1,6 +1,5 @@
 #include "models/model.h"
 
-#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <set>
@@ -11,6 +10,7 @@
 #include <boost/graph/strong_components.hpp>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/internal/order.h"
 #include "models/reference.h"
@@ -66,7 +66,7 @@ void CheckNames(const std::vector<T>& things, const char* what, const std::strin
   for (const T& thing : things) {
     names.emplace_back(std::hash<std::string_view>()(thing.fqn), thing.fqn);
   }
-  std::sort(names.begin(), names.end());
+  SortAll(names);
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice != names.end()) {
     Fail(where, std::string("two ") + what + " named " + Quoted(twice->second), "unique names");
@@ -131,7 +131,7 @@ void ValidateParams(const Model& model, const std::string& where) {
     if (param.module.value >= model.modules.size()) {
       Fail(where, "parameter " + Quoted(param.fqn) + " of no module", "a module of the model");
     }
-    if (std::any_of(param.shape.begin(), param.shape.end(), [](auto n) { return n < 1; })) {
+    if (AnyOf(param.shape, [](auto n) { return n < 1; })) {
       Fail(where, "parameter " + Quoted(param.fqn) + " with an empty dimension", "positive sizes");
     }
     if (!param.tied_to.valid()) {
@@ -332,8 +332,7 @@ bool TrainsBiasOnly(const Model& model, const ModelOp& op, const std::vector<boo
 
 bool IsBlock(const Model& model, ModuleId module) {
   const std::string& name = model.modules[module.value].class_name;
-  return std::find(model.block_classes.begin(), model.block_classes.end(), name) !=
-         model.block_classes.end();
+  return IsIn(model.block_classes, name);
 }
 
 bool IsInside(const Model& model, ModuleId module, ModuleId ancestor) {

@@ -1,10 +1,11 @@
 #include "models/reference.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -25,7 +26,7 @@ Places BaseOf(const Model& model) {
   for (std::size_t p = 0; p < model.params.size(); ++p) {
     const ModuleId own = model.params[p].module;
     const std::vector<ParamId>& copies = model.modules[own.value].params;
-    const auto at = std::find(copies.begin(), copies.end(), ParamId(p)) - copies.begin();
+    const auto at = FindIn(copies, ParamId(p)) - copies.begin();
     places.params.push_back(
         model.modules[places.modules[own.value].value].params[static_cast<std::size_t>(at)]);
   }
@@ -69,7 +70,7 @@ Places CopyModules(Model& model) {
 std::uint32_t WithoutGradient(Model& model, std::uint32_t spec) {
   OpSpec stopped = model.specs[spec];
   stopped.other.stops_gradient = true;
-  const auto known = std::find(model.specs.begin(), model.specs.end(), stopped);
+  const auto known = FindIn(model.specs, stopped);
   const auto index = static_cast<std::uint32_t>(known - model.specs.begin());
   if (known == model.specs.end()) {
     model.specs.push_back(std::move(stopped));

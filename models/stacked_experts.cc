@@ -1,7 +1,8 @@
 #include "models/stacked_experts.h"
 
-#include <algorithm>
 #include <array>
+
+#include "core/ranges.h"
 
 namespace shardwright {
 
@@ -9,7 +10,7 @@ bool StacksExperts(std::string_view kernel_set) {
   constexpr std::array<std::string_view, 9> kStacks = {
       "torch-eager", "torch-compile", "deepspeed", "hf-eager",     "hf-2026",
       "hf-trainer",  "hf-foak",       "hf-liger",  "hf-liger-full"};
-  return std::find(kStacks.begin(), kStacks.end(), kernel_set) != kStacks.end();
+  return IsIn(kStacks, kernel_set);
 }
 
 }  // namespace shardwright

@@ -1,8 +1,9 @@
 #include "models/totals.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <vector>
+
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -51,10 +52,8 @@ class Counter {
     spec.bias_only = TrainsBiasOnly(model_, op, learns_);
     const OpKernels k = LowerOp(spec, RunsOnce(model_, op) ? 1 : batch_, compute_, options_);
     const bool stops = spec.other.stops_gradient;
-    const bool weights = !stops && std::any_of(op.params.begin(), op.params.end(),
-                                               [&](ParamId p) { return learns_[p.value]; });
-    const bool data = !stops && std::any_of(op.inputs.begin(), op.inputs.end(),
-                                            [&](TensorId t) { return needs_grad_[t.value]; });
+    const bool weights = !stops && AnyOf(op.params, [&](ParamId p) { return learns_[p.value]; });
+    const bool data = !stops && AnyOf(op.inputs, [&](TensorId t) { return needs_grad_[t.value]; });
     double forward = FlopsOf(k.forward);
     double backward_data = FlopsOf(k.backward_data);
     if (k.ring.steps > 0) {
@@ -64,8 +63,7 @@ class Counter {
     }
     if (spec.kind == OpKind::kAttention) {
       const bool is_kept =
-          std::none_of(k.forward.begin(), k.forward.end(),
-                       [](const Kernel& kernel) { return IsAttention(kernel.kind); });
+          NoneOf(k.forward, [](const Kernel& kernel) { return IsAttention(kernel.kind); });
       CountWholeAttention(spec, batch_, is_kept, &forward, &backward_data);
     }
     totals_.forward += Flops(forward);
@@ -141,10 +139,7 @@ std::vector<bool> OpsBehindResult(const Model& model) {
     }
   }
   const bool has_end = model.stages.empty() || !model.stages.back().sent.valid();
-  const auto is_sent = [&](TensorId t) {
-    return std::any_of(model.stages.begin(), model.stages.end(),
-                       [&](const Model::Stage& stage) { return stage.sent == t; });
-  };
+  const auto is_sent = [&](TensorId t) { return IsIn(model.stages, t, &Model::Stage::sent); };
   std::vector<bool> wanted(model.tensors.size(), false);
   std::vector<bool> reaches(model.ops.size(), false);
   for (std::size_t i = model.ops.size(); i-- > 0;) {

@@ -1,8 +1,8 @@
 #include "models/trainable.h"
 
-#include <algorithm>
 #include <utility>
 
+#include "core/ranges.h"
 #include "core/units.h"
 #include "models/internal/builder.h"
 #include "models/reference.h"
@@ -255,7 +255,7 @@ class OpAppender {
 
   TensorId Append(ModuleId module, const char* name, const OpSpec& spec,
                   std::vector<TensorId> inputs, std::vector<ParamId> params) {
-    const auto known = std::find(model_.specs.begin(), model_.specs.end(), spec);
+    const auto known = FindIn(model_.specs, spec);
     const auto index = static_cast<std::uint32_t>(known - model_.specs.begin());
     if (known == model_.specs.end()) {
       model_.specs.push_back(spec);
@@ -469,7 +469,7 @@ std::vector<std::string> MatchedTargets(const Model& model, const std::vector<st
   }
   std::vector<std::string> result;
   const auto add = [&](const std::string& glob) {
-    if (std::find(result.begin(), result.end(), glob) == result.end()) {
+    if (!IsIn(result, glob)) {
       result.push_back(glob);
     }
   };

@@ -10,11 +10,11 @@
 
 #include "planner/baselines.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "core/ranges.h"
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower/optimizer.h"
@@ -79,8 +79,7 @@ bool IsBetter(const PlanOutcome& a, const PlanOutcome& b) {
 bool NeedsMoreThanOneThatFails(const std::vector<BaselineCandidate>& candidates,
                                const UserChoice& choice) {
   constexpr std::int64_t kAllKinds = 3;
-  return choice.accumulation >= kAllKinds &&
-         std::any_of(candidates.begin(), candidates.end(), [&](const BaselineCandidate& c) {
+  return choice.accumulation >= kAllKinds && AnyOf(candidates, [&](const BaselineCandidate& c) {
            return c.choice.recompute == choice.recompute &&
                   c.choice.micro_batch < choice.micro_batch && c.choice.accumulation >= kAllKinds &&
                   !c.quick.Fits();
@@ -118,10 +117,9 @@ std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const Problem&
       }
     }
   }
-  std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const BaselineCandidate& a, const BaselineCandidate& b) {
-                     return IsBetter(a.quick, b.quick);
-                   });
+  StableSort(candidates, [](const BaselineCandidate& a, const BaselineCandidate& b) {
+    return IsBetter(a.quick, b.quick);
+  });
   return candidates;
 }
 
@@ -212,8 +210,8 @@ Plan BaselinePlan(Baseline baseline, const Model& model, std::int64_t ranks,
   }
   if (facts.flat_units) {
     // Off by default; flat parameters with frozen parts need it.
-    plan.use_orig_params = std::any_of(model.params.begin(), model.params.end(),
-                                       [](const Parameter& param) { return !param.trainable; });
+    plan.use_orig_params =
+        AnyOf(model.params, [](const Parameter& param) { return !param.trainable; });
   }
   if (row.syncs_last && choice.accumulation > 1) {
     plan.sync = SyncMode::kLast;

@@ -9,10 +9,11 @@
 
 #include "planner/branches.h"
 
-#include <algorithm>
 #include <cmath>
 #include <tuple>
 #include <utility>
+
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -53,7 +54,7 @@ Branches::Branches(const Problem& input, const SearchOptions& options, const Lim
       branches_[i].status = CandidateStatus::kPrunedMemory;
     }
   }
-  std::stable_sort(order_.begin(), order_.end(), [&](std::size_t x, std::size_t y) {
+  StableSort(order_, [&](std::size_t x, std::size_t y) {
     return BoundOf(branches_[x]) < BoundOf(branches_[y]);
   });
 }
@@ -109,8 +110,7 @@ Branches::List Branches::With(CandidateStatus status) const {
 }
 
 const Branch* Branches::Of(const Plan& plan) const {
-  const auto found = std::find_if(branches_.begin(), branches_.end(),
-                                  [&](const Branch& b) { return Is(b.outer, plan); });
+  const auto found = FindIf(branches_, [&](const Branch& b) { return Is(b.outer, plan); });
   return found == branches_.end() ? nullptr : &*found;
 }
 

@@ -18,16 +18,17 @@
 
 #include "planner/choose.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
 #include <tuple>
 
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
+#include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
@@ -55,8 +56,7 @@ bool IsSymmetric(const Plan& plan, const std::set<std::string>& blocks) {
   const Reshard* reshard = nullptr;
   for (const UnitPlan& unit : plan.units) {
     const auto count = static_cast<std::size_t>(
-        std::count_if(unit.modules.begin(), unit.modules.end(),
-                      [&](const std::string& module) { return blocks.contains(module); }));
+        CountIf(unit.modules, [&](const std::string& module) { return blocks.contains(module); }));
     if (count == 0) {
       continue;
     }
@@ -78,10 +78,10 @@ bool IsSymmetric(const Plan& plan, const std::set<std::string>& blocks) {
     region.module.erase(0, block.size());
     regions[block].push_back(std::move(region));
   }
-  return regions.empty() || (regions.size() == blocks.size() &&
-                             std::all_of(regions.begin(), regions.end(), [&](const auto& entry) {
-                               return entry.second == regions.begin()->second;
-                             }));
+  return regions.empty() ||
+         (regions.size() == blocks.size() && AllOf(regions, [&](const auto& entry) {
+            return entry.second == regions.begin()->second;
+          }));
 }
 
 // Symmetry of candidates, looked at once each.
@@ -198,25 +198,12 @@ std::size_t Preferred(const ChooseInput& in, const std::vector<Candidate>& candi
   return PreferredTie(in, candidates, is_symmetric, fastest, slowest, is_eligible);
 }
 
-const char* ReasonOf(CandidateStatus status) {
-  switch (status) {
-    case CandidateStatus::kFits:
-      return "slower";
-    case CandidateStatus::kOverDevice:
-    case CandidateStatus::kPrunedMemory:
-      return "memory";
-    case CandidateStatus::kOverHost:
-      return "host memory";
-    case CandidateStatus::kFragmented:
-      return "fragmentation";
-    case CandidateStatus::kRetries:
-      return "allocator retries";
-    case CandidateStatus::kPrunedTime:
-      return "bound";
-    case CandidateStatus::kNotTried:
-      return "not tried";
-  }
-  return "";
+std::string_view ReasonOf(CandidateStatus status) {
+  // In the order of CandidateStatus.
+  constexpr std::array<std::string_view, 8> kReasons = {
+      "slower", "memory", "host memory", "fragmentation", "allocator retries",
+      "memory", "bound",  "not tried"};
+  return NameIn(kReasons, status);
 }
 
 std::string Percent(double fraction) {
@@ -276,8 +263,7 @@ void SetBest(std::size_t index, const Evaluator::Final& final, SearchResult& res
 }  // namespace
 
 const Evaluator::Final* Finals::Find(const Plan& plan) const {
-  const auto known = std::find_if(known_.begin(), known_.end(),
-                                  [&](const auto& entry) { return entry.first == plan; });
+  const auto known = FindIf(known_, [&](const auto& entry) { return entry.first == plan; });
   return known == known_.end() ? nullptr : &known->second;
 }
 
@@ -383,8 +369,7 @@ std::vector<std::size_t> FrontOf(const std::vector<Candidate>& candidates, Count
   const auto key = [&](std::size_t i) {
     return std::tuple(candidates[i].step_time, candidates[i].Needs());
   };
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t x, std::size_t y) { return key(x) < key(y); });
+  StableSort(order, [&](std::size_t x, std::size_t y) { return key(x) < key(y); });
   for (const std::size_t i : order) {
     if (front.empty() || candidates[i].Needs() < candidates[front.back()].Needs()) {
       front.push_back(i);
@@ -428,10 +413,8 @@ void MeasureFront(const ChooseInput& in, Finals& finals, SearchResult& result) {
     if (rows.empty() || (in.options.stop != nullptr && in.options.stop->load())) {
       break;
     }
-    std::vector<const Plan*> plans;
-    for (const std::size_t i : rows) {
-      plans.push_back(&result.candidates[i].plan);
-    }
+    std::vector<const Plan*> plans =
+        Mapped<const Plan*>(rows, [&](const std::size_t i) { return &result.candidates[i].plan; });
     finals.Ask(plans);
     for (const std::size_t i : rows) {
       Settle(finals.Of(result.candidates[i].plan), i, result.candidates);
@@ -464,11 +447,10 @@ void FindPareto(const ChooseInput& in, SearchResult& result) {
   }
   Symmetry is_symmetric(in.blocks, result.candidates);
   const Candidate& chosen = result.candidates[result.best.index];
-  const auto place = std::find_if(result.pareto.begin(), result.pareto.end(), [&](std::size_t i) {
+  const auto place = FindIf(result.pareto, [&](std::size_t i) {
     return result.candidates[i].step_time >= chosen.step_time;
   });
-  const bool is_there = std::find(result.pareto.begin(), result.pareto.end(), result.best.index) !=
-                        result.pareto.end();
+  const bool is_there = IsIn(result.pareto, result.best.index);
   if (!is_there) {
     result.pareto.insert(place, result.best.index);
   }
@@ -493,9 +475,9 @@ void SumUpRejected(const SearchOptions& options, SearchResult& result) {
     const std::string reason = IsPassedOver(options, result, i) ? "close to the limit"
                                : is_faster                      ? "within " + Percent(options.tie)
                                                                 : std::string(ReasonOf(c.status));
-    auto row = std::find_if(
-        result.rejected.begin(), result.rejected.end(),
-        [&](const RejectedFamily& r) { return r.family == c.family && r.reason == reason; });
+    auto row = FindIf(result.rejected, [&](const RejectedFamily& r) {
+      return r.family == c.family && r.reason == reason;
+    });
     if (row == result.rejected.end()) {
       result.rejected.push_back({c.family, reason, 0, Seconds(0), c.bound, c.deficit});
       row = result.rejected.end() - 1;

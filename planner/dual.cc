@@ -14,11 +14,11 @@
 
 #include "planner/dual.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <numeric>
 #include <utility>
 
+#include "core/ranges.h"
 #include "planner/simplex.h"
 
 namespace shardwright {
@@ -262,8 +262,7 @@ class Dual {
           }
         }
         // All that the row has may run there.
-        if (std::none_of(sum.begin(), sum.end(),
-                         [](const Term& term) { return term.column == kNoColumn; })) {
+        if (!IsIn(sum, kNoColumn, &Term::column)) {
           lp_.AddRow(sum, 1);
         }
       }

@@ -10,12 +10,12 @@
 
 #include "planner/evaluate.h"
 
-#include <algorithm>
 #include <cmath>
 #include <optional>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower.h"
 #include "schedule/verify.h"
@@ -83,10 +83,8 @@ Program LowerAndVerify(const PlanFile& file) {
 
 std::vector<Program> LowerAndVerifyStages(const Problem& problem, const Plan& plan) {
   std::vector<Program> programs = LowerStages({problem, plan});
-  std::vector<const Program*> classes;
-  for (const Program& program : programs) {
-    classes.push_back(&program);
-  }
+  std::vector<const Program*> classes =
+      Mapped<const Program*>(programs, [&](const Program& program) { return &program; });
   const std::vector<Finding> findings = VerifyRanks(classes);
   SW_CHECK(findings.empty(), "illegal programs: " + findings[0].text);
   return programs;

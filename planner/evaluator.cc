@@ -6,12 +6,12 @@
 
 #include "planner/evaluator.h"
 
-#include <algorithm>
 #include <array>
 #include <tuple>
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "core/ranges.h"
 #include "planner/evaluate.h"
 #include "schedule/lower.h"
 #include "schedule/place.h"
@@ -180,10 +180,8 @@ void Workers::ForEach(std::size_t count, const std::function<void(std::size_t, E
 }
 
 std::int64_t Workers::simulated() const {
-  std::int64_t sum = 0;
-  for (const auto& evaluator : evaluators_) {
-    sum += evaluator->count();
-  }
+  const std::int64_t sum =
+      Summed<std::int64_t>(evaluators_, [&](const auto& evaluator) { return evaluator->count(); });
   return sum;
 }
 

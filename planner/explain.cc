@@ -11,13 +11,13 @@
 
 #include "planner/explain.h"
 
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "planner/choose.h"
 #include "planner/evaluate.h"
 #include "planner/evaluator.h"
@@ -76,15 +76,14 @@ class Explainer {
     for (const Alternative& row : explanation_.alternatives) {
       place.try_emplace(row.choice, place.size());
     }
-    std::stable_sort(explanation_.alternatives.begin(), explanation_.alternatives.end(),
-                     [&](const Alternative& a, const Alternative& b) {
-                       return place.at(a.choice) < place.at(b.choice);
-                     });
+    StableSort(explanation_.alternatives, [&](const Alternative& a, const Alternative& b) {
+      return place.at(a.choice) < place.at(b.choice);
+    });
   }
 
   // The alternatives of one choice; keeps the nearest.
   void Keep(std::vector<Alternative> found) {
-    std::stable_sort(found.begin(), found.end(), IsNearer);
+    StableSort(found, IsNearer);
     found.resize(std::min(found.size(), kNearest));
     explanation_.alternatives.insert(explanation_.alternatives.end(), found.begin(), found.end());
   }
@@ -207,9 +206,7 @@ class Explainer {
       Plan plan = chosen_;
       const bool on = !(plan.offload.*part);
       plan.offload.*part = on;
-      const bool is_in_space =
-          std::any_of(space_.outer.begin(), space_.outer.end(),
-                      [&](const OuterChoice& outer) { return outer.offload == plan.offload; });
+      const bool is_in_space = IsIn(space_.outer, plan.offload, &OuterChoice::offload);
       if (is_in_space) {
         Add("offload", std::string(on ? "with " : "without ") + name, plan, found);
       }
@@ -289,8 +286,7 @@ class Explainer {
       (profile.host.*number).value = Seconds((profile.host.*number).value.value / kFaster);
     }
     AddSensitivity("host launches", in_.cluster, profile);
-    std::stable_sort(explanation_.sensitivities.begin(), explanation_.sensitivities.end(),
-                     [](const Sensitivity& a, const Sensitivity& b) { return a.gain > b.gain; });
+    StableSortBy(explanation_.sensitivities, &Sensitivity::gain, std::greater<>());
   }
 
   void Note() {

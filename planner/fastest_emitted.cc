@@ -3,12 +3,12 @@
 
 #include "planner/fastest_emitted.h"
 
-#include <algorithm>
 #include <iterator>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "planner/evaluate.h"
 #include "planner/space.h"
 
@@ -35,9 +35,7 @@ std::vector<Candidate> CandidatesOf(const SearchResult& result, const Plan& own)
                [](const Candidate& c) {
                  return c.status == CandidateStatus::kFits && !c.plan.units.empty();
                });
-  std::stable_sort(tried.begin(), tried.end(), [](const Candidate& a, const Candidate& b) {
-    return a.step_time < b.step_time;
-  });
+  StableSortBy(tried, &Candidate::step_time);
   tried.resize(std::min(tried.size(), kTried));
   tried.emplace_back();
   tried.back().family = tried.back().label = "the run's own";

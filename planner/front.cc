@@ -8,11 +8,11 @@
 
 #include "planner/front.h"
 
-#include <algorithm>
 #include <cmath>
 #include <set>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "planner/choose.h"
 #include "planner/space.h"
 #include "schedule/wrap.h"
@@ -119,11 +119,9 @@ SearchResult SearchFront(const Problem& input, const SearchOptions& options) {
 std::vector<NodeCountResult> SearchNodes(const Problem& input, const SearchOptions& options,
                                          const std::vector<std::int64_t>& node_counts,
                                          std::int64_t tokens) {
-  std::vector<NodeCountResult> rows;
-  for (const std::int64_t nodes : node_counts) {
-    rows.push_back(SearchCount(input, options, nodes, tokens));
-  }
-  return rows;
+  return Mapped<NodeCountResult>(node_counts, [&](const std::int64_t nodes) {
+    return SearchCount(input, options, nodes, tokens);
+  });
 }
 
 std::optional<std::size_t> CheapestOf(const std::vector<NodeCountResult>& counts, double tie) {

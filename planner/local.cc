@@ -11,10 +11,11 @@
 
 #include "planner/local.h"
 
-#include <algorithm>
 #include <tuple>
 #include <utility>
 
+#include "core/ranges.h"
+#include "schedule/plan_names.h"
 #include "schedule/wrap.h"
 #include "topologies/routing.h"
 
@@ -57,15 +58,8 @@ void LocalSearch::AimAt(const Limits& aim) {
 }
 
 std::string LocalSearch::NameOfReshard(const Reshard& reshard) {
-  switch (reshard.kind) {
-    case Reshard::Kind::kAlways:
-      return "always";
-    case Reshard::Kind::kNever:
-      return "never";
-    case Reshard::Kind::kToGroup:
-      return "to groups of " + std::to_string(reshard.group);
-  }
-  return "";
+  return reshard.kind == Reshard::Kind::kToGroup ? "to groups of " + std::to_string(reshard.group)
+                                                 : std::string(NameIn(kReshardNames, reshard.kind));
 }
 
 Plan LocalSearch::PlanOf(const InnerChoice& inner) const {
@@ -114,8 +108,7 @@ bool LocalSearch::IsStopped() const {
 // One simulation, or none if the choice is known. A plan that its dialect cannot express is kept as
 // not allowed.
 const Evaluated& LocalSearch::Evaluate(Evaluator& evaluator, const InnerChoice& inner) {
-  const auto known = std::find_if(evaluated_.begin(), evaluated_.end(),
-                                  [&](const Evaluated& e) { return e.inner == inner; });
+  const auto known = FindIn(evaluated_, inner, &Evaluated::inner);
   if (known != evaluated_.end()) {
     return *known;
   }

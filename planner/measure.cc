@@ -12,7 +12,6 @@
 
 #include "planner/measure.h"
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -22,6 +21,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower.h"
 #include "simulator/costs/pricer.h"
@@ -199,8 +199,7 @@ class Prober {
   [[nodiscard]] static bool ReadsParameters(const Program& program, const Op& op) {
     const auto index = static_cast<std::size_t>(&op - program.step.ops.data());
     const std::span<const Access> accesses = program.step.AccessesOf(OpId(index));
-    return std::any_of(accesses.begin(), accesses.end(),
-                       [](const Access& a) { return a.role == Role::kParameter; });
+    return IsIn(accesses, Role::kParameter, &Access::role);
   }
 
   // Parameters and weight gradients that exist, gathered, while the op runs, under every plan.
@@ -243,9 +242,8 @@ class Prober {
     const auto is_of_block = [&](const Op& op) {
       return IsCompute(program, op) && block_of_[op.subject] != kOutside;
     };
-    auto forward_left = std::count_if(body.ops.begin(), body.ops.end(), [&](const Op& op) {
-      return is_of_block(op) && op.phase == Phase::kForward;
-    });
+    auto forward_left = CountIf(
+        body.ops, [&](const Op& op) { return is_of_block(op) && op.phase == Phase::kForward; });
     Alive alive;
     alive.slot = space_.blocks.size();
     alive.slot_of.assign(program.buffers.size(), space_.blocks.size());
@@ -445,8 +443,7 @@ Measured Measure(const Problem& input, const SearchOptions& options, const Space
     }
   }
   const bool any_offload =
-      std::any_of(space.outer.begin(), space.outer.end(),
-                  [](const OuterChoice& outer) { return outer.offload.activations; });
+      AnyOf(space.outer, [](const OuterChoice& outer) { return outer.offload.activations; });
   for (const bool offload : {false, true}) {
     if (offload) {
       base = any_offload ? prober.Read(none, true) : std::nullopt;

@@ -14,9 +14,9 @@
 // Each corner is the pattern with the least seconds per byte saved from the last corner on: the
 // convex hull of the points (saved, seconds). O(patterns^2). StepSaving finds a step by bisection.
 
-#include <algorithm>
 #include <cmath>
 
+#include "core/ranges.h"
 #include "planner/local.h"
 
 namespace shardwright {
@@ -31,10 +31,8 @@ MixLadder::MixLadder(const Space& space, const Measured& measured, bool offloads
     double copied = 0;
   };
   std::vector<Point> points;
-  std::size_t measured_blocks = 0;
-  for (const BlockClass& c : measured.classes) {
-    measured_blocks += c.blocks.size();
-  }
+  const std::size_t measured_blocks =
+      Summed<std::size_t>(measured.classes, [&](const BlockClass& c) { return c.blocks.size(); });
   is_whole_ = measured_blocks == blocks_;
   const double per_block = 1 / static_cast<double>(std::max<std::size_t>(blocks_, 1));
   for (std::size_t p = 0; p < measured.pattern_is_allowed.size(); ++p) {
@@ -53,8 +51,7 @@ MixLadder::MixLadder(const Space& space, const Measured& measured, bool offloads
       points.push_back(point);
     }
   }
-  std::stable_sort(points.begin(), points.end(),
-                   [](const Point& x, const Point& y) { return x.saved < y.saved; });
+  StableSortBy(points, &Point::saved);
   Point last;
   const auto add = [&](const Point& point) {
     last = point;
@@ -63,7 +60,7 @@ MixLadder::MixLadder(const Space& space, const Measured& measured, bool offloads
     copied_.push_back(point.copied);
     seconds_.push_back(point.seconds);
   };
-  add(*std::find_if(points.begin(), points.end(), [](const Point& p) { return p.pattern == 0; }));
+  add(*FindIn(points, std::size_t{0}, &Point::pattern));
   while (true) {  // the least seconds per byte from the last corner on
     const Point* next = nullptr;
     const auto slope = [&](const Point& p) {

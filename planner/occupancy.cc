@@ -12,9 +12,9 @@
 
 #include "planner/occupancy.h"
 
-#include <algorithm>
 #include <cmath>
 
+#include "core/ranges.h"
 #include "simulator/costs/pricer.h"
 
 namespace shardwright {
@@ -80,7 +80,7 @@ Occupancy::Occupancy(const Problem& input, const OuterChoice& outer, const Diale
     }
     std::vector<Variant>& variants = streams[static_cast<std::size_t>(shape.stream)];
     // Gathers over parts of many sizes load the same links: they make the same rows.
-    const bool is_known = std::any_of(variants.begin(), variants.end(), [&](const Variant& v) {
+    const bool is_known = AnyOf(variants, [&](const Variant& v) {
       return v.transfer == kPartial && v.contention_class == price.contention_class;
     });
     if (best > 0 && !is_known) {

@@ -31,6 +31,7 @@
 
 #include "core/budget.h"
 #include "core/error.h"
+#include "core/ranges.h"
 #include "planner/branches.h"
 #include "planner/choose.h"
 #include "planner/evaluate.h"
@@ -189,8 +190,7 @@ class Searcher {
       }
     }
     list = std::move(promising);
-    std::stable_sort(list.begin(), list.end(),
-                     [&](std::size_t x, std::size_t y) { return hope(x) < hope(y); });
+    StableSort(list, [&](std::size_t x, std::size_t y) { return hope(x) < hope(y); });
   }
 
   [[nodiscard]] bool IsBrief() const { return options_.effort < kBriefEffort; }
@@ -249,8 +249,7 @@ class Searcher {
       }
     }
     const auto cost = [&](std::size_t i) { return branches_.CostOf(branches_[i].best()->outcome); };
-    std::stable_sort(ranked.begin(), ranked.end(),
-                     [&](std::size_t x, std::size_t y) { return cost(x) < cost(y); });
+    StableSort(ranked, [&](std::size_t x, std::size_t y) { return cost(x) < cost(y); });
     std::set<std::tuple<std::int64_t, std::int64_t, bool, bool>> seen;
     std::stable_partition(ranked.begin(), ranked.end(), [&](std::size_t i) {
       const OuterChoice& outer = branches_[i].outer;
@@ -293,7 +292,7 @@ class Searcher {
     }
     std::vector<Candidate> seeds = SeedCandidates(in_, options_, branches_, incumbent);
     std::erase_if(seeds, [&](const Candidate& c) {
-      return std::any_of(seeds_.begin(), seeds_.end(), [&](const Candidate& known) {
+      return AnyOf(seeds_, [&](const Candidate& known) {
         return known.plan == c.plan && known.label == c.label;
       });
     });

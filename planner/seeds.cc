@@ -7,10 +7,10 @@
 
 #include "planner/seeds.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "planner/baselines.h"
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
@@ -116,8 +116,7 @@ std::vector<SeedPlan> SeedPlans(const Problem& input, const SearchOptions& optio
         continue;
       }
       plan = Translate(plan, options.base);
-      const bool is_known = std::any_of(seeds.begin(), seeds.end(),
-                                        [&](const SeedPlan& seed) { return seed.plan == plan; });
+      const bool is_known = IsIn(seeds, plan, &SeedPlan::plan);
       if (is_known || !Agrees(plan, options)) {
         continue;
       }

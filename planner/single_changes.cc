@@ -10,12 +10,12 @@
 
 #include "planner/single_changes.h"
 
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "planner/evaluator.h"
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
@@ -55,9 +55,8 @@ std::string RecomputeText(const Plan& plan) {
   if (plan.recompute.empty()) {
     return "nothing";
   }
-  const bool all_full =
-      std::all_of(plan.recompute.begin(), plan.recompute.end(),
-                  [](const RecomputeRegion& r) { return r.kind == RecomputeKind::kFull; });
+  const bool all_full = AllOf(
+      plan.recompute, [](const RecomputeRegion& r) { return r.kind == RecomputeKind::kFull; });
   return std::to_string(plan.recompute.size()) +
          (all_full ? " regions in full" : " regions, some selectively");
 }
@@ -76,7 +75,7 @@ std::string MeshText(const Plan& plan) {
 }
 
 bool IsRoot(const UnitPlan& unit) {
-  return std::find(unit.modules.begin(), unit.modules.end(), "") != unit.modules.end();
+  return IsIn(unit.modules, "");
 }
 
 // Lists of the units that come next (in backward: came before), `depth` of them.
@@ -154,9 +153,7 @@ class Finder {
         result_.best.push_back(std::move(*change));
       }
     }
-    std::stable_sort(
-        result_.best.begin(), result_.best.end(),
-        [](const SingleChange& a, const SingleChange& b) { return a.step_time < b.step_time; });
+    StableSortBy(result_.best, &SingleChange::step_time);
     return std::move(result_);
   }
 
@@ -226,8 +223,7 @@ class Finder {
     if (now_.shard_size == 1 || options_.fixed.units || options_.reshard.is_set) {
       return;
     }
-    auto first = std::find_if(now_.units.begin(), now_.units.end(),
-                              [](const UnitPlan& unit) { return !IsRoot(unit); });
+    auto first = FindIf(now_.units, [](const UnitPlan& unit) { return !IsRoot(unit); });
     first = first == now_.units.end() ? now_.units.begin() : first;
     for (const Reshard& reshard : values) {
       Plan plan = now_;

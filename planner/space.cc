@@ -18,13 +18,13 @@
 
 #include "planner/space.h"
 
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/cut_context.h"
 #include "planner/emitters/deepspeed.h"
@@ -352,7 +352,7 @@ bool MixesInVain(const Problem& input, const SearchOptions& options,
       dialect == Dialect::kFairscale ||
       (dialect == Dialect::kFsdp1 &&
        (!options.base.use_orig_params || input.job.frozen_format != FrozenFormat::kMaster));
-  return is_refused && std::any_of(units.begin(), units.end(), [&](const ResolvedUnit& unit) {
+  return is_refused && AnyOf(units, [&](const ResolvedUnit& unit) {
            const auto learns = [&](ParamId p) { return input.model.params[p.value].trainable; };
            return std::any_of(unit.params.begin(), unit.params.end(), learns) &&
                   !std::all_of(unit.params.begin(), unit.params.end(), learns);
@@ -381,8 +381,7 @@ void AddFamily(const Problem& input, const SearchOptions& options, UnitFamily fa
   }
   Plan probe = options.base;
   probe.units = family.units;
-  const bool is_known = std::any_of(families.begin(), families.end(),
-                                    [&](const UnitFamily& f) { return f.units == family.units; });
+  const bool is_known = IsIn(families, family.units, &UnitFamily::units);
   if (is_known) {
     return;
   }
@@ -403,7 +402,7 @@ bool HasModulesInside(const std::vector<UnitPlan>& units) {
   for (const UnitPlan& unit : units) {
     modules.insert(unit.modules.begin(), unit.modules.end());
   }
-  return std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
+  return AnyOf(modules, [&](const std::string& module) {
     for (std::size_t dot = module.rfind('.'); dot != std::string::npos && dot > 0;
          dot = module.rfind('.', dot - 1)) {
       if (modules.contains(module.substr(0, dot))) {
@@ -641,8 +640,7 @@ bool CanRecompute(const Plan& plan) {
     }
     return false;
   };
-  return selective.empty() ||
-         std::none_of(plan.units.begin(), plan.units.end(), [&](const UnitPlan& unit) {
+  return selective.empty() || NoneOf(plan.units, [&](const UnitPlan& unit) {
            return std::any_of(unit.modules.begin(), unit.modules.end(), is_inside);
          });
 }

@@ -20,6 +20,7 @@
 #include "cli/version.h"
 #include "core/error.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "core/threads.h"
 
 namespace shardwright {
@@ -40,10 +41,8 @@ struct Call {
 };
 
 Outcome RunGuarded(const Call& call, const std::atomic<bool>& stop) {
-  std::vector<const char*> arguments;
-  for (const std::string& word : call.words) {
-    arguments.push_back(word.c_str());
-  }
+  std::vector<const char*> arguments =
+      Mapped<const char*>(call.words, [](const std::string& word) { return word.c_str(); });
   Outcome outcome;
   const Streams streams = {.read = [&] { return call.input; },
                            .write = [&](const std::string& text) { outcome.text += text; },

@@ -2,11 +2,12 @@
 
 #include "schedule/pipeline.h"
 
-#include <algorithm>
 #include <map>
 #include <set>
 #include <tuple>
 #include <utility>
+
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -116,12 +117,12 @@ std::vector<StageAction> AddGathers(const Pipeline& p, const std::vector<StageAc
   for (std::size_t i = 0; i < passes.size(); ++i) {
     std::vector<std::int32_t> next;
     for (std::size_t k = i; k < passes.size() && next.size() < kMostStages; ++k) {
-      if (std::find(next.begin(), next.end(), passes[k].stage) == next.end()) {
+      if (!IsIn(next, passes[k].stage)) {
         next.push_back(passes[k].stage);
       }
     }
     const auto lacks = [](const std::vector<std::int32_t>& list, std::int32_t stage) {
-      return std::find(list.begin(), list.end(), stage) == list.end();
+      return !IsIn(list, stage);
     };
     for (const std::int32_t stage : std::vector<std::int32_t>(active)) {
       if (lacks(next, stage)) {

@@ -1,12 +1,12 @@
 #include "schedule/place.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/threads.h"
 #include "schedule/happens_before.h"
 #include "schedule/internal/arena.h"
@@ -24,8 +24,7 @@ class Births {
   }
   void Sort() {
     for (auto& births : of_stream_) {
-      std::stable_sort(births.begin(), births.end(),
-                       [](const Birth& a, const Birth& b) { return a.position < b.position; });
+      StableSortBy(births, &Birth::position);
     }
   }
   // Per stream, the position of the first birth after `from` that comes after all of `last`.
@@ -44,7 +43,7 @@ class Births {
   }
   // Does all of `last` come before every birth of the pass?
   [[nodiscard]] bool AllCover(const Clock& last) const {
-    return std::all_of(of_stream_.begin(), of_stream_.end(), [&](const auto& births) {
+    return AllOf(of_stream_, [&](const auto& births) {
       return births.empty() || births.front().before->Covers(last);
     });
   }
@@ -153,10 +152,7 @@ class Placer {
     const Life* life;  // null for what exists at the beginning
   };
 
-  static void SortByBirth(std::vector<Entry>& entries) {
-    std::stable_sort(entries.begin(), entries.end(),
-                     [](const Entry& a, const Entry& b) { return a.birth < b.birth; });
-  }
+  static void SortByBirth(std::vector<Entry>& entries) { StableSortBy(entries, &Entry::birth); }
 
   // 1 for sizes from whole / ratio on, 2 from whole / ratio^2 on, and so on.
   static int ClassOf(std::int64_t size, std::int64_t whole, const SizeClasses& classes) {
@@ -187,12 +183,7 @@ class Placer {
   }
 
   static std::vector<std::int64_t> OffsetsOf(const std::vector<ArenaItem>& items) {
-    std::vector<std::int64_t> offsets;
-    offsets.reserve(items.size());
-    for (const ArenaItem& item : items) {
-      offsets.push_back(item.offset);
-    }
-    return offsets;
+    return Mapped<std::int64_t>(items, &ArenaItem::offset);
   }
 
   // Packs the lives of a body in classes of falling size, each around those before it: large lives
@@ -286,12 +277,10 @@ class Placer {
       return 0;
     }
     SortByBirth(entries);
-    std::vector<ArenaItem> items;
-    items.reserve(entries.size());
-    for (const Entry& entry : entries) {
-      items.push_back(Is(entry.buffer, lifetime) ? ItemOf(*entry.life, births_[pass])
-                                                 : CarriedItem(entry, offsets[entry.buffer]));
-    }
+    std::vector<ArenaItem> items = Mapped<ArenaItem>(entries, [&](const Entry& entry) {
+      return Is(entry.buffer, lifetime) ? ItemOf(*entry.life, births_[pass])
+                                        : CarriedItem(entry, offsets[entry.buffer]);
+    });
     return PackBest(std::move(items), base, lives_.passes[pass].body->size(), offsets);
   }
 

@@ -1,12 +1,12 @@
 #include "schedule/plan.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/internal/plan_fields.h"
@@ -151,10 +151,7 @@ class ParameterWalk {
 };
 
 void CheckPrefetchNames(const Plan& plan, const std::string& where) {
-  std::vector<std::string> names;
-  for (const UnitPlan& unit : plan.units) {
-    names.push_back(unit.name);
-  }
+  std::vector<std::string> names = Mapped<std::string>(plan.units, &UnitPlan::name);
   const std::set<std::string_view> known(names.begin(), names.end());
   const auto check = [&](const std::vector<std::string>& list, std::size_t u, const char* field) {
     for (std::size_t i = 0; i < list.size(); ++i) {

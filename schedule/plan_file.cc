@@ -1,6 +1,5 @@
 #include "schedule/plan_file.h"
 
-#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -8,6 +7,7 @@
 
 #include "core/json.h"
 #include "core/ordered_json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/cut_context.h"
 #include "models/cut_experts.h"
@@ -91,7 +91,7 @@ void ReadCluster(const JsonValue& json, const nlohmann::ordered_json& document, 
   } else {
     const std::string name = json.At("name").AsString();
     const std::vector<std::string> names = ListClusterNames();
-    if (std::find(names.begin(), names.end(), name) == names.end()) {
+    if (!IsIn(names, name)) {
       throw json.At("name").Error("a cluster of the catalog", DidYouMean(name, names));
     }
     file.cluster = LoadCluster(name, json.At("nodes").AsInt(1), json.At("gpus_per_node").AsInt(1));
@@ -111,7 +111,7 @@ void ReadProfile(const JsonValue& json, const nlohmann::ordered_json& document, 
   } else {
     const JsonValue name = json.At("name");
     const std::vector<std::string> names = ListProfiles();
-    if (std::find(names.begin(), names.end(), name.AsString()) == names.end()) {
+    if (!IsIn(names, name.AsString())) {
       throw name.Error("a profile that ships", DidYouMean(name.AsString(), names));
     }
     file.profile = LoadProfile(name.AsString());

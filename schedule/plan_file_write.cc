@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/json.h"
 #include "core/ordered_json.h"
 #include "schedule/internal/plan_json.h"
 #include "schedule/plan_file.h"

@@ -1,9 +1,9 @@
-#include <algorithm>
 #include <cstdint>
 #include <string>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/cut_context.h"
 #include "schedule/internal/check_plan.h"
@@ -110,10 +110,9 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
                          " x accumulation " + std::to_string(plan.accumulation),
                      "the job's global_batch " + std::to_string(job.global_batch));
   }
-  double bytes = 0.0;
-  for (const Tensor& tensor : model.tensors) {
-    bytes += 8.0 * static_cast<double>(tensor.elements);
-  }
+  double bytes = Summed<double>(model.tensors, [&](const Tensor& tensor) {
+    return 8.0 * static_cast<double>(tensor.elements);
+  });
   for (const ModelOp& op : model.ops) {
     const OpSpec& spec = model.SpecOf(op);
     bytes += 4.0 * static_cast<double>(spec.heads) * static_cast<double>(spec.seq_q) *
@@ -225,9 +224,7 @@ void CheckPipeline(const Model& model, const Job& job, const Plan& plan, const s
                        "1: stages are lowered " + expected + " alone so far");
     }
   };
-  const auto is_any = [](const auto& list, const auto& test) {
-    return std::any_of(list.begin(), list.end(), test);
-  };
+  const auto is_any = [](const auto& list, const auto& test) { return AnyOf(list, test); };
   const Precision& p = job.precision;
   const bool is_ddp = plan.dialect == Dialect::kDdp;
   refuse((plan.dialect != Dialect::kFsdp2 && !is_ddp) || plan.torch != TorchRelease::k2_13,

@@ -43,15 +43,7 @@ bool HappensBefore(StreamPlace place, const Clock& clock) {
 }
 
 std::string_view Verb(AccessMode mode) {
-  switch (mode) {
-    case AccessMode::kRead:
-      return "reads";
-    case AccessMode::kWrite:
-      return "writes";
-    case AccessMode::kReadWrite:
-      return "updates";
-  }
-  return "?";
+  return mode == AccessMode::kRead ? "reads" : mode == AccessMode::kWrite ? "writes" : "updates";
 }
 
 // Rules 2 to 6, in one walk over the concatenation.

@@ -1,6 +1,5 @@
 #include "schedule/wrap.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -10,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/cut_experts.h"
 #include "models/reference.h"
@@ -50,7 +50,7 @@ std::vector<ModuleId> WithTied(const Model& model, std::vector<ModuleId> modules
       modules.push_back(FirstNameOf(model, model.params[i].module));
     }
   }
-  std::sort(modules.begin(), modules.end());
+  SortAll(modules);
   modules.erase(std::unique(modules.begin(), modules.end()), modules.end());
   return modules;
 }
@@ -69,11 +69,8 @@ void KeepAfterForward(UnitPlan& unit) {
 }
 
 std::vector<UnitPlan> WrapBlocks(const Model& model, const std::string& where) {
-  std::vector<UnitPlan> units;
-  for (const ModuleId block : NeededBlocks(model, where)) {
-    units.push_back(UnitOf(model, {block}));
-  }
-  return units;
+  return Mapped<UnitPlan>(NeededBlocks(model, where),
+                          [&](const ModuleId block) { return UnitOf(model, {block}); });
 }
 
 // Where units are one module each: embedding, each block, head; what is tied is left to the root.
@@ -172,9 +169,8 @@ std::vector<UnitPlan> WrapModules(const Model& model, Dialect dialect) {
       continue;
     }
     const std::vector<ParamId>& params = model.modules[m].params;
-    const std::vector<ModuleId> group = std::any_of(params.begin(), params.end(), is_tied)
-                                            ? TiedGroup(model, ModuleId(m))
-                                            : std::vector{ModuleId(m)};
+    const std::vector<ModuleId> group =
+        AnyOf(params, is_tied) ? TiedGroup(model, ModuleId(m)) : std::vector{ModuleId(m)};
     for (const ModuleId id : group) {
       taken[id.value] = true;
     }
@@ -207,10 +203,8 @@ class SizeWrap {
     if (total < min_params_ || module.class_name == "MultiheadAttention") {
       return 0;
     }
-    std::int64_t wrapped = 0;
-    for (const ModuleId child : module.children) {
-      wrapped += Visit(child, false);
-    }
+    const std::int64_t wrapped = Summed<std::int64_t>(
+        module.children, [&](const ModuleId child) { return Visit(child, false); });
     if (!only_children && total - wrapped >= min_params_ && !IsContainer(module.class_name)) {
       units_.push_back(UnitOf(model_, {id}));
       return total;
@@ -282,7 +276,7 @@ std::vector<UnitPlan> UnitsFromFile(const std::string& file, bool reshard_is_set
                      "the file says \"reshard\" for each unit");
   }
   std::vector<UnitPlan> units = internal::ReadUnits(JsonValue::ReadFile(file));
-  const bool has_root = std::any_of(units.begin(), units.end(), [](const UnitPlan& unit) {
+  const bool has_root = AnyOf(units, [](const UnitPlan& unit) {
     return std::count(unit.modules.begin(), unit.modules.end(), "") > 0;
   });
   if (!has_root) {
@@ -397,10 +391,7 @@ namespace {
 using Stretches = std::vector<std::vector<std::string>>;
 
 void PrefetchNeighbours(const Stretches& stretches, std::vector<UnitPlan>& units) {
-  const auto unit = [&](const std::string& name) {
-    return std::find_if(units.begin(), units.end(),
-                        [&](const UnitPlan& u) { return u.name == name; });
-  };
+  const auto unit = [&](const std::string& name) { return FindIn(units, name, &UnitPlan::name); };
   for (std::size_t i = 0; i + 1 < stretches.size(); ++i) {
     unit(stretches[i].front())->forward_prefetch = stretches[i + 1];
     unit(stretches[i + 1].front())->backward_prefetch = stretches[i];
@@ -419,7 +410,7 @@ void AddExpertUnits(const Model& model, std::vector<UnitPlan>& units) {
     const auto holds = [&](const std::string& module) {
       return module.empty() || module == fqn || fqn.starts_with(module + ".");
     };
-    const auto around = std::find_if(units.begin(), units.end(), [&](const UnitPlan& unit) {
+    const auto around = FindIf(units, [&](const UnitPlan& unit) {
       return std::any_of(unit.modules.begin(), unit.modules.end(), holds);
     });
     if (around == units.end() || around->modules == std::vector{fqn}) {

@@ -9,13 +9,14 @@
 
 #include "simulator/attribution.h"
 
-#include <algorithm>
 #include <array>
 #include <map>
 #include <tuple>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/threads.h"
+#include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
@@ -244,21 +245,13 @@ Attribution Explainer::Run() {
 }  // namespace
 
 std::string_view NameOf(TimeUse use) {
-  switch (use) {
-    case TimeUse::kRun:
-      return "run";
-    case TimeUse::kHostIssue:
-      return "host issue";
-    case TimeUse::kPeer:
-      return "peer";
-    case TimeUse::kOther:
-      return "other";
-  }
-  return "";
+  // In the order of TimeUse.
+  constexpr std::array<std::string_view, 4> kNames = {"run", "host issue", "peer", "other"};
+  return NameIn(kNames, use);
 }
 
 void SortByTime(std::vector<TimeShare>& shares) {
-  std::sort(shares.begin(), shares.end(), [](const TimeShare& a, const TimeShare& b) {
+  SortAll(shares, [](const TimeShare& a, const TimeShare& b) {
     return std::tuple(-a.time.value, a.use, a.code, a.phase, a.stream, a.unit) <
            std::tuple(-b.time.value, b.use, b.code, b.phase, b.stream, b.unit);
   });

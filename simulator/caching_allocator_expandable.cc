@@ -7,11 +7,11 @@
 // expandable segments these two requests take segments of 30 and 16 MiB. A request of 40 MiB would
 // now begin in the 15 cached ones and map two pages more; separate segments cannot join.
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/units.h"
 #include "simulator/caching_allocator.h"
 #include "simulator/internal/allocator_constants.h"
@@ -159,7 +159,7 @@ void CachingAllocator::InsertUnmapped(std::uint32_t block) {
 
 void CachingAllocator::RemoveUnmapped(std::uint32_t block) {
   std::vector<std::uint32_t>& list = pools_[blocks_[block].pool].unmapped;
-  list.erase(std::find(list.begin(), list.end(), block));
+  list.erase(FindIn(list, block));
 }
 
 }  // namespace shardwright

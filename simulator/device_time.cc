@@ -6,13 +6,13 @@
 
 #include "simulator/device_time.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -49,8 +49,7 @@ DeviceTime TimeOfDevice(const Program& program, std::span<const Span> spans) {
       turns.push_back({span.end, work, -1});
     }
   }
-  std::sort(turns.begin(), turns.end(),
-            [](const Turn& a, const Turn& b) { return a.time < b.time; });
+  SortBy(turns, &Turn::time);
   DeviceTime result;
   std::array<int, kWorks> running{};
   const auto runs = [&](Work work) { return running[static_cast<std::size_t>(work)] > 0; };

@@ -9,7 +9,6 @@
 
 #include "simulator/jitter.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <random>
@@ -18,6 +17,7 @@
 #include <boost/math/special_functions/erf.hpp>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "simulator/internal/engine_state.h"
 #include "topologies/mesh.h"
 
@@ -41,19 +41,17 @@ std::int64_t Rounded(double value) {
 std::vector<SlowRank> Followed(const JitterOptions& options) {
   const auto most = static_cast<std::int64_t>(kMostSimulatedRanks);
   std::vector<SlowRank> slow = options.slow_ranks;
-  std::stable_sort(slow.begin(), slow.end(),
-                   [](const SlowRank& a, const SlowRank& b) { return a.factor > b.factor; });
+  StableSortBy(slow, &SlowRank::factor, std::greater<>());
   if (options.ranks > most) {
     slow.resize(std::min(slow.size(), kMostSimulatedRanks / 2));
   }
   std::vector<SlowRank> followed = slow;
   for (std::int64_t r = 0; r < options.ranks && std::ssize(followed) < most; ++r) {
-    if (std::none_of(slow.begin(), slow.end(), [r](const SlowRank& s) { return s.rank == r; })) {
+    if (!IsIn(slow, r, &SlowRank::rank)) {
       followed.push_back({r, 1.0});
     }
   }
-  std::sort(followed.begin(), followed.end(),
-            [](const SlowRank& a, const SlowRank& b) { return a.rank < b.rank; });
+  SortBy(followed, &SlowRank::rank);
   return followed;
 }
 
@@ -69,7 +67,7 @@ std::vector<Party> PartiesOf(const Group& group, const std::vector<SlowRank>& fo
   for (std::uint32_t i = 0; i < followed.size(); ++i) {
     const std::int64_t first =
         PlaceInGroup(group, Rank(static_cast<std::size_t>(followed[i].rank))).base;
-    const auto known = std::find(firsts.begin(), firsts.end(), first);
+    const auto known = FindIn(firsts, first);
     if (known == firsts.end()) {
       firsts.push_back(first);
       parties.push_back({{i}, group.size - 1});
@@ -145,8 +143,7 @@ Lockstep::Lockstep(const Program& program, const PriceTable& prices, std::span<c
         cost.on_host || is_launch_bound ? cost.duration : span.end.value - span.start.value;
   }
   if (options.rank_sigma > 0.0 && options.ranks > std::ssize(ranks_)) {
-    const auto alike = std::find_if(ranks_.begin(), ranks_.end(),
-                                    [](const SlowRank& rank) { return rank.factor == 1.0; });
+    const auto alike = FindIn(ranks_, 1.0, &SlowRank::factor);
     deputy_ = static_cast<std::size_t>(alike - ranks_.begin());
   }
   for (const Group& group : program.groups) {
@@ -385,7 +382,7 @@ StepDistribution SampleSteps(const Program& program, const PriceTable& prices,
   result.waiting = SimTime(Rounded(ranks.waiting() / options.samples));
   result.followed = static_cast<std::int64_t>(ranks.followed());
   FindMoments(result);
-  std::sort(result.sorted.begin(), result.sorted.end());
+  SortAll(result.sorted);
   return result;
 }
 

@@ -8,12 +8,13 @@
 
 #include "simulator/launch_queue.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <limits>
 #include <optional>
 #include <span>
+
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -199,8 +200,7 @@ class Stretch {
 
 void HoldHostBack(const Program& program, const PriceTable& prices, const HostStalls& stalls,
                   SimTime period, std::vector<Span>& spans) {
-  const auto last =
-      std::find_if(spans.begin(), spans.end(), [](const Span& s) { return s.step > 0; });
+  const auto last = FindIf(spans, [](const Span& s) { return s.step > 0; });
   const std::span<Span> all(spans);
   const auto count = static_cast<std::size_t>(last - spans.begin());
   const std::span<Span> first_part = all.first(count);

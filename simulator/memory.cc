@@ -9,8 +9,7 @@
 
 #include "simulator/memory.h"
 
-#include <algorithm>
-
+#include "core/ranges.h"
 #include "core/threads.h"
 
 namespace shardwright {
@@ -163,10 +162,7 @@ std::int64_t Walk::SizeOf(const Buffer& buffer) const {
   if (!buffer.on_host || buffer.pieces.count == 0) {
     return buffer.size.value;
   }
-  Bytes sum(0);
-  for (const Bytes block : program_.PiecesOf(buffer)) {
-    sum += block;
-  }
+  const Bytes sum = Summed<Bytes>(program_.PiecesOf(buffer));
   return sum.value;
 }
 

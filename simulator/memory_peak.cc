@@ -7,10 +7,10 @@
 // A peak of a steady step may hold buffers of the step before, such as gradients that wait, so one
 // more step runs before the one with the peak. O(points log buffers).
 
-#include <algorithm>
 #include <string>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "simulator/memory.h"
 
 namespace shardwright {
@@ -84,7 +84,7 @@ std::vector<PeakBuffer> PeakFinder::Existing() const {
       buffers.push_back(b);
     }
   }
-  std::sort(buffers.begin(), buffers.end(), [&](std::uint32_t a, std::uint32_t b) {
+  SortAll(buffers, [&](std::uint32_t a, std::uint32_t b) {
     const Bytes size_a = program_.buffers[a].size;
     const Bytes size_b = program_.buffers[b].size;
     return size_a != size_b ? size_a > size_b : owners_[a].order < owners_[b].order;

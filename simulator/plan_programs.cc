@@ -10,13 +10,13 @@
 
 #include "simulator/plan_programs.h"
 
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/place.h"
 
@@ -46,9 +46,8 @@ bool SameMemory(const SimulatedMemory& a, const SimulatedMemory& b) {
   constexpr std::array kPeaks = {&AllocatedMemory::device_init,  &AllocatedMemory::host_init,
                                  &AllocatedMemory::device_first, &AllocatedMemory::device_steady,
                                  &AllocatedMemory::host_first,   &AllocatedMemory::host_steady};
-  const bool same_allocated = std::all_of(kPeaks.begin(), kPeaks.end(), [&](auto peak) {
-    return SamePeak(a.allocated.*peak, b.allocated.*peak);
-  });
+  const bool same_allocated =
+      AllOf(kPeaks, [&](auto peak) { return SamePeak(a.allocated.*peak, b.allocated.*peak); });
   if (!same_allocated || a.reserved.has_value() != b.reserved.has_value()) {
     return false;
   }
@@ -155,7 +154,7 @@ std::optional<SimulationResult> Extrapolate(const std::array<const SimulationRes
   SimulationResult result = third;
   trend.Extend(first, second, result, &SimulationResult::step_time,
                &SimulationResult::exposed_comm);
-  if (!trend.holds() || !std::all_of(results.begin(), results.end(), settles) ||
+  if (!trend.holds() || !AllOf(results, settles) ||
       !AllKeepUp(first.timing.steady, second.timing.steady, period) ||
       !AllKeepUp(second.timing.steady, third.timing.steady, period) ||
       !SameMemory(first.memory, second.memory) || !SameMemory(second.memory, third.memory)) {
@@ -283,7 +282,7 @@ std::int64_t PlanPrograms::CountUnlike() {
       const Program& program = With(std::min(kRough, micro_batch_count_));
       const std::vector<Op>& ops = program.step.ops;
       const OpCode code = plan_.shard_size > 1 ? OpCode::kReduceScatter : OpCode::kAllReduce;
-      const auto reductions = std::count_if(ops.begin(), ops.end(), [&](const Op& op) {
+      const auto reductions = CountIf(ops, [&](const Op& op) {
         return op.micro_batch == 0 && op.phase == Phase::kBackward &&
                program.ShapeOf(op).code == code;
       });

@@ -10,9 +10,9 @@
 
 #include "simulator/reserved.h"
 
-#include <algorithm>
 #include <array>
 
+#include "core/ranges.h"
 #include "core/threads.h"
 
 namespace shardwright {
@@ -212,7 +212,7 @@ ReservedMemory ReplayAllocator(const Program& program, std::span<const Span> spa
                                const AllocatorOptions& options, const DriverCosts& costs,
                                HostStalls& stalls, bool until_full) {
   const auto split = [&](auto predicate) {
-    const auto begin = std::find_if(spans.begin(), spans.end(), predicate);
+    const auto begin = FindIf(spans, predicate);
     const auto end = std::find_if_not(begin, spans.end(), predicate);
     return spans.subspan(static_cast<std::size_t>(begin - spans.begin()),
                          static_cast<std::size_t>(end - begin));

@@ -16,11 +16,11 @@
 
 #include "simulator/simulate.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "simulator/launch_queue.h"
 
 namespace shardwright {
@@ -41,7 +41,7 @@ struct ReservedInput {
 };
 
 bool Drains(const std::vector<HostStall>& stalls) {
-  return std::any_of(stalls.begin(), stalls.end(), [](const HostStall& s) { return s.drains; });
+  return AnyOf(stalls, &HostStall::drains);
 }
 
 // One run of the clock with the delays that a replay of the allocator found, and the replay of its
@@ -83,8 +83,7 @@ struct FoundReserved {
 FoundReserved TakeMedian(const ReservedInput& input, std::vector<Round> rounds,
                          EngineWorkspace& workspace, EngineResult& timing,
                          std::vector<Span>& spans) {
-  std::sort(rounds.begin(), rounds.end(),
-            [](const Round& a, const Round& b) { return a.period < b.period; });
+  SortBy(rounds, &Round::period);
   Round& median = rounds[(rounds.size() - 1) / 2];
   if (input.needs_spans) {
     RunClock(input, median, workspace, spans);
@@ -115,8 +114,7 @@ FoundReserved FindReserved(const ReservedInput& input, EngineWorkspace& workspac
         stalls == round.included) {
       return {std::move(round.memory), {}};
     }
-    auto first = std::find_if(rounds.begin(), rounds.end(),
-                              [&](const Round& r) { return r.included == stalls; });
+    auto first = FindIn(rounds, stalls, &Round::included);
     if (first == rounds.end() && rounds.size() == kMostRounds) {
       first = rounds.begin() + kMostRounds / 2;
     }
@@ -170,13 +168,12 @@ void AddReserved(const ReservedMemory& reserved, std::vector<MemorySample>& samp
 
 bool RecordsStreams(const Program& program) {
   const std::vector<MemoryPoint>& points = program.step.points;
-  return std::any_of(points.begin(), points.end(),
-                     [](const MemoryPoint& point) { return point.recorded_streams != 0; });
+  return AnyOf(points, [](const MemoryPoint& point) { return point.recorded_streams != 0; });
 }
 
 Bytes OutsideBytes(const Program& program, const MemoryProfile& profile) {
-  const auto communicators = std::count_if(program.groups.begin(), program.groups.end(),
-                                           [](const Group& group) { return group.size > 1; });
+  const auto communicators =
+      CountIf(program.groups, [](const Group& group) { return group.size > 1; });
   Bytes bytes = profile.context.value;
   if (communicators > 0) {
     bytes += profile.first_communicator.value +

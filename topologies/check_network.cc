@@ -1,10 +1,10 @@
 #include "topologies/check_network.h"
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 
@@ -15,7 +15,7 @@ void CheckNetwork(const Cluster& cluster, const Profile& profile) {
       names.push_back(transport.name);
     }
   }
-  if (std::find(names.begin(), names.end(), cluster.network) == names.end()) {
+  if (!IsIn(names, cluster.network)) {
     throw InputError((cluster.spec.empty() ? cluster.name : cluster.spec) + ": network",
                      '"' + cluster.network + '"', "a row of the profile's transports",
                      DidYouMean(cluster.network, names));

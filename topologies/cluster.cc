@@ -7,6 +7,7 @@
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "topologies/cluster_catalog.h"
 #include "topologies/gpu_catalog.h"
@@ -18,11 +19,7 @@ namespace shardwright {
 namespace {
 
 std::vector<std::string> GpuNames() {
-  std::vector<std::string> names;
-  for (const GpuSpec& gpu : GpuCatalog()) {
-    names.push_back(gpu.name);
-  }
-  return names;
+  return Mapped<std::string>(GpuCatalog(), &GpuSpec::name);
 }
 
 // "64xH100" is eight nodes of eight, unless `rest` says how the node is joined.
@@ -73,7 +70,7 @@ std::optional<Spelled> SpellNode(const std::string& spec, std::string head, bool
     std::replace(words.begin(), words.end(), '-', ' ');  // "NVIDIA DGX H100"
     nodes.emplace_back(words, name);
   }
-  std::stable_sort(nodes.begin(), nodes.end(), [](const auto& a, const auto& b) {
+  StableSort(nodes, [](const auto& a, const auto& b) {
     return a.first.size() > b.first.size();  // "dgx-a100-40" before "dgx-a100"
   });
   for (const auto& [name, node] : nodes) {
@@ -124,7 +121,7 @@ Spelled Spell(const std::string& spec) {
   const GpuName name = ReadGpuName(head);
   const std::vector<std::string> ours = GpuNames();
   const std::string first = spec.substr(0, spec.find(' '));
-  const bool is_ours = std::find(ours.begin(), ours.end(), first) != ours.end();
+  const bool is_ours = IsIn(ours, first);
   if (name.gpu.empty() && !name.why.empty() && !is_ours) {  // else the description tells more
     RefuseName(spec, name.key, name.why);
   }
@@ -146,8 +143,7 @@ Spelled Spell(const std::string& spec) {
 // "h100-80", "h100-80 x8, ...": a comma, or a known GPU as the first word.
 bool IsInline(const std::string& spec) {
   const std::vector<std::string> names = GpuNames();
-  return spec.find(',') != std::string::npos ||
-         std::find(names.begin(), names.end(), spec.substr(0, spec.find(' '))) != names.end();
+  return spec.find(',') != std::string::npos || IsIn(names, spec.substr(0, spec.find(' ')));
 }
 
 // "MI250X/MI250" is a name.
@@ -164,8 +160,7 @@ std::string WithoutMaker(const std::string& spec) {
 
 Cluster LoadWhole(const std::string& spec) {
   const auto catalog = EmbeddedClusterCatalog();
-  const auto entry = std::find_if(catalog.begin(), catalog.end(),
-                                  [&](const EmbeddedFile& file) { return file.name == spec; });
+  const auto entry = FindIn(catalog, spec, &EmbeddedFile::name);
   if (entry != catalog.end()) {
     Cluster cluster = ParseCluster(entry->text, std::string(entry->path));
     cluster.spec = spec;
@@ -183,22 +178,10 @@ Cluster LoadWhole(const std::string& spec) {
 }  // namespace
 
 MathType MathTypeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return MathType::kBf16;
-    case DType::kFp16:
-      return MathType::kFp16;
-    case DType::kFp8:
-      return MathType::kFp8;
-    case DType::kFp32:
-    case DType::kFp64:
-    case DType::kInt64:
-    case DType::kInt32:
-    case DType::kUint8:
-    case DType::kBool:
-      break;
-  }
-  return MathType::kFp32;
+  return dtype == DType::kBf16   ? MathType::kBf16
+         : dtype == DType::kFp16 ? MathType::kFp16
+         : dtype == DType::kFp8  ? MathType::kFp8
+                                 : MathType::kFp32;
 }
 
 const char* MathTypeName(MathType type) {
@@ -242,8 +225,7 @@ std::vector<ClusterSummary> ListClusters() {
     summary.network_rate = NodeNetworkRate(cluster);
     summaries.push_back(summary);
   }
-  std::sort(summaries.begin(), summaries.end(),
-            [](const ClusterSummary& a, const ClusterSummary& b) { return a.name < b.name; });
+  SortBy(summaries, &ClusterSummary::name);
   return summaries;
 }
 

@@ -2,7 +2,6 @@
 
 #include "topologies/internal/cluster_json.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <optional>
@@ -13,6 +12,7 @@
 
 #include "core/cores.h"
 #include "core/error.h"
+#include "core/ranges.h"
 #include "topologies/internal/node_builder.h"
 #include "topologies/internal/number_json.h"
 
@@ -325,8 +325,7 @@ std::vector<GpuSpec> ParseGpuList(std::string_view text, const std::string& file
 }
 
 void CheckCluster(const Cluster& cluster, const std::string& where) {
-  const auto gpus = std::count_if(cluster.node.components.begin(), cluster.node.components.end(),
-                                  [](const Component& c) { return c.kind == ComponentKind::kGpu; });
+  const auto gpus = CountOf(cluster.node.components, ComponentKind::kGpu, &Component::kind);
   if (cluster.gpus_per_node < 1 || cluster.gpus_per_node > gpus) {
     const bool are_nodes = cluster.gpus_per_node > 0 && cluster.gpus_per_node % gpus == 0;
     throw InputError(
@@ -339,9 +338,7 @@ void CheckCluster(const Cluster& cluster, const std::string& where) {
     throw InputError(where, std::to_string(cluster.node_count) + " nodes",
                      "1 to " + std::to_string(kMostNodes));
   }
-  const bool has_nic =
-      std::any_of(cluster.node.components.begin(), cluster.node.components.end(),
-                  [](const Component& c) { return c.kind == ComponentKind::kNic; });
+  const bool has_nic = IsIn(cluster.node.components, ComponentKind::kNic, &Component::kind);
   if (cluster.node_count > 1 && !has_nic) {
     throw InputError(where, std::to_string(cluster.node_count) + " nodes",
                      "1 node, since its nodes have no NIC",
@@ -406,8 +403,7 @@ Cluster ParseCluster(std::string_view text, const std::string& file) {
   const auto used = root.Find("gpus_per_node");
   cluster.gpus_per_node =
       used ? used->AsInt(1, 100000)
-           : std::count_if(cluster.node.components.begin(), cluster.node.components.end(),
-                           [](const Component& c) { return c.kind == ComponentKind::kGpu; });
+           : CountOf(cluster.node.components, ComponentKind::kGpu, &Component::kind);
   internal::ReadAllCores(root, cluster);
   internal::ReadRankThreads(root, cluster);
   internal::CheckCluster(cluster, file);

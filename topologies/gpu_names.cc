@@ -1,6 +1,5 @@
 #include "topologies/gpu_names.h"
 
-#include <algorithm>
 #include <cctype>
 #include <functional>
 #include <iterator>
@@ -11,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "topologies/cluster.h"
 #include "topologies/gpu_name_catalog.h"
@@ -45,7 +45,7 @@ Words Split(const std::string& text) {
 }
 
 bool Has(const Words& words, const std::string& word) {
-  return std::find(words.begin(), words.end(), word) != words.end();
+  return IsIn(words, word);
 }
 
 std::string TextAt(const JsonValue& object, std::string_view key) {
@@ -150,12 +150,11 @@ bool AddWords(const std::string& text, Said& said) {
 
 bool IsOfAMaker(const std::string& word) {
   const auto& makers = TheNames().makers;
-  return std::any_of(makers.begin(), makers.end(),
-                     [&](const auto& maker) { return Has(maker.second, word); });
+  return AnyOf(makers, [&](const auto& maker) { return Has(maker.second, word); });
 }
 
 bool IsNameless(const Said& said) {
-  return std::all_of(said.words.begin(), said.words.end(), IsOfAMaker);
+  return AllOf(said.words, IsOfAMaker);
 }
 
 // Of "8xh100" 8 and "h100"; nothing where no number of at most seven digits and an x stand in
@@ -285,22 +284,17 @@ constexpr std::size_t kLongestName = 200;
 
 bool Fits(const Row& row, const Said& said) {
   const GpuSpec& gpu = FindGpu(row.gpu, "catalog/gpu_names.json");
-  const auto has_size = [&](std::int64_t gb) {
-    return std::find(row.gb.begin(), row.gb.end(), gb) != row.gb.end();
-  };
-  return std::all_of(row.words.begin(), row.words.end(),
-                     [&](const std::string& word) { return Has(said.words, word); }) &&
-         std::all_of(said.words.begin(), said.words.end(),
-                     [&](const std::string& word) {
-                       const auto maker = TheNames().makers.find(gpu.vendor);
-                       return Has(row.words, word) || Has(row.also, word) ||
-                              Has(TheNames().makers.at("any"), word) || word == gpu.architecture ||
-                              (maker != TheNames().makers.end() && Has(maker->second, word));
-                     }) &&
-         std::all_of(said.forms.begin(), said.forms.end(),
-                     [&](const std::string& form) { return form == row.form; }) &&
-         std::all_of(said.gb.begin(), said.gb.end(), has_size) &&
-         (row.only_with != "gb" || !said.gb.empty()) &&
+  const auto has_size = [&](std::int64_t gb) { return IsIn(row.gb, gb); };
+  return AllOf(row.words, [&](const std::string& word) { return Has(said.words, word); }) &&
+         AllOf(said.words,
+               [&](const std::string& word) {
+                 const auto maker = TheNames().makers.find(gpu.vendor);
+                 return Has(row.words, word) || Has(row.also, word) ||
+                        Has(TheNames().makers.at("any"), word) || word == gpu.architecture ||
+                        (maker != TheNames().makers.end() && Has(maker->second, word));
+               }) &&
+         AllOf(said.forms, [&](const std::string& form) { return form == row.form; }) &&
+         AllOf(said.gb, has_size) && (row.only_with != "gb" || !said.gb.empty()) &&
          (row.only_with != "form" || !said.forms.empty() || !said.gb.empty());
 }
 
@@ -308,7 +302,7 @@ bool Fits(const Row& row, const Said& said) {
 Words Family(const Said& said) {
   Words family;
   for (const Row& row : TheNames().rows) {
-    const bool shares = std::any_of(row.words.begin(), row.words.end(), [&](const auto& word) {
+    const bool shares = AnyOf(row.words, [&](const auto& word) {
       return std::any_of(word.begin(), word.end(),
                          [](unsigned char c) { return std::isdigit(c); }) &&
              Has(said.words, word);
@@ -358,7 +352,7 @@ Said Read(std::string_view text) {
     }
   }
   said.name.is_only_counts = said.unknown.empty() && said.gb.empty() && said.forms.empty() &&
-                             std::all_of(said.words.begin(), said.words.end(), IsOfAMaker);
+                             AllOf(said.words, IsOfAMaker);
   if (said.unknown.empty()) {
     Words found;
     std::set<std::int64_t> sizes;

@@ -1,11 +1,11 @@
 // How families of groups lie on blocks of ranks. Declared in topologies/routing.h.
 
-#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "topologies/internal/group_windows.h"
 #include "topologies/mesh.h"
 #include "topologies/routing.h"
@@ -30,7 +30,7 @@ std::vector<std::int64_t> RepresentativeWindows(GroupShape shape, std::int64_t r
     }
     windows.push_back(last);
   }
-  std::sort(windows.begin(), windows.end());
+  SortAll(windows);
   windows.erase(std::unique(windows.begin(), windows.end()), windows.end());
   return windows;
 }

@@ -1,12 +1,12 @@
 #include "topologies/import_topology.h"
 
-#include <algorithm>
 #include <array>
 #include <iterator>
 #include <utility>
 
 #include "core/budget.h"
 #include "core/error.h"
+#include "core/ranges.h"
 #include "topologies/internal/machine.h"
 
 namespace shardwright {
@@ -48,9 +48,8 @@ ImportedTopology ImportTopology(std::string_view text, const std::string& file,
       *format == TopologyFormat::kMatrix    ? internal::ReadTopoMatrix(text, file, options)
       : *format == TopologyFormat::kNcclXml ? internal::ReadNcclXml(text, file)
                                             : internal::ReadHwlocXml(text, file);
-  const bool has_gpu =
-      std::any_of(machine.parts.begin(), machine.parts.end(),
-                  [](const auto& part) { return part.kind == internal::Machine::Kind::kGpu; });
+  const bool has_gpu = AnyOf(
+      machine.parts, [](const auto& part) { return part.kind == internal::Machine::Kind::kGpu; });
   if (!has_gpu) {
     throw InputError(file, "no GPU", "a machine with GPUs");
   }

@@ -1,6 +1,5 @@
 // Clusters described in one line. The grammar is at LoadCluster in topologies/cluster.h.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "topologies/cluster.h"
 #include "topologies/internal/cluster_json.h"
@@ -161,7 +161,7 @@ Described ParseDescription(const std::string& text) {
   for (std::size_t i = 1; i < items.size(); ++i) {
     std::string key(items[i].substr(0, items[i].find(' ')));
     key = key == "xgmi" ? "nvlink" : key;  // two words for one link
-    if (key != "level" && std::find(seen.begin(), seen.end(), key) != seen.end()) {
+    if (key != "level" && IsIn(seen, key)) {
       throw InputError(std::string(kWhere), "\"" + key + "\" a second time", "it once");
     }
     seen.push_back(key);

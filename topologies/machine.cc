@@ -1,6 +1,5 @@
 #include "topologies/internal/machine.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
@@ -8,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "topologies/internal/cluster_json.h"
 #include "topologies/internal/node_builder.h"
 
@@ -132,10 +132,7 @@ class NodeOfMachine {
   }
 
   void AddMemories() {
-    Bytes known;
-    for (const Machine::Part& part : machine_.parts) {
-      known += part.memory;
-    }
+    const Bytes known = Summed<Bytes>(machine_.parts, &Machine::Part::memory);
     const auto share = static_cast<std::int64_t>(cpus_.size());
     if (!options_.host_memory && known == Bytes(0)) {
       notes_.emplace_back("host memory: not seen, so offloading is not planned; see --host");
@@ -173,9 +170,8 @@ class NodeOfMachine {
     if (!links.empty() && spec.links == 0) {
       throw InputError(where_.str(), "NVLinks", "GPUs that have some; " + gpu_.name + " has none");
     }
-    const bool has_switch = std::any_of(links.begin(), links.end(), [](const auto& link) {
-      return link.peer == Machine::kSwitchPeer;
-    });
+    const bool has_switch =
+        AnyOf(links, [](const auto& link) { return link.peer == Machine::kSwitchPeer; });
     if (has_switch) {
       Component nvswitch;
       nvswitch.name = "nvswitch";

@@ -1,8 +1,8 @@
 #include "topologies/internal/node_builder.h"
 
-#include <algorithm>
 #include <cstddef>
 
+#include "core/ranges.h"
 #include "core/text.h"
 #include "topologies/internal/node_graph.h"
 
@@ -27,7 +27,7 @@ void NodeBuilder::AddGroup(const Component& component, std::int64_t count, const
       copy.name += std::to_string(i);
     }
     const auto is_same = [&](const Component& other) { return other.name == copy.name; };
-    if (std::any_of(node_.components.begin(), node_.components.end(), is_same)) {
+    if (AnyOf(node_.components, is_same)) {
       throw InputError(where.Field("name").str(), "a second component " + Quoted(copy.name),
                        "each name once");
     }
@@ -108,7 +108,7 @@ NodeType NodeBuilder::Finish(const Path& where) {
     return Quoted(node_.components[static_cast<std::size_t>(i)].name);
   };
   const auto is_gpu = [](const Component& c) { return c.kind == ComponentKind::kGpu; };
-  if (std::none_of(node_.components.begin(), node_.components.end(), is_gpu)) {
+  if (NoneOf(node_.components, is_gpu)) {
     throw InputError(where.Field("components").str(), "no GPU", "at least one");
   }
   const std::vector<std::int32_t> missing = Unconnected(node_);

@@ -19,31 +19,13 @@ namespace {
 // A hop over a link of this kind. Crossing sockets is worse than any detour below one socket, and
 // PCIe worse than any NVLink path; nodes have fewer than a thousand links.
 std::int64_t HopCost(LinkKind kind) {
-  switch (kind) {
-    case LinkKind::kNvlink:
-    case LinkKind::kMemory:
-      return 1;
-    case LinkKind::kPcie:
-      return 1000;
-    case LinkKind::kCpu:
-      return 1000000;
-  }
-  return 0;
+  return kind == LinkKind::kPcie ? 1000 : kind == LinkKind::kCpu ? 1000000 : 1;
 }
 
 // GPUs, NICs and memories do not forward traffic.
 bool Forwards(ComponentKind kind) {
-  switch (kind) {
-    case ComponentKind::kNvSwitch:
-    case ComponentKind::kPcieSwitch:
-    case ComponentKind::kCpu:
-      return true;
-    case ComponentKind::kGpu:
-    case ComponentKind::kHostMemory:
-    case ComponentKind::kNic:
-      return false;
-  }
-  return false;
+  using enum ComponentKind;
+  return kind != kGpu && kind != kHostMemory && kind != kNic;
 }
 
 struct ArcData {

@@ -1,6 +1,5 @@
 #include "topologies/internal/number_json.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string>
@@ -10,6 +9,7 @@
 
 #include "core/date.h"
 #include "core/ordered_json.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 
@@ -35,8 +35,7 @@ OrderedJson Bare(T value) {
 }
 
 bool IsFlat(const OrderedJson& value, std::size_t /*indent*/) {
-  return std::none_of(value.begin(), value.end(),
-                      [](const OrderedJson& inner) { return inner.is_structured(); });
+  return NoneOf(value, &OrderedJson::is_structured);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "topologies/profile.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -11,6 +10,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "topologies/internal/shipped_profiles.h"
 #include "topologies/profile_catalog.h"
 #include "topologies/profile_targets.h"
@@ -80,8 +80,7 @@ void ShipProfilesOf(const std::string& folder) {
   if (texts.empty()) {
     throw InputError(folder, "no profile", "a folder of .json files");
   }
-  std::sort(texts.begin(), texts.end(),
-            [](const auto& a, const auto& b) { return a.name < b.name; });
+  SortAll(texts, [](const auto& a, const auto& b) { return a.name < b.name; });
   Folder() = {std::move(texts), {}};
   for (const ProfileFolder::Texts& row : Folder().texts) {
     Folder().files.push_back({row.name, row.text, row.path});
@@ -138,8 +137,7 @@ Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set) {
 
 const TransportProfile& FindTransport(const Profile& profile, std::string_view name) {
   const auto find = [&](std::string_view wanted) {
-    return std::find_if(profile.transports.begin(), profile.transports.end(),
-                        [&](const TransportProfile& t) { return t.name == wanted; });
+    return FindIn(profile.transports, wanted, &TransportProfile::name);
   };
   auto found = find(name);
   if (found == profile.transports.end()) {

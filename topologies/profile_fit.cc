@@ -1,10 +1,9 @@
 #include "topologies/profile_fit.h"
 
-#include <algorithm>
-
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "topologies/internal/profile_fit.h"
 #include "topologies/internal/shipped_profiles.h"
 
@@ -38,7 +37,7 @@ ProfileFit ReadProfileFit(const JsonValue& value) {
 }  // namespace internal
 
 bool ProfileFit::Knows(std::string_view source) const {
-  return std::find(sources.begin(), sources.end(), source) != sources.end();
+  return IsIn(sources, source);
 }
 
 std::int64_t ProfileFit::RunCount() const {
@@ -50,8 +49,7 @@ std::int64_t ProfileFit::RunCount() const {
 }
 
 std::int64_t ProfileFit::RunCount(const std::string& kernel_set) const {
-  const auto found = std::find_if(runs.begin(), runs.end(),
-                                  [&](const auto& row) { return row.first == kernel_set; });
+  const auto found = FindIf(runs, [&](const auto& row) { return row.first == kernel_set; });
   return found == runs.end() ? 0 : found->second;
 }
 

@@ -1,6 +1,5 @@
 // Profile files. The format is described in docs/clusters.md.
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <optional>
@@ -13,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "topologies/internal/cluster_json.h"
 #include "topologies/internal/number_json.h"
 #include "topologies/internal/profile_fit.h"
@@ -327,7 +327,7 @@ Profile ReadBase(const JsonValue& root) {
   }
   const std::string name = extends->AsString();
   const std::vector<std::string> names = ListProfiles();
-  if (std::find(names.begin(), names.end(), name) == names.end()) {
+  if (!IsIn(names, name)) {
     throw extends->Error("the name of a shipped profile", DidYouMean(name, names));
   }
   return LoadProfile(name);

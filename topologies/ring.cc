@@ -1,6 +1,5 @@
 // Rings over families of groups. Declared in topologies/routing.h.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "topologies/internal/group_windows.h"
 #include "topologies/internal/node_graph.h"
 #include "topologies/internal/node_rates.h"
@@ -34,8 +34,7 @@ std::vector<LocalGroup> GroupsOnNode(GroupShape shape, std::int64_t node, const 
     const std::int64_t rank =
         node * static_cast<std::int64_t>(gpus.size()) + static_cast<std::int64_t>(j);
     const std::int64_t first = PlaceInGroup(shape, Rank(static_cast<std::size_t>(rank))).base;
-    auto group = std::find_if(groups.begin(), groups.end(),
-                              [&](const LocalGroup& g) { return g.first_rank == first; });
+    auto group = FindIn(groups, first, &LocalGroup::first_rank);
     if (group == groups.end()) {
       groups.push_back({first, {}, false});
       group = groups.end() - 1;

@@ -1,11 +1,11 @@
 #include "topologies/routing.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <map>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "topologies/internal/node_graph.h"
 #include "topologies/internal/node_rates.h"
 
@@ -79,11 +79,8 @@ std::vector<NicPort> NearestNics(const NodeType& node, std::int32_t gpu) {
 
 std::vector<std::vector<NicPort>> NearestNicsOf(const NodeType& node,
                                                 std::span<const std::int32_t> gpus) {
-  std::vector<std::vector<NicPort>> nics;
-  for (const std::int32_t gpu : gpus) {
-    nics.push_back(NearestNics(node, gpu));
-  }
-  return nics;
+  return Mapped<std::vector<NicPort>>(
+      gpus, [&](const std::int32_t gpu) { return NearestNics(node, gpu); });
 }
 
 BytesPerSecond SumOfNics(std::span<const std::vector<NicPort>> nics_of_gpus) {

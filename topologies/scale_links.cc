@@ -1,9 +1,9 @@
 #include "topologies/scale_links.h"
 
-#include <algorithm>
 #include <cstddef>
 
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -13,8 +13,7 @@ constexpr std::string_view kPcieLevel = "pcie";
 constexpr std::string_view kNetworkLevel = "network";
 
 bool HasLink(const Cluster& cluster, LinkKind kind) {
-  return std::any_of(cluster.node.links.begin(), cluster.node.links.end(),
-                     [kind](const Link& link) { return link.kind == kind; });
+  return IsIn(cluster.node.links, kind, &Link::kind);
 }
 
 bool IsNic(const Cluster& cluster, std::int32_t component) {
@@ -56,8 +55,7 @@ std::vector<std::string> LinkLevels(const Cluster& cluster) {
     levels.emplace_back(kPcieLevel);
   }
   const auto& components = cluster.node.components;
-  if (std::any_of(components.begin(), components.end(),
-                  [](const Component& c) { return c.kind == ComponentKind::kNic; })) {
+  if (IsIn(components, ComponentKind::kNic, &Component::kind)) {
     levels.emplace_back(kNetworkLevel);
   }
   for (const FabricLevel& level : cluster.fabric) {
@@ -71,7 +69,7 @@ std::vector<std::string> LinkLevels(const Cluster& cluster) {
 void ScaleLinks(Cluster& cluster, std::string_view level, double factor, std::string_view where) {
   SW_CHECK(factor > 0, "links need a positive factor");
   const std::vector<std::string> levels = LinkLevels(cluster);
-  if (std::find(levels.begin(), levels.end(), level) == levels.end()) {
+  if (!IsIn(levels, level)) {
     std::string expected = "a level of cluster " + cluster.name + ":";
     for (std::size_t i = 0; i < levels.size(); ++i) {
       expected += (i == 0 ? " " : ", ") + levels[i];

@@ -1,7 +1,6 @@
 // `nvidia-smi topo -m` as people paste it: tabs or spaces, columns glued together, colours of the
 // terminal, with and without the columns behind the matrix.
 
-#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <iterator>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "topologies/internal/machine.h"
 
@@ -206,7 +206,7 @@ Groups SocketsOf(const Matrix& matrix, std::vector<std::string>& notes) {
     };
     std::vector<std::size_t> all(matrix.names.size());
     std::iota(all.begin(), all.end(), std::size_t{0});
-    if (!any_numa && i > 0 && std::all_of(all.begin(), all.end(), is_lost)) {
+    if (!any_numa && i > 0 && AllOf(all, is_lost)) {
       sockets.Join(i, 0);
       if (i == 1) {
         notes.emplace_back("sockets: not seen, all GPUs are taken to be on one");
@@ -229,10 +229,8 @@ void AddNvlinks(const Matrix& matrix, const std::vector<std::int32_t>& parts,
   const std::int64_t own = NvlinksOf(FindGpu(options.gpu, "--gpu")).links;
   std::int64_t most = 0;
   for (const std::size_t i : gpus) {
-    std::int64_t sum = 0;
-    for (const std::size_t j : gpus) {
-      sum += i == j ? 0 : matrix.cells[i][j].links;
-    }
+    const std::int64_t sum = Summed<std::int64_t>(
+        gpus, [&](const std::size_t j) { return i == j ? 0 : matrix.cells[i][j].links; });
     most = std::max(most, sum);
   }
   const bool has_switch = gpus.size() > 2 && most > own;

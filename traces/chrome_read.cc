@@ -1,6 +1,5 @@
 #include "traces/chrome_read.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -12,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "traces/internal/chrome_events.h"
 #include "traces/internal/chrome_layout.h"
 
@@ -51,8 +51,7 @@ class Reader {
     const auto key = [](const Span& span) {
       return std::tuple(span.rank, span.step, span.body, span.op);
     };
-    std::stable_sort(trace_.spans.begin(), trace_.spans.end(),
-                     [&](const Span& a, const Span& b) { return key(a) < key(b); });
+    StableSort(trace_.spans, [&](const Span& a, const Span& b) { return key(a) < key(b); });
     return std::move(trace_);
   }
 
@@ -76,8 +75,7 @@ class Reader {
   }
   static const EventNumber* Find(Place place, std::string_view key) {
     const std::vector<EventNumber>& all = place.in_args ? place.event.args : place.event.numbers;
-    const auto found =
-        std::find_if(all.begin(), all.end(), [key](const EventNumber& n) { return n.key == key; });
+    const auto found = FindIn(all, key, &EventNumber::key);
     return found == all.end() ? nullptr : &*found;
   }
   [[nodiscard]] SimTime TimeAt(Place place, std::string_view key) const;
@@ -119,7 +117,7 @@ std::int64_t Reader::CountAt(Place place, std::string_view key, std::int64_t max
 void Reader::AddSpan(const ChromeEvent& event) {
   const Place outer = {event, false};
   const Place args = {event, true};
-  const auto body = std::find(kBodyNames.begin(), kBodyNames.end(), event.body);
+  const auto body = FindIn(kBodyNames, event.body);
   if (body == kBodyNames.end()) {
     throw InputError(PathOf(args, "body").str(), '"' + event.body + '"', "init, warmup or step");
   }

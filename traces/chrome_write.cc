@@ -1,6 +1,5 @@
 #include "traces/chrome_write.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string_view>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "core/ranges.h"
 #include "schedule/plan_names.h"
 #include "topologies/mesh.h"
 #include "traces/gzip.h"
@@ -425,10 +425,7 @@ void Writer::BeginCounter(std::string_view name, const MemorySample& sample) {
 void Writer::CounterArgs(const std::array<Bytes, kCategoryCount>& bytes,
                          const std::array<bool, kCategoryCount>& used, Bytes reserved) {
   out_.Raw(",\"args\":{");
-  std::int64_t total = 0;
-  for (const Bytes part : bytes) {
-    total += part.value;
-  }
+  const std::int64_t total = Summed<std::int64_t>(bytes, &Bytes::value);
   out_.NumberField("total", total);
   if (reserved.value > 0) {
     out_.NumberField("reserved", reserved.value);

@@ -1,6 +1,5 @@
 #include "traces/flight_recorder.h"
 
-#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <map>
@@ -16,6 +15,7 @@
 #include "core/json.h"
 #include "core/parallel.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "traces/gzip.h"
 #include "traces/internal/pickle.h"
@@ -102,7 +102,7 @@ class FlightReader {
       ranks.push_back(rank);
       at = text.find_first_of("0123456789", static_cast<std::size_t>(next - text.data()));
     }
-    std::sort(ranks.begin(), ranks.end());
+    SortAll(ranks);
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
     return ranks;
   }
@@ -336,7 +336,7 @@ std::vector<FlightDump> ReadFlightDumps(const std::vector<std::string>& names) {
   std::vector<FlightDump> dumps(files.size());
   ParallelFor(files.size(), ThreadCount(),
               [&](std::size_t i, std::size_t) { dumps[i] = ReadFlightDump(files[i]); });
-  std::sort(dumps.begin(), dumps.end(), [](const FlightDump& a, const FlightDump& b) {
+  SortAll(dumps, [](const FlightDump& a, const FlightDump& b) {
     return std::tie(a.rank, a.file) < std::tie(b.rank, b.file);
   });
   for (std::size_t i = 1; i < dumps.size(); ++i) {

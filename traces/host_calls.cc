@@ -1,10 +1,10 @@
 // Calls of the host that say what a model does, whatever kernels they become: matrix products,
 // attention and convolutions by PyTorch's names of them.
 
-#include <algorithm>
 #include <array>
 #include <string_view>
 
+#include "core/ranges.h"
 #include "traces/internal/raw_recording.h"
 
 namespace shardwright::internal {
@@ -45,8 +45,7 @@ std::optional<CallKind> CallOfName(std::string_view name) {
                                                 : CallKind::kAttentionBackward;
     }
   }
-  const auto* const found = std::find_if(std::begin(kCalls), std::end(kCalls),
-                                         [&](const CallName& row) { return row.name == name; });
+  const auto* const found = FindIf(kCalls, [&](const CallName& row) { return row.name == name; });
   return found == std::end(kCalls) ? std::nullopt : std::optional(found->kind);
 }
 

@@ -1,12 +1,12 @@
 #include "traces/kineto.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 
+#include "core/ranges.h"
 #include "traces/internal/kineto_events.h"
 #include "traces/internal/raw_recording.h"
 
@@ -129,8 +129,7 @@ void Collector::AddHost(const KinetoEvent& event) {
   }
   const auto inputs = std::span(event.inputs).first(event.input_count);
   // What has nothing to work on, such as an expert without tokens, does nothing.
-  const bool is_empty = std::any_of(inputs.begin(), inputs.end(),
-                                    [](const auto& operand) { return operand.is_empty; });
+  const bool is_empty = AnyOf(inputs, [](const auto& operand) { return operand.is_empty; });
   if (const auto kind = internal::CallOfName(name); kind && !is_empty) {
     raw_.rows.Take();
     raw_.model_calls.push_back({span.begin, internal::CallWithSizes(name, *kind, inputs)});

@@ -1,11 +1,11 @@
 #include "traces/memory_snapshot.h"
 
-#include <algorithm>
 #include <map>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
+#include "core/ranges.h"
 #include "traces/internal/pickle.h"
 
 namespace shardwright {
@@ -224,8 +224,7 @@ class SnapshotReader {
     for (const auto& [name, bytes] : sums) {
       rows.push_back({name, Bytes(bytes)});
     }
-    std::stable_sort(rows.begin(), rows.end(),
-                     [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+    StableSort(rows, [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
     rows.resize(std::min(rows.size(), count));
     return rows;
   }

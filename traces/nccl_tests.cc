@@ -1,6 +1,5 @@
 #include "traces/nccl_tests.h"
 
-#include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <sstream>
@@ -9,6 +8,7 @@
 #include "core/budget.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "traces/internal/raw_recording.h"
 #include "traces/measured_file.h"
@@ -27,8 +27,7 @@ DType DTypeOf(std::string_view name, const std::string& where) {
       {"char", DType::kUint8},  {"int32", DType::kInt32},   {"uint32", DType::kInt32},
       {"int64", DType::kInt64}, {"uint64", DType::kInt64},  {"fp8_e4m3", DType::kFp8},
       {"f8e4m3", DType::kFp8},  {"fp8_e5m2", DType::kFp8},  {"f8e5m2", DType::kFp8}};
-  const auto* const found = std::find_if(std::begin(kNames), std::end(kNames),
-                                         [&](const auto& row) { return row.first == name; });
+  const auto* const found = FindIf(kNames, [&](const auto& row) { return row.first == name; });
   if (found == std::end(kNames)) {
     throw InputError(where, '"' + std::string(name.substr(0, 40)) + '"',
                      "a type of nccl-tests such as float or bfloat16");
@@ -80,7 +79,7 @@ void ReadComment(const std::string& line, Columns& columns, std::optional<OpCode
   if (!words.empty() && words[0] == "#") {
     words.erase(words.begin());
   }
-  const auto time = std::find(words.begin(), words.end(), "time");
+  const auto time = FindIn(words, "time");
   if (!words.empty() && words[0] == "size" && time != words.end()) {
     columns.time = static_cast<std::size_t>(time - words.begin());
     columns.type = static_cast<std::size_t>(std::find(words.begin(), time, "type") - words.begin());

@@ -1,6 +1,5 @@
 #include "traces/timed_calls.h"
 
-#include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
@@ -10,6 +9,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "traces/internal/kineto_events.h"
 #include "traces/internal/raw_recording.h"
 
@@ -159,8 +159,7 @@ std::optional<TimedCall> PassOf(const KinetoEvent& event) {
 }
 
 bool IsPass(std::string_view name) {
-  return name == "aten::copy_" ||
-         std::find(kElementwise.begin(), kElementwise.end(), name) != kElementwise.end();
+  return name == "aten::copy_" || IsIn(kElementwise, name);
 }
 
 std::optional<TimedCall> CallOf(const KinetoEvent& event) {
@@ -183,9 +182,7 @@ std::optional<TimedCall> CallOf(const KinetoEvent& event) {
 }
 
 bool MayBeCall(std::string_view name) {
-  return IsPass(name) || internal::CallOfName(name) ||
-         std::any_of(kNorms.begin(), kNorms.end(),
-                     [&](const NormName& n) { return n.name == name; });
+  return IsPass(name) || internal::CallOfName(name) || IsIn(kNorms, name, &NormName::name);
 }
 
 class CallCollector : public internal::KinetoSink {
@@ -347,7 +344,7 @@ void CallCollector::TimeOps() {
 }
 
 TimedCalls CallCollector::Take() {
-  std::sort(ops_.begin(), ops_.end(), [](const Op& a, const Op& b) {
+  SortAll(ops_, [](const Op& a, const Op& b) {
     return std::tuple(a.span.thread, a.span.begin, -a.span.end) <
            std::tuple(b.span.thread, b.span.begin, -b.span.end);
   });
@@ -362,8 +359,7 @@ TimedCalls CallCollector::Take() {
       result_.untold.emplace_back(name, time);
     }
   }
-  std::stable_sort(result_.untold.begin(), result_.untold.end(),
-                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  StableSort(result_.untold, [](const auto& a, const auto& b) { return a.second > b.second; });
   return std::move(result_);
 }
 

@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "core/ranges.h"
+
 namespace shardwright::internal {
 namespace {
 
@@ -38,10 +40,7 @@ std::vector<StepPart> PartsOf(const StepBreakdown& simulated, const StepBreakdow
 
 void FindPeak(const Trace& trace, Bytes& peak, std::array<Bytes, kCategoryCount>& at_peak) {
   for (const MemorySample& sample : trace.memory) {
-    Bytes total;
-    for (const Bytes bytes : sample.device) {
-      total += bytes;
-    }
+    const Bytes total = Summed<Bytes>(sample.device);
     if (total > peak) {
       peak = total;
       at_peak = sample.device;
@@ -84,11 +83,9 @@ const char* FieldsOf(OpClass op_class) {
 
 void SortCalibrations(Comparison& comparison) {
   const double target = comparison.measured_step.value;
-  std::stable_sort(comparison.calibrations.begin(), comparison.calibrations.end(),
-                   [target](const Calibration& a, const Calibration& b) {
-                     return std::abs(a.step_time.value - target) <
-                            std::abs(b.step_time.value - target);
-                   });
+  StableSort(comparison.calibrations, [target](const Calibration& a, const Calibration& b) {
+    return std::abs(a.step_time.value - target) < std::abs(b.step_time.value - target);
+  });
 }
 
 Seconds Recalibration::StepTime(std::span<const double> factors, double issue_factor) {

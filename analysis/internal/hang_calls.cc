@@ -1,12 +1,12 @@
 #include "analysis/internal/hang_calls.h"
 
-#include <algorithm>
 #include <array>
 #include <map>
 #include <set>
 #include <string_view>
 #include <utility>
 
+#include "core/ranges.h"
 #include "core/text.h"
 
 namespace shardwright::internal {
@@ -150,7 +150,7 @@ std::vector<std::int64_t> AllRanks(const std::vector<FlightDump>& dumps) {
     for (const FlightGroup& group : dump.groups) {
       ranks.insert(ranks.end(), group.ranks.begin(), group.ranks.end());
     }
-    std::sort(ranks.begin(), ranks.end());
+    SortAll(ranks);
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   }
   return ranks;
@@ -208,8 +208,7 @@ std::vector<GroupCalls> GroupsOf(const std::vector<FlightDump>& dumps) {
         group.members.push_back(CallsOf(*dump->second, dump->second->groups.size()));
       }
     }
-    std::sort(group.members.begin(), group.members.end(),
-              [](const RankCalls& a, const RankCalls& b) { return a.rank < b.rank; });
+    SortBy(group.members, &RankCalls::rank);
     groups.push_back(std::move(group));
   }
   return groups;

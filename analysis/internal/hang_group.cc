@@ -1,6 +1,5 @@
 #include "analysis/internal/hang_group.h"
 
-#include <algorithm>
 #include <memory>
 #include <set>
 #include <span>
@@ -9,6 +8,7 @@
 
 #include "analysis/internal/hang_guide.h"
 #include "analysis/internal/hang_order.h"
+#include "core/ranges.h"
 
 namespace shardwright::internal {
 namespace {
@@ -20,11 +20,7 @@ struct Variant {
 };
 
 std::vector<std::int64_t> RanksOf(const std::vector<const RankCalls*>& members) {
-  std::vector<std::int64_t> ranks;
-  for (const RankCalls* member : members) {
-    ranks.push_back(member->rank);
-  }
-  return ranks;
+  return Mapped<std::int64_t>(members, [&](const RankCalls* member) { return member->rank; });
 }
 
 // The diagnosis of one process group.
@@ -89,9 +85,8 @@ class GroupDoctor {
   // The first that has not ended; where the dumps do not tell what ended, the last one.
   [[nodiscard]] std::int64_t NextToEnd() const {
     for (std::int64_t at = end_ - 1; at >= begin_; --at) {
-      if (std::any_of(group_.members.begin(), group_.members.end(), [&](const RankCalls& member) {
-            return member.Has(at) && member.IsComplete(at);
-          })) {
+      if (AnyOf(group_.members,
+                [&](const RankCalls& member) { return member.Has(at) && member.IsComplete(at); })) {
         return at + 1;
       }
     }
@@ -113,9 +108,8 @@ class GroupDoctor {
       if (!member.Has(at)) {
         continue;
       }
-      const auto alike = std::find_if(variants.begin(), variants.end(), [&](const Variant& other) {
-        return AreAlike(other.call, member.At(at));
-      });
+      const auto alike = FindIf(
+          variants, [&](const Variant& other) { return AreAlike(other.call, member.At(at)); });
       if (alike == variants.end()) {
         variants.push_back({member.At(at), {&member}});
       } else {
@@ -136,9 +130,8 @@ class GroupDoctor {
                                        std::int64_t at) const {
     const std::span<const HangCall> before = PrefixOf(*variants[0].members[0], at);
     const auto variant_like = [&](const HangCall& call) {
-      const auto it = std::find_if(variants.begin(), variants.end(), [&](const Variant& variant) {
-        return AreAlike(variant.call, call);
-      });
+      const auto it =
+          FindIf(variants, [&](const Variant& variant) { return AreAlike(variant.call, call); });
       return it == variants.end() ? nullptr : &*it;
     };
     std::set<const Variant*> planned;
@@ -250,7 +243,7 @@ class GroupDoctor {
       return;
     }
     // Something that was not to come at all: only where it is known what was.
-    const bool is_of_job = std::any_of(expected.begin(), expected.end(), [&](const HangCall& call) {
+    const bool is_of_job = AnyOf(expected, [&](const HangCall& call) {
       return call.op == own.op && call.elements == own.elements;
     });
     const bool is_place_taken = ahead == 0 || is_of_job || own.phase == expected[0].phase;
@@ -290,7 +283,7 @@ class GroupDoctor {
       break;
     }
     for (const std::string& unit : finding.expected.units) {
-      if (std::find(units.begin(), units.end(), unit) == units.end()) {
+      if (!IsIn(units, unit)) {
         units.push_back(unit);
       }
     }
@@ -346,9 +339,9 @@ class GroupDoctor {
       const std::span<const HangCall> before = PrefixOf(member, at);
       const HangCall& call = member.At(at);
       const std::vector<StepPlace> places = guide_->Places(before);
-      const bool is_planned = std::any_of(
-          places.begin(), places.end(),
-          [&](const StepPlace& place) { return AreAlike(guide_->step()[place.index], call); });
+      const bool is_planned = AnyOf(places, [&](const StepPlace& place) {
+        return AreAlike(guide_->step()[place.index], call);
+      });
       const std::vector<HangCall> ahead = guide_->Ahead(before);
       if (is_planned || (!IsInStep(guide_->step(), call) && call.op != ahead[0].op)) {
         continue;

@@ -1,10 +1,10 @@
 #include "analysis/internal/hang_guide.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
 
+#include "core/ranges.h"
 #include "topologies/mesh.h"
 
 namespace shardwright::internal {
@@ -42,7 +42,7 @@ double PlannedShare(const std::vector<HangCall>& step, const GroupCalls& group) 
 
 void AddNames(HangCall& named, const HangCall& planned, std::int64_t step, bool is_first) {
   for (const std::string& unit : planned.units) {
-    if (std::find(named.units.begin(), named.units.end(), unit) == named.units.end()) {
+    if (!IsIn(named.units, unit)) {
       named.units.push_back(unit);
     }
   }
@@ -62,10 +62,9 @@ void AssignRanks(const Program& program, GroupCalls& group) {
   std::vector<std::int64_t> ranks;
   for (const Group& planned : program.groups) {
     const std::vector<std::int64_t> around = MembersOf(planned, group.members[0].rank);
-    const bool has_all =
-        std::all_of(group.members.begin(), group.members.end(), [&](const RankCalls& member) {
-          return std::binary_search(around.begin(), around.end(), member.rank);
-        });
+    const bool has_all = AllOf(group.members, [&](const RankCalls& member) {
+      return std::binary_search(around.begin(), around.end(), member.rank);
+    });
     if (planned.size < 2 || !has_all) {
       continue;
     }

@@ -1,10 +1,10 @@
 #include "analysis/internal/hang_order.h"
 
-#include <algorithm>
 #include <limits>
 #include <string>
 
 #include "analysis/internal/hang_calls.h"
+#include "core/ranges.h"
 #include "schedule/plan_names.h"
 
 namespace shardwright::internal {
@@ -18,18 +18,10 @@ bool IsGroupOf(const Group& group, const std::vector<std::int64_t>& ranks) {
 }
 
 HangPhase PhaseOf(Phase phase) {
-  switch (phase) {
-    case Phase::kForward:
-      return HangPhase::kForward;
-    case Phase::kRecompute:
-    case Phase::kBackward:
-      return HangPhase::kBackward;
-    case Phase::kOptimizer:
-      return HangPhase::kOptimizer;
-    case Phase::kInit:
-      break;
-  }
-  return HangPhase::kUnknown;
+  return phase == Phase::kInit        ? HangPhase::kUnknown
+         : phase == Phase::kForward   ? HangPhase::kForward
+         : phase == Phase::kOptimizer ? HangPhase::kOptimizer
+                                      : HangPhase::kBackward;
 }
 
 std::string HangOpOf(OpCode code) {
@@ -80,8 +72,7 @@ std::vector<HangCall> StepOf(const Program& program, const std::vector<std::int6
 }
 
 bool IsInStep(const std::vector<HangCall>& step, const HangCall& call) {
-  return std::any_of(step.begin(), step.end(),
-                     [&](const HangCall& planned) { return AreAlike(planned, call); });
+  return AnyOf(step, [&](const HangCall& planned) { return AreAlike(planned, call); });
 }
 
 std::vector<StepPlace> PlacesAfter(const std::vector<HangCall>& step,
@@ -147,7 +138,7 @@ std::vector<HangCall> ContinuationOf(std::span<const HangCall> calls, std::size_
   std::vector<HangCall> kinds;
   std::vector<std::size_t> reversed;
   for (std::size_t i = calls.size(); i-- > 0;) {
-    const auto known = std::find_if(kinds.begin(), kinds.end(), [&](const HangCall& kind) {
+    const auto known = FindIf(kinds, [&](const HangCall& kind) {
       return AreAlike(kind, calls[i]) && kind.site == calls[i].site;
     });
     reversed.push_back(static_cast<std::size_t>(known - kinds.begin()));

@@ -1,8 +1,8 @@
-#include <algorithm>
 #include <utility>
 
 #include "analysis/recording_steps.h"
 #include "analysis/report/recording.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -29,7 +29,7 @@ OpColour ColourOf(const Activity& activity) {
 
 RecordingStep MedianStep(const ProfilerRecording& recording) {
   std::vector<RecordingStep> steps = FindSteps(recording);
-  std::sort(steps.begin(), steps.end(), [](const RecordingStep& a, const RecordingStep& b) {
+  SortAll(steps, [](const RecordingStep& a, const RecordingStep& b) {
     return std::pair(a.parts.period, a.step) < std::pair(b.parts.period, b.step);
   });
   return steps[(steps.size() - 1) / 2];

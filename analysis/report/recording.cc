@@ -1,19 +1,16 @@
 #include "analysis/report/recording.h"
 
-#include <algorithm>
 #include <span>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
 
 Bytes SumOf(const std::array<Bytes, kCategoryCount>& categories) {
-  Bytes sum;
-  for (const Bytes bytes : categories) {
-    sum += bytes;
-  }
+  const Bytes sum = Summed<Bytes>(categories);
   return sum;
 }
 
@@ -167,11 +164,11 @@ std::optional<Recording> MeasuredRecording(const Program& program, const Trace& 
   if (steps.empty()) {
     return std::nullopt;
   }
-  std::vector<std::pair<double, std::size_t>> by_length;
-  for (const std::size_t index : Candidates(steps)) {
-    by_length.emplace_back(BreakDown(program, trace, steps, index).period, index);
-  }
-  std::sort(by_length.begin(), by_length.end());
+  std::vector<std::pair<double, std::size_t>> by_length =
+      Mapped<std::pair<double, std::size_t>>(Candidates(steps), [&](const std::size_t index) {
+        return std::pair(BreakDown(program, trace, steps, index).period, index);
+      });
+  SortAll(by_length);
   const auto [length, index] = by_length[(by_length.size() - 1) / 2];
   return Cut(program, trace, steps, index, ToSimTime(Seconds(length)));
 }

@@ -1,6 +1,5 @@
 #include "analysis/report/report.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -108,8 +108,7 @@ std::string Fill(std::string_view page,
     const std::size_t end = page.find("}}", begin);
     SW_CHECK(end != std::string_view::npos, "an open {{ in the page");
     const std::string_view name = page.substr(begin + 2, end - begin - 2);
-    const auto value = std::find_if(values.begin(), values.end(),
-                                    [&](const auto& entry) { return entry.first == name; });
+    const auto value = FindIf(values, [&](const auto& entry) { return entry.first == name; });
     SW_CHECK(value != values.end(), "nothing for {{" + std::string(name) + "}}");
     html.append(page.substr(0, begin)).append(value->second);
     page.remove_prefix(end + 2);

@@ -1,6 +1,6 @@
 // The data of the page. Times are whole nanoseconds from the recording's time 0.
 
-#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -15,6 +15,8 @@
 #include "analysis/report/report.h"
 #include "analysis/report/unit_picture.h"
 #include "core/ordered_json.h"
+#include "core/ranges.h"
+#include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
@@ -103,19 +105,10 @@ Json BarsJson(const Recording& recording) {
 }
 
 std::string_view NameOfWait(WaitKind kind) {
-  switch (kind) {
-    case WaitKind::kHostIssue:
-      return "host issue";
-    case WaitKind::kEdge:
-      return "stream";
-    case WaitKind::kCommunicator:
-      return "communicator";
-    case WaitKind::kPeers:
-      return "peers";
-    case WaitKind::kOther:
-      break;
-  }
-  return "other";
+  // In the order of WaitKind.
+  constexpr std::array<std::string_view, 5> kNames = {"host issue", "stream", "communicator",
+                                                      "peers", "other"};
+  return NameIn(kNames, kind);
 }
 
 int IndexOf(OpId op) {
@@ -167,11 +160,10 @@ Json RecordingJson(const char* name, const Recording& recording) {
                      on_stream ? NameOf(wait.stream) : NameOfWait(wait.kind),
                      IndexOf(on_stream ? wait.cause : wait.op)});
   }
-  Json critical = Json::array();
-  for (const PathSegment& segment : recording.critical) {
-    critical.push_back({Nanoseconds(segment.begin), Nanoseconds(segment.end), NameOf(segment.use),
-                        IndexOf(segment.op)});
-  }
+  Json critical = Mapped<Json>(recording.critical, [&](const PathSegment& segment) -> Json {
+    return {Nanoseconds(segment.begin), Nanoseconds(segment.end), NameOf(segment.use),
+            IndexOf(segment.op)};
+  });
   Json json = {{"name", name},
                {"rank", recording.rank.value},
                {"step", recording.step},
@@ -225,26 +217,22 @@ Json UnitsJson(const UnitPicture& picture) {
 }
 
 Json PlansJson(const std::vector<ConsideredPlan>& plans) {
-  Json json = Json::array();
-  for (const ConsideredPlan& plan : plans) {
-    json.push_back({{"label", plan.label},
-                    {"step_time_s", plan.step_time.value},
-                    {"memory_bytes", plan.memory.value},
-                    {"chosen", plan.is_chosen}});
-  }
-  return json;
+  return Mapped<Json>(plans, [&](const ConsideredPlan& plan) -> Json {
+    return {{"label", plan.label},
+            {"step_time_s", plan.step_time.value},
+            {"memory_bytes", plan.memory.value},
+            {"chosen", plan.is_chosen}};
+  });
 }
 
 Json RejectedJson(const std::vector<RejectedPlans>& plans) {
-  Json json = Json::array();
-  for (const RejectedPlans& row : plans) {
-    json.push_back({{"family", row.family},
-                    {"reason", row.reason},
-                    {"count", row.count},
-                    {"best_time_s", row.best_time.value},
-                    {"least_deficit_bytes", row.least_deficit.value}});
-  }
-  return json;
+  return Mapped<Json>(plans, [&](const RejectedPlans& row) -> Json {
+    return {{"family", row.family},
+            {"reason", row.reason},
+            {"count", row.count},
+            {"best_time_s", row.best_time.value},
+            {"least_deficit_bytes", row.least_deficit.value}};
+  });
 }
 
 Json NamesOf(std::size_t count, const std::function<std::string_view(std::size_t)>& name) {

@@ -1,11 +1,12 @@
 #include "analysis/report/unit_picture.h"
 
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <string_view>
 
+#include "core/ranges.h"
 #include "schedule/dialect_facts.h"
+#include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
@@ -94,7 +95,7 @@ class Drawer {
   }
 
   static void Add(std::vector<PrefetchArrow>& arrows, const PrefetchArrow& arrow) {
-    if (std::find(arrows.begin(), arrows.end(), arrow) == arrows.end()) {
+    if (!IsIn(arrows, arrow)) {
       arrows.push_back(arrow);
     }
   }
@@ -104,15 +105,8 @@ class Drawer {
 };
 
 std::string ReshardText(const Reshard& reshard) {
-  switch (reshard.kind) {
-    case Reshard::Kind::kAlways:
-      return "always";
-    case Reshard::Kind::kNever:
-      return "never";
-    case Reshard::Kind::kToGroup:
-      break;
-  }
-  return "to " + std::to_string(reshard.group) + " ranks";
+  return reshard.kind == Reshard::Kind::kToGroup ? "to " + std::to_string(reshard.group) + " ranks"
+                                                 : std::string(NameIn(kReshardNames, reshard.kind));
 }
 
 // How the plan recomputes something in the unit's modules.

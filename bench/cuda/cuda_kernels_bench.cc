@@ -10,11 +10,9 @@
 // 2026-11-21): 989 TFLOP/s, and 4.8 TB/s on an H200, 3.35 on an H100; on another GPU give them as
 // arguments: cuda_kernels_bench TB_PER_S TFLOP_PER_S. Products in fp8 count at twice that rate.
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -23,6 +21,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "executor/cuda/ops/model_ops.h"
 #include "executor/cuda/plugin.h"
 #include "executor/half.h"
@@ -359,7 +358,7 @@ class Bench {
         seconds.push_back(ToSeconds(gpu_.Between(begin_, end_)).value);
       }
     }
-    std::sort(seconds.begin(), seconds.end());
+    SortAll(seconds);
     const double median = seconds[seconds.size() / 2];
     std::printf("%-36s %-8s %10.1f us  %5.1f %% of the roofline  (%.1f to %.1f us)\n", name, pass,
                 median * 1e6, 100.0 * best / median, seconds.front() * 1e6, seconds.back() * 1e6);

@@ -1,6 +1,5 @@
 #include "executor/checkpoint/checkpoint.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -11,6 +10,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "executor/checkpoint/adapters.h"
 #include "executor/checkpoint/elements.h"
@@ -67,7 +67,7 @@ Checkpoint::Checkpoint(const std::string& folder)
   }
   for (const SavedTensor& tensor : manifest_.tensors) {
     std::vector<StretchPlace>& places = files_->places[tensor.name];
-    std::sort(places.begin(), places.end(), [](const StretchPlace& a, const StretchPlace& b) {
+    SortAll(places, [](const StretchPlace& a, const StretchPlace& b) {
       return std::pair(a.begin, a.count) < std::pair(b.begin, b.count);
     });
     std::int64_t position = 0;
@@ -128,10 +128,7 @@ void Checkpoint::AddFile(const SavedFile& saved) {
 const SavedTensor& Checkpoint::Find(const std::string& name) const {
   const auto found = files_->tensors.find(name);
   if (found == files_->tensors.end()) {
-    std::vector<std::string> names;
-    for (const SavedTensor& tensor : manifest_.tensors) {
-      names.push_back(tensor.name);
-    }
+    std::vector<std::string> names = Mapped<std::string>(manifest_.tensors, &SavedTensor::name);
     throw InputError(folder_, "no tensor " + Quoted(name), "one of that name",
                      DidYouMean(name, names));
   }
@@ -200,9 +197,8 @@ void CheckFits(const Checkpoint& checkpoint, const Model& model,
                        ShapeText(param.WholeShape()) + ", as in " + model.name);
     }
   }
-  const auto saved = std::count_if(
-      checkpoint.manifest().tensors.begin(), checkpoint.manifest().tensors.end(),
-      [](const SavedTensor& tensor) { return tensor.kind == TensorKind::kParameter; });
+  const auto saved =
+      CountOf(checkpoint.manifest().tensors, TensorKind::kParameter, &SavedTensor::kind);
   if (saved != storages) {
     throw InputError(checkpoint.folder(),
                      std::to_string(saved) + " parameters of " + checkpoint.manifest().model,
@@ -218,8 +214,7 @@ void CheckFits(const Checkpoint& checkpoint, const Model& model,
 }
 
 bool HasStates(const Manifest& manifest) {
-  return std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
-                     [](const SavedTensor& tensor) { return tensor.kind == TensorKind::kState; });
+  return IsIn(manifest.tensors, TensorKind::kState, &SavedTensor::kind);
 }
 
 void CheckContinues(const Checkpoint& checkpoint, const Sampler& sampler) {

@@ -1,10 +1,11 @@
 #include "executor/checkpoint/hub_names.h"
 
-#include <algorithm>
 #include <charconv>
 #include <map>
 #include <optional>
 #include <utility>
+
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -105,7 +106,7 @@ class Stacks {
 }  // namespace
 
 std::vector<HubTensor> HubTensorsOf(std::span<const SavedTensor> tensors, HubNames names) {
-  const bool is_vit = std::any_of(tensors.begin(), tensors.end(), [](const SavedTensor& tensor) {
+  const bool is_vit = AnyOf(tensors, [](const SavedTensor& tensor) {
     return tensor.name.find(".attention.attention.query.") != std::string::npos;
   });
   std::vector<HubTensor> out;

@@ -1,11 +1,11 @@
 #include "executor/checkpoint/hub_weights.h"
 
-#include <algorithm>
 #include <filesystem>
 
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "executor/checkpoint/adapters.h"
 #include "executor/checkpoint/elements.h"
@@ -89,7 +89,7 @@ void HubWeights::ReadMetadata(const std::string& file,
   if (kind == metadata.end()) {
     return;
   }
-  const auto name = std::find(kOptimizerNames.begin(), kOptimizerNames.end(), kind->second);
+  const auto name = FindIn(kOptimizerNames, kind->second);
   if (name == kOptimizerNames.end()) {
     throw InputError(file + ": metadata " + kOptimizerKey, '"' + kind->second + '"',
                      "the name of an optimizer, such as \"adamw\"");

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "executor/checkpoint/output_file.h"
 #include "executor/checkpoint/safetensors.h"
 #include "schedule/plan_names.h"
@@ -31,24 +32,20 @@ std::uint32_t ReadHex(const JsonValue& json) {
 }
 
 Json TensorsJson(const Manifest& manifest) {
-  Json tensors = Json::array();
-  for (const SavedTensor& tensor : manifest.tensors) {
-    tensors.push_back({{"name", tensor.name},
-                       {"kind", NameIn(kKindNames, tensor.kind)},
-                       {"dtype", SafetensorsName(tensor.dtype)},
-                       {"shape", tensor.shape}});
-  }
-  return tensors;
+  return Mapped<Json>(manifest.tensors, [&](const SavedTensor& tensor) -> Json {
+    return {{"name", tensor.name},
+            {"kind", NameIn(kKindNames, tensor.kind)},
+            {"dtype", SafetensorsName(tensor.dtype)},
+            {"shape", tensor.shape}};
+  });
 }
 
 Json FilesJson(const Manifest& manifest) {
   Json files = Json::array();
   for (const SavedFile& file : manifest.files) {
-    Json stretches = Json::array();
-    for (const SavedStretch& stretch : file.stretches) {
-      stretches.push_back(
-          {{"tensor", stretch.tensor}, {"begin", stretch.begin}, {"count", stretch.count}});
-    }
+    Json stretches = Mapped<Json>(file.stretches, [&](const SavedStretch& stretch) -> Json {
+      return {{"tensor", stretch.tensor}, {"begin", stretch.begin}, {"count", stretch.count}};
+    });
     files.push_back({{"name", file.name},
                      {"size_bytes", file.bytes},
                      {"crc32", ChecksumText(file.crc)},
@@ -157,10 +154,9 @@ std::string ManifestJson(const Manifest& manifest) {
                      {"shuffle", manifest.sampler.shuffle},
                      {"tail", NameIn(kTailNames, manifest.sampler.tail)}};
   json["tensors"] = TensorsJson(manifest);
-  json["aliases"] = Json::array();
-  for (const SavedAlias& alias : manifest.aliases) {
-    json["aliases"].push_back({{"name", alias.name}, {"target", alias.target}});
-  }
+  json["aliases"] = Mapped<Json>(manifest.aliases, [&](const SavedAlias& alias) -> Json {
+    return {{"name", alias.name}, {"target", alias.target}};
+  });
   json["files"] = FilesJson(manifest);
   std::string text = json.dump(1);
   text.resize(text.size() - 2);  // "\n}"

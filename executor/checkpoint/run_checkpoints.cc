@@ -1,6 +1,5 @@
 #include "executor/checkpoint/run_checkpoints.h"
 
-#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <filesystem>
@@ -11,6 +10,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/state.h"
 
@@ -79,7 +79,7 @@ void CopyUnits(std::span<const BoundUnit> from, std::span<const BoundUnit> to,
 }
 
 bool HasStatesOnHost(const Program& program) {
-  return std::any_of(program.buffers.begin(), program.buffers.end(), [](const Buffer& buffer) {
+  return AnyOf(program.buffers, [](const Buffer& buffer) {
     return buffer.on_host && buffer.category == Category::kOptimizerState;
   });
 }
@@ -89,10 +89,9 @@ bool HasStatesOnHost(const Program& program) {
 Wait WaitForFiles(const Model& model, const Job& job, const std::string& what) {
   Manifest manifest;
   DescribeState(model, job, manifest);
-  std::int64_t bytes = 0;
-  for (const SavedTensor& tensor : manifest.tensors) {
-    bytes += tensor.Elements() * SizeOf(tensor.dtype);
-  }
+  const std::int64_t bytes = Summed<std::int64_t>(manifest.tensors, [&](const SavedTensor& tensor) {
+    return tensor.Elements() * SizeOf(tensor.dtype);
+  });
   constexpr std::int64_t kBytesPerSecond = 32 << 20;
   return {what, std::chrono::seconds(bytes / kBytesPerSecond)};
 }
@@ -207,8 +206,7 @@ bool RunCheckpoints::IsFinite(const Runtime& runtime) {
     return mine[0] == std::byte{1};
   }
   const auto all = ShareBytes(*processes_, channel_, {"numbers of the checkpoint"}, mine);
-  return std::all_of(all.begin(), all.end(),
-                     [](const auto& of_rank) { return of_rank.front() == std::byte{1}; });
+  return AllOf(all, [](const auto& of_rank) { return of_rank.front() == std::byte{1}; });
 }
 
 void RunCheckpoints::WriteRepeatedly(const std::vector<Share>& shares,
@@ -283,8 +281,7 @@ void RunCheckpoints::WriteTogether(const Share& mine, const Manifest& manifest) 
   if (problem) {
     std::rethrow_exception(problem);
   }
-  const bool is_whole =
-      std::none_of(all.begin(), all.end(), [](const auto& part) { return part.empty(); });
+  const bool is_whole = NoneOf(all, [](const auto& part) { return part.empty(); });
   if (!writer || !is_whole) {
     return;
   }

@@ -1,6 +1,5 @@
 #include "executor/checkpoint/safetensors.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <functional>
@@ -11,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "models/safetensors_text.h"
 
 namespace shardwright {
@@ -94,10 +94,9 @@ SafetensorsHeader ReadSafetensorsHeader(const std::string& file) {
     }
   }
   // By bytes; entries without bytes stand before what begins at the same place.
-  std::stable_sort(header.entries.begin(), header.entries.end(),
-                   [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-                     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-                   });
+  StableSort(header.entries, [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
   std::int64_t position = 0;
   for (const SafetensorsEntry& entry : header.entries) {
     if (entry.begin != position) {
@@ -117,7 +116,7 @@ SafetensorsHeader ReadSafetensorsHeader(const std::string& file) {
 std::vector<SafetensorsEntry> WriteSafetensorsHeader(
     CheckpointFile& out, std::vector<SafetensorsEntry> entries,
     const std::map<std::string, std::string>& metadata) {
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+  SortAll(entries, [](const auto& a, const auto& b) {
     return std::pair(-SizeOf(a.dtype), a.name) < std::pair(-SizeOf(b.dtype), b.name);
   });
   nlohmann::ordered_json json = nlohmann::ordered_json::object();

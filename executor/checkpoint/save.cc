@@ -1,6 +1,5 @@
 #include "executor/checkpoint/save.h"
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -19,6 +18,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/staged_file.h"
 #include "core/text.h"
 #include "core/threads.h"
@@ -144,10 +144,9 @@ bool IsFinite(const RankShare& share) {
 }
 
 void TakeSnapshot(RankShare& share) {
-  std::size_t total = 0;
-  for (const StretchData& stretch : share.stretches) {
-    total += static_cast<std::size_t>(stretch.stretch.count * SizeOf(stretch.SavedDType()));
-  }
+  const std::size_t total = Summed<std::size_t>(share.stretches, [&](const StretchData& stretch) {
+    return static_cast<std::size_t>(stretch.stretch.count * SizeOf(stretch.SavedDType()));
+  });
   share.snapshot.resize(total);
   std::byte* out = share.snapshot.data();
   std::vector<std::byte> buffer;
@@ -255,8 +254,7 @@ void CheckpointWriter::Add(SavedFile file) {
 }
 
 std::string CheckpointWriter::Commit(Manifest manifest) {
-  std::sort(files_.begin(), files_.end(),
-            [](const SavedFile& a, const SavedFile& b) { return a.name < b.name; });
+  SortBy(files_, &SavedFile::name);
   manifest.files = files_;
   const std::string text = ManifestJson(manifest);
   CheckpointFile out((std::filesystem::path(temporary_) / kManifestName).string());
@@ -318,7 +316,7 @@ std::vector<std::string> FinishedCheckpoints(const std::string& folder) {
       found.emplace_back(*step, path.string());
     }
   }
-  std::sort(found.begin(), found.end());
+  SortAll(found);
   std::vector<std::string> folders;
   folders.reserve(found.size());
   for (auto& [step, path] : found) {

@@ -14,13 +14,13 @@
 
 #include "executor/cuda/cublaslt.h"
 
-#include <algorithm>
 #include <bit>
 #include <limits>
 #include <utility>
 
 #include "core/error.h"
 #include "core/library.h"
+#include "core/ranges.h"
 
 #ifndef SHARDWRIGHT_CUBLASLT_LIBRARY
 #define SHARDWRIGHT_CUBLASLT_LIBRARY ""
@@ -367,8 +367,7 @@ void CublasLt::Choose(const gpu::GemmArgs& p, const Key& key, const Workspace& w
   std::string name;
   std::apply([&](const auto&... part) { ((name += std::to_string(part) + ','), ...); }, key);
   const auto is_proposed = [&](const LtAlgorithmData& data) {
-    return std::any_of(entry.proposals.begin(), entry.proposals.end(),
-                       [&](const LtAlgorithm& proposal) { return proposal.data == data; });
+    return IsIn(entry.proposals, data, &LtAlgorithm::data);
   };
   if (const auto before = tuning_.choices->Find(name); before && is_proposed(*before)) {
     entry.algorithm.data = *before;

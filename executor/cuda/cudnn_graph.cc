@@ -15,7 +15,7 @@
 
 #include "executor/cuda/cudnn_graph.h"
 
-#include <algorithm>
+#include "core/ranges.h"
 
 namespace shardwright {
 
@@ -247,7 +247,7 @@ bool CudnnGraph::IsExact(const CudnnDescriptor& config) const {
                                                  notes.data()) != N::kSuccess)) {
     return false;
   }
-  return std::all_of(notes.begin(), notes.end(), [](int note) {
+  return AllOf(notes, [](int note) {
     // Others are atomics, sums in 16 bits, Winograd's and Fourier's transforms.
     return note == N::kNoteTensorCore || note == N::kNoteStrictNan;
   });

@@ -15,13 +15,13 @@
 
 #include "executor/cuda/nccl_world.h"
 
-#include <algorithm>
 #include <cstring>
 #include <span>
 #include <thread>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "executor/cuda/kernels/elementwise.h"
 #include "executor/cuda/ops/launch.h"
 #include "executor/host/together.h"
@@ -245,10 +245,7 @@ NcclWorld::~NcclWorld() {
     std::unique_lock lock(mutex_);
     gpu_.MakeCurrent();
     CloseWindows(lock);
-    std::vector<void*> handles;
-    for (const Communicator& communicator : communicators_) {
-      handles.push_back(communicator.handle);
-    }
+    std::vector<void*> handles = Mapped<void*>(communicators_, &Communicator::handle);
     handles.push_back(all_);
     for (void* const handle : handles) {
       Settle(table_.comm_finalize(handle), handle, "ncclCommFinalize", lock);
@@ -299,8 +296,7 @@ void NcclWorld::Settle(int result, void* communicator, const char* call,
                        std::unique_lock<std::mutex>& lock) {
   const Clock::time_point begin = Clock::now();
   const bool is_connected =
-      communicator == all_ ||
-      std::any_of(communicators_.begin(), communicators_.end(), [&](const Communicator& its) {
+      communicator == all_ || AnyOf(communicators_, [&](const Communicator& its) {
         return its.handle == communicator && its.is_connected;
       });
   const std::chrono::milliseconds limit = is_connected ? processes_.timeout() : set_up_;
@@ -355,8 +351,8 @@ std::size_t NcclWorld::Split(const GroupRanks& ranks, const std::string& name) {
 // Memory of all collectives, in symmetric windows if every rank can. `paths_` says in words which
 // it is, so a person can see why all-gathers take multiprocessors.
 std::byte* NcclWorld::Allocate(Bytes size) {
-  const bool has_peers = std::any_of(communicators_.begin(), communicators_.end(),
-                                     [](const Communicator& c) { return c.ranks.size > 1; });
+  const bool has_peers =
+      AnyOf(communicators_, [](const Communicator& c) { return c.ranks.size > 1; });
   std::string problem = has_peers ? DescribeNoWindows(table_) : "every group has one rank";
   if (problem.empty()) {
     if (std::byte* const memory = AllocateForWindows(size); memory != nullptr) {
@@ -395,8 +391,7 @@ std::byte* NcclWorld::AllocateForWindows(Bytes size) {
   // Collectives take registered memory on all ranks or on none.
   const auto answers = ShareBytes(processes_, MessagePassing::kAll, {"memory for NCCL's windows"},
                                   {has_memory ? std::byte{1} : std::byte{0}});
-  if (std::all_of(answers.begin(), answers.end(),
-                  [](const auto& answer) { return answer.front() == std::byte{1}; })) {
+  if (AllOf(answers, [](const auto& answer) { return answer.front() == std::byte{1}; })) {
     return static_cast<std::byte*>(memory);
   }
   if (memory != nullptr) {

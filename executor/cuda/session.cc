@@ -14,7 +14,6 @@
 
 #include "core/error.h"
 #include "core/printable.h"
-#include "executor/binding.h"
 #include "executor/optimizer.h"
 #include "traces/waits.h"
 

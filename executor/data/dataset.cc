@@ -1,6 +1,5 @@
 #include "executor/data/dataset.h"
 
-#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <iterator>
@@ -11,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "executor/data/idx.h"
 #include "executor/data/mapped_file.h"
@@ -217,10 +217,7 @@ namespace {
 
 // Files hold one image and its label per sample, or tokens from which the labels follow.
 void CheckFilesSuit(const std::string& spec, const Model& model, const DataShape& shape) {
-  const auto count = [&](InputKind kind) {
-    return std::count_if(model.tensors.begin(), model.tensors.end(),
-                         [kind](const Tensor& tensor) { return tensor.input == kind; });
-  };
+  const auto count = [&](InputKind kind) { return CountOf(model.tensors, kind, &Tensor::input); };
   const auto features = count(InputKind::kFeatures), tokens = count(InputKind::kTokens);
   const bool are_images = features == 1 && tokens == 0 && shape.labels <= 1;
   const bool are_tokens = features == 0 && tokens == 1 && shape.tokens > 0 &&
@@ -259,7 +256,7 @@ std::vector<std::string> SpecsIn(const std::filesystem::path& folder, const std:
   if (files.empty()) {
     throw InputError(folder.string(), "a folder without a file", "a file, or a folder of files");
   }
-  if (std::any_of(files.begin(), files.end(), IsIdx)) {
+  if (AnyOf(files, IsIdx)) {
     std::erase_if(files, [](const std::string& file) {
       return std::filesystem::path(file).filename().string().find("images-idx3") ==
              std::string::npos;

@@ -4,57 +4,18 @@
 #include <array>
 #include <cstring>
 
-#include "core/error.h"
-#include "executor/half.h"
+#include "executor/host/kernels/rows.h"
 
 namespace shardwright {
-namespace {
-
-// Elements handled at a time; two such arrays of floats stay in the first-level cache.
-constexpr std::int64_t kChunk = 1024;
-
-}  // namespace
 
 void LoadFloats(DType dtype, const std::byte* data, std::int64_t begin, std::int64_t count,
                 float* out) {
-  const std::byte* from = data + begin * SizeOf(dtype);
-  const auto n = static_cast<std::size_t>(count);
-  if (dtype == DType::kFp32) {
-    std::memcpy(out, from, n * sizeof(float));
-    return;
-  }
-  SW_CHECK(dtype == DType::kBf16 || dtype == DType::kFp16, "arithmetic on another dtype");
-  const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
-  if (dtype == DType::kBf16) {
-    for (std::size_t i = 0; i < n; ++i) {
-      out[i] = Bf16ToFloat(bits[i]);
-    }
-  } else {
-    for (std::size_t i = 0; i < n; ++i) {
-      out[i] = Fp16ToFloat(bits[i]);
-    }
-  }
+  LoadFloats(ConstView{data, dtype}, begin, count, out);
 }
 
 void StoreFloats(DType dtype, std::byte* data, std::int64_t begin, std::int64_t count,
                  const float* in) {
-  std::byte* to = data + begin * SizeOf(dtype);
-  const auto n = static_cast<std::size_t>(count);
-  if (dtype == DType::kFp32) {
-    std::memcpy(to, in, n * sizeof(float));
-    return;
-  }
-  SW_CHECK(dtype == DType::kBf16 || dtype == DType::kFp16, "arithmetic on another dtype");
-  auto* bits = reinterpret_cast<std::uint16_t*>(to);
-  if (dtype == DType::kBf16) {
-    for (std::size_t i = 0; i < n; ++i) {
-      bits[i] = FloatToBf16(in[i]);
-    }
-  } else {
-    for (std::size_t i = 0; i < n; ++i) {
-      bits[i] = FloatToFp16(in[i]);
-    }
-  }
+  StoreFloats(in, count, View{data, dtype}, begin);
 }
 
 void ZeroFill(std::span<const ByteRange> ranges) {

@@ -1,10 +1,10 @@
 #include "executor/host/communicator.h"
 
-#include <algorithm>
 #include <cstring>
 #include <thread>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/verify.h"
 
 namespace shardwright {
@@ -202,10 +202,8 @@ void ThreadCommunicator::AllToAll(std::int64_t member, const CollectiveCall& cal
 }
 
 void ThreadCommunicator::ReduceScatter(std::int64_t member, const CollectiveCall& call) const {
-  std::vector<const std::byte*> sources;
-  for (const Post& post : posts_) {
-    sources.push_back(post.call->send);
-  }
+  std::vector<const std::byte*> sources =
+      Mapped<const std::byte*>(posts_, [&](const Post& post) { return post.call->send; });
   Fold fold;
   fold.dtype = call.dtype;
   fold.count = call.elements / size();
@@ -216,10 +214,8 @@ void ThreadCommunicator::ReduceScatter(std::int64_t member, const CollectiveCall
 
 // Each member sums its part of everybody's array into its own array; the others read it from there.
 void ThreadCommunicator::ReduceOwnPart(std::int64_t member, const CollectiveCall& call) const {
-  std::vector<const std::byte*> sources;
-  for (const Post& post : posts_) {
-    sources.push_back(post.call->receive);
-  }
+  std::vector<const std::byte*> sources =
+      Mapped<const std::byte*>(posts_, [&](const Post& post) { return post.call->receive; });
   Fold fold;
   fold.dtype = call.dtype;
   fold.source_begin = fold.out_begin = PartBegin(call.elements, size(), member);

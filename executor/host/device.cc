@@ -1,11 +1,11 @@
 #include "executor/host/device.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <set>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/threads.h"
 #include "executor/host/arithmetic.h"
 #include "executor/host/process_communicator.h"
@@ -91,9 +91,9 @@ const ExecuteContext& HostWorld::ContextOf(Rank rank) const {
 
 HostWorld::Membership HostWorld::MembershipOf(GroupId group, Rank rank, bool of_host_threads) {
   const Program& program = ContextOf(rank).input.program;
-  const auto transfers = std::find_if(
-      program.shapes.begin(), program.shapes.end(),
-      [&](const OpShape& shape) { return shape.group == group && IsTransfer(shape.code); });
+  const auto transfers = FindIf(program.shapes, [&](const OpShape& shape) {
+    return shape.group == group && IsTransfer(shape.code);
+  });
   if (transfers == program.shapes.end()) {
     const Group& g = program.groups[group.value];
     const GroupPlace place = PlaceInGroup(g, rank);

@@ -1,6 +1,5 @@
 #include "executor/host/execute.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "executor/host/arithmetic.h"
 
 namespace shardwright {
@@ -45,12 +45,7 @@ void ForEachPiece(Team* team, std::span<const std::int64_t> counts, const F& f) 
 
 template <class Ranges>
 std::vector<std::int64_t> CountsOf(const Ranges& ranges) {
-  std::vector<std::int64_t> counts;
-  counts.reserve(ranges.size());
-  for (const auto& range : ranges) {
-    counts.push_back(range.count);
-  }
-  return counts;
+  return Mapped<std::int64_t>(ranges, [&](const auto& range) { return range.count; });
 }
 
 // f(range) for pieces of the ranges.

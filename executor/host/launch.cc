@@ -1,6 +1,5 @@
 #include "executor/host/launch.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <initializer_list>
 
@@ -8,6 +7,7 @@
 #include <netinet/in.h>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -40,8 +40,8 @@ class Environment {
   }
   // The first of these that is set; where none is, the first of all.
   [[nodiscard]] const char* FirstOf(std::initializer_list<const char*> names) const {
-    const auto* const found = std::find_if(
-        names.begin(), names.end(), [&](const char* name) { return name != nullptr && Has(name); });
+    const auto* const found =
+        FindIf(names, [&](const char* name) { return name != nullptr && Has(name); });
     return found == names.end() ? *names.begin() : *found;
   }
 

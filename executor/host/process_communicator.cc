@@ -1,10 +1,10 @@
 #include "executor/host/process_communicator.h"
 
-#include <algorithm>
 #include <cstring>
 #include <thread>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "executor/host/arithmetic.h"
 #include "schedule/verify.h"
 
@@ -145,10 +145,7 @@ Communicator::Times ProcessCommunicator::Run(std::int64_t member, const Collecti
 std::int64_t ProcessCommunicator::PieceBytes(std::span<const MessagePart> parts,
                                              std::int64_t width) {
   constexpr std::int64_t kLeast = 32 << 10, kPieces = 128;
-  std::int64_t total = 0;
-  for (const MessagePart& part : parts) {
-    total += part.bytes;
-  }
+  const std::int64_t total = Summed<std::int64_t>(parts, &MessagePart::bytes);
   const std::int64_t piece = std::max(kLeast, total / kPieces) / std::ssize(parts);
   return std::max(piece / width, std::int64_t{1}) * width;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "executor/host/kernels/gemm.h"
 #include "executor/host/kernels/table.h"
 #include "executor/optimizer.h"
@@ -41,10 +42,8 @@ Placement Check(const SessionInput& in) {
 }
 
 std::vector<Placement> CheckAll(std::span<const SessionInput> inputs) {
-  std::vector<Placement> placements;
-  for (const SessionInput& in : inputs) {
-    placements.push_back(Check(in));
-  }
+  std::vector<Placement> placements =
+      Mapped<Placement>(inputs, [&](const SessionInput& in) { return Check(in); });
   return placements;
 }
 

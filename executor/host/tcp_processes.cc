@@ -1,6 +1,5 @@
 #include "executor/host/tcp_processes.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <map>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/threads.h"
 #include "executor/host/fault.h"
 #include "executor/host/tcp_frames.h"
@@ -252,7 +252,7 @@ class TcpProcesses : public MessagePassing {
   [[nodiscard]] int MemberOf(Channel channel) {
     const std::lock_guard lock(mutex_);
     const std::vector<int>& members = mailbox_.MembersOf(channel);
-    return static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
+    return static_cast<int>(FindIn(members, rank_) - members.begin());
   }
 
   void SendTo(Channel channel, int member, const void* data, std::int64_t bytes) {

@@ -1,6 +1,5 @@
 #include "executor/host/tcp_relay.h"
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/threads.h"
 
 namespace shardwright::tcp {
@@ -77,9 +77,9 @@ void Relay::Turn(Clock::time_point* end) {
     polled.push_back(
         {peer->socket.fd(), static_cast<short>(in | (peer->out.empty() ? 0 : POLLOUT)), 0});
   }
-  const bool has_work = std::any_of(
-      board_.peers().begin(), board_.peers().end(),
-      [&](const auto& peer) { return peer->waits_for >= 0 && !board_.MustWait(*peer); });
+  const bool has_work = AnyOf(board_.peers(), [&](const auto& peer) {
+    return peer->waits_for >= 0 && !board_.MustWait(*peer);
+  });
   constexpr int kWait = 100;  // ms
   (void)::poll(polled.data(), polled.size(), has_work ? 0 : kWait);
   constexpr std::chrono::seconds kLinger{2};  // for what is to be written when all is over

@@ -1,8 +1,9 @@
 #include "executor/host/tcp_switchboard.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "core/ranges.h"
 
 namespace shardwright::tcp {
 namespace {
@@ -267,8 +268,7 @@ void Switchboard::Take(Peer& peer, const Frame& frame, const std::byte* data) {
       break;
     case Kind::kBye:
       peer.done = true;
-      if (std::all_of(peers_.begin(), peers_.end(),
-                      [](const auto& p) { return p->done || p->rank < 0; })) {
+      if (AllOf(peers_, [](const auto& p) { return p->done || p->rank < 0; })) {
         PushToAll({.kind = Kind::kBye}, nullptr, nullptr);
       }
       break;
@@ -279,7 +279,7 @@ void Switchboard::Take(Peer& peer, const Frame& frame, const std::byte* data) {
 }
 
 Switchboard::Peer* Switchboard::MemberOf(int rank) const {
-  const auto found = std::find_if(peers_.begin(), peers_.end(), [&](const auto& peer) {
+  const auto found = FindIf(peers_, [&](const auto& peer) {
     return peer->state == State::kMember && peer->rank == rank;
   });
   return found == peers_.end() ? nullptr : found->get();
@@ -382,8 +382,7 @@ void Switchboard::CheckStuck(Clock::time_point now) {
 }
 
 bool Switchboard::IsEmptied() const {
-  return std::all_of(peers_.begin(), peers_.end(),
-                     [](const auto& peer) { return peer->out.empty(); });
+  return AllOf(peers_, [](const auto& peer) { return peer->out.empty(); });
 }
 
 }  // namespace shardwright::tcp

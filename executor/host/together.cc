@@ -1,6 +1,5 @@
 #include "executor/host/together.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "executor/host/fault.h"
 
@@ -346,8 +346,7 @@ namespace {
 // What `its` says otherwise than `first`, which process 0 has; empty: nothing.
 std::string DifferenceOf(const RankFacts& first, const RankFacts& its) {
   const auto value_in = [](const RankFacts& facts, const std::string& name) {
-    const auto found = std::find_if(facts.begin(), facts.end(),
-                                    [&](const auto& fact) { return fact.first == name; });
+    const auto found = FindIf(facts, [&](const auto& fact) { return fact.first == name; });
     return found == facts.end() ? "none" : found->second;
   };
   const auto [one, other] = std::mismatch(first.begin(), first.end(), its.begin(), its.end());

@@ -1,10 +1,10 @@
 // Buffers in which gradients of several parameters or units share a reduction: what they hold is
 // what the ops have put there since the reduction before.
 
-#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "executor/internal/binder.h"
 
 namespace shardwright {
@@ -87,10 +87,9 @@ Call Binder::BindRowBucket(const OpView& v) {
   const std::int64_t width = SizeOf(BufferOf(bucket).dtype);
   const std::int64_t row = BufferOf(bucket).size.value / program_.shard_size;
   const std::int64_t chunk = program_.units[v.op->subject].shard_elements * width;
-  std::int64_t used = 0;
-  for (const UnitId u : rows_[bucket]) {
-    used += program_.units[u.value].shard_elements * width;
-  }
+  const std::int64_t used = Summed<std::int64_t>(rows_[bucket], [&](const UnitId u) {
+    return program_.units[u.value].shard_elements * width;
+  });
   CopyCall copy;
   for (std::int64_t r = 0; r < program_.shard_size; ++r) {
     copy.runs.push_back(RawRun(At(from) + r * chunk, At(bucket) + r * row + used, chunk));

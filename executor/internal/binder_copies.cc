@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "executor/internal/binder.h"
 #include "topologies/mesh.h"
 
@@ -10,18 +11,10 @@ namespace shardwright {
 namespace {
 
 std::int64_t TotalCount(std::span<const CopyRun> runs) {
-  std::int64_t n = 0;
-  for (const CopyRun& run : runs) {
-    n += run.count;
-  }
-  return n;
+  return Summed<std::int64_t>(runs, &CopyRun::count);
 }
 std::int64_t TotalCount(const Contents& contents) {
-  std::int64_t n = 0;
-  for (const ShardPiece& piece : contents.pieces) {
-    n += piece.count;
-  }
-  return n;
+  return Summed<std::int64_t>(contents.pieces, &ShardPiece::count);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // Experts that ranks share out: rows and their numbers on the way to other ranks.
 
-#include <algorithm>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "executor/internal/binder.h"
 #include "models/cut_experts.h"
 
@@ -40,8 +40,7 @@ std::span<std::int64_t> Binder::CountsOf(const SharedExperts& experts,
 }
 
 std::span<std::byte> Binder::CameFor(const ModelOp& op, std::int64_t micro_batch) const {
-  const auto found = std::find_if(experts_.begin(), experts_.end(),
-                                  [&](const SharedExperts& experts) { return experts.op == &op; });
+  const auto found = FindIn(experts_, &op, &SharedExperts::op);
   SW_CHECK(found != experts_.end(), "experts of rows that came are in a unit");
   const std::span<std::int64_t> counts = CountsOf(*found, micro_batch);
   return std::as_writable_bytes(counts.subspan(counts.size() / 2));

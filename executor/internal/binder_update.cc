@@ -1,9 +1,9 @@
 // Initialisation, clipping and the optimizer.
 
-#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "executor/internal/binder.h"
 #include "schedule/lower.h"
 #include "schedule/lower/optimizer.h"
@@ -67,7 +67,7 @@ Call Binder::BindNorm(std::span<const Access> accesses, const OpView& v) {
   call.divisor = v.shape->divisor;
   call.norm = At(v.outputs.front().buffer);
   // ZeRO takes the norm of 16-bit parts, which it leaves as they are.
-  norm_divides_ = std::any_of(accesses.begin(), accesses.end(), [](const Access& access) {
+  norm_divides_ = AnyOf(accesses, [](const Access& access) {
     return access.role == Role::kParamGrad && access.mode == AccessMode::kReadWrite;
   });
   call.in_place = norm_divides_;
@@ -321,9 +321,7 @@ void Binder::FillUnits(Binding& binding) const {
       const Contents& copy = ContentsOf(own.copy);
       unit.copy = {copy.pieces, ElementsOf(own.copy), copy.dtype, At(own.copy)};
       for (const ShardPiece& piece : copy.pieces) {  // no rank's masters have frozen parameters
-        const bool is_there =
-            std::any_of(contents.pieces.begin(), contents.pieces.end(),
-                        [&](const ShardPiece& p) { return p.param == piece.param; });
+        const bool is_there = IsIn(contents.pieces, piece.param, &ShardPiece::param);
         if (!is_there && !in_.model.params[piece.param.value].trainable) {
           unit.copy_only.push_back(piece);
         }

@@ -1,10 +1,10 @@
 #include "executor/internal/contents.h"
 
-#include <algorithm>
 #include <map>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 
@@ -109,9 +109,7 @@ Contents Slice(const Contents& contents, std::int64_t begin, std::int64_t end) {
 
 void Append(const Contents& more, Contents& contents) {
   for (ShardPiece piece : more.pieces) {
-    const bool is_there =
-        std::any_of(contents.pieces.begin(), contents.pieces.end(),
-                    [&](const ShardPiece& other) { return other.param == piece.param; });
+    const bool is_there = IsIn(contents.pieces, piece.param, &ShardPiece::param);
     if (!is_there) {
       piece.shard_offset = contents.pieces.empty()
                                ? 0
@@ -158,7 +156,7 @@ std::vector<ByteRange> Uncovered(std::span<const CopyRun> runs, std::byte* data,
   for (const CopyRun& run : runs) {
     covered.emplace_back(run.to - data, run.to - data + run.count * SizeOf(dtype));
   }
-  std::sort(covered.begin(), covered.end());
+  SortAll(covered);
   std::vector<ByteRange> gaps;
   std::int64_t at = 0;
   covered.emplace_back(elements * SizeOf(dtype), elements * SizeOf(dtype));

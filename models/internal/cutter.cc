@@ -1,9 +1,9 @@
 #include "models/internal/cutter.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/internal/builder.h"
 
@@ -33,7 +33,7 @@ TensorId Cutter::NewTensor(TensorId like) {
 }
 
 std::uint32_t Cutter::SpecIndex(const OpSpec& spec) {
-  const auto found = std::find(model_.specs.begin(), model_.specs.end(), spec);
+  const auto found = FindIn(model_.specs, spec);
   const auto index = static_cast<std::uint32_t>(found - model_.specs.begin());
   if (found == model_.specs.end()) {
     model_.specs.push_back(spec);

@@ -1,11 +1,11 @@
 #include "models/internal/hf_config.h"
 
-#include <algorithm>
 #include <array>
 #include <limits>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -51,7 +51,7 @@ constexpr std::array<NamedActivation, 11> kActivations = {{
 bool HasKey(const JsonValue& object, std::string_view key) {
   // Find does not tell null from absent; At does, but throws. Configs are small.
   const std::vector<std::string> keys = object.Keys();
-  return std::find(keys.begin(), keys.end(), key) != keys.end();
+  return IsIn(keys, key);
 }
 
 // The node under `key` or an alias, and whether one is present at all (perhaps null).
@@ -62,8 +62,7 @@ std::pair<std::optional<JsonValue>, bool> Lookup(const JsonValue& object, std::s
     return {std::move(value), present};
   };
   auto found = look(key);
-  const auto alias =
-      std::find_if(kAliases.begin(), kAliases.end(), [&](const Alias& a) { return a.key == key; });
+  const auto alias = FindIn(kAliases, key, &Alias::key);
   if (found.first || alias == kAliases.end()) {
     return found;
   }
@@ -101,8 +100,7 @@ std::vector<std::string> HfConfig::Misspelt() const {
   std::vector<std::string> missing;
   std::set<std::string, std::less<>> known = asked_;
   for (const std::string& key : asked_) {
-    const auto alias = std::find_if(kAliases.begin(), kAliases.end(),
-                                    [&](const Alias& a) { return a.key == key; });
+    const auto alias = FindIn(kAliases, key, &Alias::key);
     if (alias != kAliases.end()) {
       known.insert(alias->others.begin(), alias->others.end());
     }
@@ -112,8 +110,8 @@ std::vector<std::string> HfConfig::Misspelt() const {
   }
   std::vector<std::string> warnings;
   for (const std::string& key : config_.Keys()) {
-    const auto meant = std::find_if(missing.begin(), missing.end(),
-                                    [&](const std::string& other) { return IsTypo(key, other); });
+    const auto meant =
+        FindIf(missing, [&](const std::string& other) { return IsTypo(key, other); });
     if (!known.contains(key) && meant != missing.end()) {
       warnings.push_back(config_.path().Field(key).str() + " is not read; did you mean \"" +
                          *meant + "\"?");

@@ -1,6 +1,5 @@
 #include "models/internal/model_file.h"
 
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <unordered_map>
@@ -9,6 +8,7 @@
 
 #include "core/budget.h"
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/threads.h"
 #include "models/internal/builder.h"
 #include "models/internal/model_file_ops.h"
@@ -337,7 +337,7 @@ class FileReader {
     for (const auto& [name, id] : params_) {
       names.push_back(name);
     }
-    std::sort(names.begin(), names.end());
+    SortAll(names);
     return names;
   }
 
@@ -456,7 +456,7 @@ class FileReader {
     for (const auto& [name, writer] : writers_) {
       names.push_back(name);
     }
-    std::sort(names.begin(), names.end());
+    SortAll(names);
     return names;
   }
 
@@ -473,7 +473,7 @@ class FileReader {
       for (const auto& [name, id] : modules_) {
         names.push_back(name);
       }
-      std::sort(names.begin(), names.end());
+      SortAll(names);
       throw InputError(value.path().str(), '"' + fqn + '"', "the name of a module",
                        DidYouMean(fqn, names));
     }

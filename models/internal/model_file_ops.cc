@@ -1,11 +1,11 @@
 #include "models/internal/model_file_ops.h"
 
-#include <algorithm>
 #include <array>
 #include <functional>
 #include <optional>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "models/internal/op_reader.h"
 #include "models/internal/other_op.h"
 
@@ -574,8 +574,7 @@ const std::vector<Kind>& Kinds() {
 }
 
 const Kind* FindKind(std::string_view name) {
-  const auto found = std::find_if(Kinds().begin(), Kinds().end(),
-                                  [&](const Kind& kind) { return kind.name == name; });
+  const auto found = FindIn(Kinds(), name, &Kind::name);
   return found == Kinds().end() ? nullptr : &*found;
 }
 
@@ -593,11 +592,7 @@ bool IsKnownOp(std::string_view kind) {
 }
 
 std::vector<std::string> KnownOps() {
-  std::vector<std::string> names;
-  for (const Kind& kind : Kinds()) {
-    names.emplace_back(kind.name);
-  }
-  return names;
+  return Mapped<std::string>(Kinds(), &Kind::name);
 }
 
 bool TakesParams(std::string_view kind) {

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -150,11 +151,7 @@ void OpReader::FailParam(std::size_t param, const std::string& expected) const {
 }
 
 std::vector<FileTensor> OpReader::Emit(const OpSpec& spec, const std::vector<std::int64_t>& dims) {
-  std::vector<TensorId> inputs;
-  inputs.reserve(op_.inputs.size());
-  for (const FileTensor& tensor : op_.inputs) {
-    inputs.push_back(tensor.id);
-  }
+  std::vector<TensorId> inputs = Mapped<TensorId>(op_.inputs, &FileTensor::id);
   std::optional<OpSpec> stopped;
   if (Flag("stops_gradient")) {
     stopped = spec;

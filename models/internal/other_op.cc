@@ -1,11 +1,11 @@
 #include "models/internal/other_op.h"
 
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <string_view>
 
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -128,8 +128,7 @@ std::vector<FileTensor> AddOther(OpReader& r) {
     cost.outputs.push_back(ReadOutput(r, results[i], dims[i]));
   }
   ReadKernels(r, "forward", OtherKernel::Pass::kForward, cost);
-  const bool makes_any = std::any_of(cost.outputs.begin(), cost.outputs.end(),
-                                     [](const OtherOutput& o) { return o.view_of < 0; });
+  const bool makes_any = AnyOf(cost.outputs, [](const OtherOutput& o) { return o.view_of < 0; });
   if (makes_any && cost.kernels.empty()) {
     throw InputError(results.path().str(), "a tensor of its own and no launch in \"forward\"",
                      "a launch that writes it, or \"view_of\" an input");

@@ -1,6 +1,5 @@
 #include "models/internal/template_expression.h"
 
-#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -114,7 +114,7 @@ class ExpressionParser {
       if (list.is_string() && left.is_string()) {  // as Python: a part of the text
         return list.get<std::string>().find(left.get<std::string>()) != std::string::npos;
       }
-      return list.is_array() && std::find(list.begin(), list.end(), left) != list.end();
+      return list.is_array() && IsIn(list, left);
     }
     return left;
   }

@@ -1,7 +1,6 @@
 // Model types whose rows name a template: models/templates/*.json with the row's words and the
 // config's values.
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -15,6 +14,7 @@
 
 #include "core/embedded.h"
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/internal/hf_config.h"
 #include "models/internal/model_file.h"
@@ -301,7 +301,7 @@ class ConfigNames {
       return Activated(config, name.substr(std::string_view("activation_of_").size()));
     }
     const std::vector<std::string> known = defaults.Keys();
-    if (std::find(known.begin(), known.end(), name) == known.end()) {
+    if (!IsIn(known, name)) {
       throw InputError(input_.type, "a template that reads \"" + name + '"',
                        "a key of the row's defaults");
     }

@@ -1,9 +1,8 @@
 #include "models/internal/zoo_names.h"
 
-#include <algorithm>
-
 #include "core/embedded.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/zoo_aliases.h"
 
@@ -57,9 +56,7 @@ std::string OtherDash(const std::string& name) {
 }  // namespace
 
 std::string ZooNameOf(std::string_view spelled, std::span<const std::string> names) {
-  const auto known = [&](const std::string& name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
+  const auto known = [&](const std::string& name) { return IsIn(names, name); };
   const std::string name = LowerCase(spelled.substr(spelled.rfind('/') + 1));
   if (known(name)) {
     return name;

@@ -1,5 +1,6 @@
 // Ops that are only known by what they cost.
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -9,27 +10,12 @@ namespace shardwright::internal {
 namespace {
 
 KernelClass ClassOf(OtherKernel::Class kind) {
-  switch (kind) {
-    case OtherKernel::Class::kElementwise:
-      return KernelClass::kElementwise;
-    case OtherKernel::Class::kCopy:
-      return KernelClass::kCopy;
-    case OtherKernel::Class::kNorm:
-      return KernelClass::kNorm;
-    case OtherKernel::Class::kSoftmax:
-      return KernelClass::kSoftmax;
-    case OtherKernel::Class::kGatherScatter:
-      return KernelClass::kGatherScatter;
-    case OtherKernel::Class::kGemm:
-      return KernelClass::kGemm;
-    case OtherKernel::Class::kConv:
-      return KernelClass::kConv;
-    case OtherKernel::Class::kAttention:
-      return KernelClass::kAttentionForward;
-    case OtherKernel::Class::kAttentionBackward:
-      return KernelClass::kAttentionBackward;
-  }
-  return KernelClass::kElementwise;
+  using enum KernelClass;
+  // In the order of OtherKernel::Class.
+  constexpr std::array<KernelClass, 9> kClasses = {
+      kElementwise,      kCopy, kNorm, kSoftmax, kGatherScatter, kGemm, kConv, kAttentionForward,
+      kAttentionBackward};
+  return kClasses[static_cast<std::size_t>(kind)];
 }
 
 std::int64_t BytesOf(const LowerContext& context, const AmountOfData& amount) {
@@ -44,15 +30,9 @@ Flops FlopsOf(const Amount& amount, double batch) {
 }
 
 std::vector<Kernel>& ListOf(OtherKernel::Pass pass, OpKernels* op) {
-  switch (pass) {
-    case OtherKernel::Pass::kBackwardData:
-      return op->backward_data;
-    case OtherKernel::Pass::kBackwardWeight:
-      return op->backward_weight;
-    case OtherKernel::Pass::kForward:
-      break;
-  }
-  return op->forward;
+  return pass == OtherKernel::Pass::kForward        ? op->forward
+         : pass == OtherKernel::Pass::kBackwardData ? op->backward_data
+                                                    : op->backward_weight;
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "planner/emitters/accelerate.h"
 
-#include <array>
 #include <functional>
 #include <string_view>
 
@@ -13,40 +12,6 @@
 
 namespace shardwright {
 namespace {
-
-using S = AccelerateSettings;
-
-constexpr std::array<SettingRow<S>, 28> kRows = {{
-    {"compute_environment", &S::compute_environment},
-    {"distributed_type", &S::distributed_type},
-    {"mixed_precision", &S::mixed_precision},
-    {"num_machines", &S::num_machines},
-    {"num_processes", &S::num_processes},
-    {"machine_rank", &S::machine_rank},
-    {"rdzv_backend", &S::rdzv_backend},
-    {"main_process_ip", &S::main_process_ip},
-    {"main_process_port", &S::main_process_port},
-    {"fsdp_config.fsdp_version", &S::fsdp_version},
-    {"fsdp_config.fsdp_auto_wrap_policy", &S::fsdp_auto_wrap_policy},
-    {"fsdp_config.fsdp_transformer_layer_cls_to_wrap", &S::fsdp_transformer_layer_cls_to_wrap},
-    {"fsdp_config.fsdp_min_num_params", &S::fsdp_min_num_params},
-    {"fsdp_config.fsdp_reshard_after_forward", &S::fsdp_reshard_after_forward},
-    {"fsdp_config.fsdp_sharding_strategy", &S::fsdp_sharding_strategy},
-    {"fsdp_config.fsdp_backward_prefetch", &S::fsdp_backward_prefetch},
-    {"fsdp_config.fsdp_forward_prefetch", &S::fsdp_forward_prefetch},
-    {"fsdp_config.fsdp_use_orig_params", &S::fsdp_use_orig_params},
-    {"fsdp_config.fsdp_sync_module_states", &S::fsdp_sync_module_states},
-    {"fsdp_config.fsdp_cpu_ram_efficient_loading", &S::fsdp_cpu_ram_efficient_loading},
-    {"fsdp_config.fsdp_offload_params", &S::fsdp_offload_params},
-    {"fsdp_config.fsdp_state_dict_type", &S::fsdp_state_dict_type},
-    {"fsdp_config.fsdp_activation_checkpointing", &S::fsdp_activation_checkpointing},
-    {"fsdp_config.fsdp_activation_checkpointing_offload",
-     &S::fsdp_activation_checkpointing_offload},
-    {"parallelism_config.parallelism_config_dp_replicate_size", &S::dp_replicate_size},
-    {"parallelism_config.parallelism_config_dp_shard_size", &S::dp_shard_size},
-    {"deepspeed_config.deepspeed_config_file", &S::deepspeed_config_file},
-    {"deepspeed_config.zero3_init_flag", &S::zero3_init_flag},
-}};
 
 std::vector<std::string> Split(std::string_view text) {
   std::vector<std::string> list;
@@ -91,10 +56,6 @@ void ReadStrategy(const AccelerateSettings& settings, const std::string& where, 
 }
 
 }  // namespace
-
-std::span<const SettingRow<AccelerateSettings>> AccelerateRows() {
-  return kRows;
-}
 
 AccelerateSettings ToAccelerate(const HfFsdp& fsdp, const Cluster& cluster) {
   AccelerateSettings settings = LaunchSettings(cluster);
@@ -249,7 +210,7 @@ Emission EmitAccelerate(const PlanFile& file, const EmitOptions& options) {
   emission.files.insert(
       emission.files.begin(),
       {"accelerate.yaml",
-       SettingsAsYaml(ListSettings<AccelerateSettings>(kRows, settings),
+       SettingsAsYaml(ListSettings<AccelerateSettings>(AccelerateRows(), settings),
                       "Written by shardwright emit for Accelerate 1.15.\n" + launch)});
   return emission;
 }

@@ -1,8 +1,8 @@
 #include "planner/emitters/deepspeed.h"
 
-#include <algorithm>
 #include <array>
 
+#include "core/ranges.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/plan_names.h"
@@ -21,54 +21,11 @@ constexpr double kMomentum = 0.9;
 
 constexpr const char* kHost = "cpu";
 
-constexpr std::array<SettingRow<S>, 29> kRows = {{
-    {"train_batch_size", &S::train_batch_size},
-    {"train_micro_batch_size_per_gpu", &S::train_micro_batch_size_per_gpu},
-    {"gradient_accumulation_steps", &S::gradient_accumulation_steps},
-    {"gradient_clipping", &S::gradient_clipping},
-    {"bf16.enabled", &S::bf16},
-    {"fp16.enabled", &S::fp16},
-    {"communication_data_type", &S::communication_data_type},
-    {"optimizer.type", &S::optimizer},
-    {"optimizer.params.lr", &S::learning_rate},
-    {"optimizer.params.weight_decay", &S::weight_decay},
-    {"optimizer.params.momentum", &S::momentum},
-    {"optimizer.params.torch_adam", &S::torch_adam},
-    {"zero_optimization.stage", &S::stage},
-    {"zero_optimization.offload_optimizer.device", &S::offload_optimizer},
-    {"zero_optimization.offload_optimizer.pin_memory", &S::offload_optimizer_pinned},
-    {"zero_optimization.offload_param.device", &S::offload_param},
-    {"zero_optimization.offload_param.pin_memory", &S::offload_param_pinned},
-    {"zero_optimization.contiguous_gradients", &S::contiguous_gradients},
-    {"zero_optimization.overlap_comm", &S::overlap_comm},
-    {"zero_optimization.reduce_scatter", &S::reduce_scatter},
-    {"zero_optimization.reduce_bucket_size", &S::reduce_bucket_size},
-    {"zero_optimization.allgather_bucket_size", &S::allgather_bucket_size},
-    {"zero_optimization.stage3_prefetch_bucket_size", &S::prefetch_bucket_size},
-    {"zero_optimization.stage3_param_persistence_threshold", &S::param_persistence_threshold},
-    {"zero_optimization.stage3_max_live_parameters", &S::max_live_parameters},
-    {"zero_optimization.stage3_max_reuse_distance", &S::max_reuse_distance},
-    {"zero_optimization.sub_group_size", &S::sub_group_size},
-    {"zero_optimization.mics_shard_size", &S::mics_shard_size},
-    {"zero_optimization.leaf_module.classes", &S::leaf_module_classes},
-}};
+// Of stages 0 to 2; every other dialect is nearest to stage 3.
+constexpr std::array<Dialect, 3> kStages = {Dialect::kDdp, Dialect::kZero1, Dialect::kZero2};
 
 std::int64_t StageOf(Dialect dialect) {
-  switch (dialect) {
-    case Dialect::kDdp:
-      return 0;
-    case Dialect::kZero1:
-      return 1;
-    case Dialect::kZero2:
-      return 2;
-    case Dialect::kZero3:
-    case Dialect::kNative:
-    case Dialect::kFsdp2:
-    case Dialect::kFsdp1:
-    case Dialect::kFairscale:
-      break;
-  }
-  return 3;
+  return FindIn(kStages, dialect) - kStages.begin();
 }
 
 bool HasParametersBelow(const Model& model, ModuleId id) {
@@ -81,7 +38,7 @@ bool HasParametersBelow(const Model& model, ModuleId id) {
 }
 
 bool HoldsAnotherUnit(const Model& model, const Plan& plan, ModuleId id) {
-  return std::any_of(plan.units.begin(), plan.units.end(), [&](const UnitPlan& unit) {
+  return AnyOf(plan.units, [&](const UnitPlan& unit) {
     return std::any_of(unit.modules.begin(), unit.modules.end(), [&](const std::string& fqn) {
       const ModuleId other = FindModule(model, fqn);
       return other != id && IsInside(model, other, id);
@@ -95,7 +52,7 @@ std::vector<std::string> LeafClasses(const Model& model, const Plan& plan) {
   std::vector<std::string> classes = UnitClasses(model, plan.units);
   std::erase_if(classes, [&](const std::string& name) {
     const std::vector<ModuleId> instances = InstancesOf(model, {name});
-    return std::none_of(instances.begin(), instances.end(), [&](ModuleId id) {
+    return NoneOf(instances, [&](ModuleId id) {
       return HasParametersBelow(model, id) && !HoldsAnotherUnit(model, plan, id);
     });
   });
@@ -107,13 +64,11 @@ std::int64_t LargestUnit(const PlanFile& file) {
   const std::vector<std::string> classes = LeafClasses(file.model, file.plan);
   std::int64_t largest = 0, largest_repeated = 0;
   for (const ResolvedUnit& unit : ResolveUnits(file.model, file.plan, "plan")) {
-    std::int64_t elements = 0;
-    for (const ParamId id : unit.params) {
-      elements += file.model.params[id.value].Elements();
-    }
+    const std::int64_t elements = Summed<std::int64_t>(
+        unit.params, [&](const ParamId id) { return file.model.params[id.value].Elements(); });
     largest = std::max(largest, elements);
     const std::string& name = file.model.modules[unit.modules[0].value].class_name;
-    if (std::find(classes.begin(), classes.end(), name) != classes.end()) {
+    if (IsIn(classes, name)) {
       largest_repeated = std::max(largest_repeated, elements);
     }
   }
@@ -210,16 +165,7 @@ void SetOptimizer(const OptimizerSpec& optimizer, S& s) {
 }
 
 Dialect DialectOfStage(std::int64_t stage) {
-  switch (stage) {
-    case 0:
-      return Dialect::kDdp;
-    case 1:
-      return Dialect::kZero1;
-    case 2:
-      return Dialect::kZero2;
-    default:
-      return Dialect::kZero3;
-  }
+  return stage < 0 || stage > 2 ? Dialect::kZero3 : kStages[static_cast<std::size_t>(stage)];
 }
 
 void ApplyPrecision(const S& s, Precision& precision) {
@@ -294,18 +240,13 @@ std::vector<UnitPlan> FetchedUnits(const Model& model, const std::vector<std::st
   for (UnitPlan& unit : Wrap(model, spec, {}, Dialect::kZero3, "leaf_module")) {
     std::erase_if(unit.modules, [&](const std::string& fqn) {
       const ModuleId id = FindModule(model, fqn);
-      return std::any_of(leaves.begin(), leaves.end(),
-                         [&](ModuleId leaf) { return IsInside(model, id, leaf); });
+      return AnyOf(leaves, [&](ModuleId leaf) { return IsInside(model, id, leaf); });
     });
     if (!unit.modules.empty()) {
       units.push_back(std::move(unit));
     }
   }
   return units;
-}
-
-std::span<const SettingRow<DeepSpeedSettings>> DeepSpeedRows() {
-  return kRows;
 }
 
 DeepSpeedSettings ToDeepSpeed(const PlanFile& file) {
@@ -372,8 +313,8 @@ Emission EmitDeepSpeed(const PlanFile& file, const EmitOptions& options) {
                              std::to_string(file.cluster.node_count) + " --num_gpus " +
                              std::to_string(file.cluster.gpus_per_node) + " " + options.script +
                              " --deepspeed_config ds_config.json");
-  emission.files.push_back(
-      {"ds_config.json", SettingsAsJson(ListSettings<DeepSpeedSettings>(kRows, settings))});
+  emission.files.push_back({"ds_config.json", SettingsAsJson(ListSettings<DeepSpeedSettings>(
+                                                  DeepSpeedRows(), settings))});
   return emission;
 }
 

@@ -1,6 +1,5 @@
 #include "planner/emitters/emission.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -9,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/cut_context.h"
 #include "models/loader.h"
@@ -124,8 +124,8 @@ class Differences {
   void Add(const std::string& field, const std::string& subject, const std::string& planned,
            const std::string& emitted) {
     Loss loss = {field, subject, planned, emitted, ""};
-    const auto reason = std::find_if(reasons_.begin(), reasons_.end(),
-                                     [&](const auto& row) { return field.starts_with(row.first); });
+    const auto reason =
+        FindIf(reasons_, [&](const auto& row) { return field.starts_with(row.first); });
     loss.why = reason != reasons_.end() ? reason->second
                                         : "as " + std::string(NameOf(emitted_.plan.dialect)) +
                                               " does it, without a choice";
@@ -290,7 +290,7 @@ class Differences {
     for (std::size_t u = 0; u < resolved.size(); ++u) {
       if (!resolved[u].params.empty()) {
         units.push_back({&file.plan.units[u], resolved[u].params});
-        std::sort(units.back().params.begin(), units.back().params.end());
+        SortAll(units.back().params);
       }
     }
     return units;

@@ -1,9 +1,9 @@
 #include "planner/emitters/hf_fsdp.h"
 
-#include <algorithm>
 #include <cstddef>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "planner/emitters/emission.h"
 #include "planner/emitters/unit_classes.h"
@@ -33,8 +33,7 @@ std::vector<UnitPlan> OwnUnits(const Model& model) {
   }
   // Accelerate 1.15 looks for the norm in the model itself, which PEFT's wrapper hides: it is left
   // to the root (_find_final_norm), as is a score, which is no output embedding.
-  const bool has_adapters = std::any_of(model.modules.begin(), model.modules.end(),
-                                        [](const Module& m) { return m.name == "lora_A"; });
+  const bool has_adapters = IsIn(model.modules, "lora_A", &Module::name);
   const WrapSpec spec = {WrapSpec::Kind::kAccelerate, 0, ""};
   for (UnitPlan& unit : Wrap(model, spec, {}, Dialect::kFsdp2, "accelerate")) {
     const bool is_block =
@@ -68,10 +67,9 @@ std::vector<std::string> LayerClasses(const Model& model, const Plan& plan, std:
       }
     }
   }
-  const bool wraps_blocks =
-      std::any_of(plan.units.begin(), plan.units.end(), [&](const UnitPlan& unit) {
-        return !unit.modules[0].empty() && IsBlock(model, FindModule(model, unit.modules[0]));
-      });
+  const bool wraps_blocks = AnyOf(plan.units, [&](const UnitPlan& unit) {
+    return !unit.modules[0].empty() && IsBlock(model, FindModule(model, unit.modules[0]));
+  });
   if (classes.empty() && wraps_blocks) {
     classes = model.block_classes;
   }
@@ -97,10 +95,8 @@ void ApplyUnitsV2(const HfFsdp& settings, PlanFile& file) {
   std::vector<UnitPlan> units = UnitsOfModules(model, InstancesOf(model, settings.layer_classes));
   const std::vector<UnitPlan> layers = units;
   for (UnitPlan& unit : OwnUnits(model)) {
-    std::erase_if(unit.modules, [&](const std::string& fqn) {
-      return std::any_of(layers.begin(), layers.end(),
-                         [&](const UnitPlan& layer) { return layer.name == fqn; });
-    });
+    std::erase_if(unit.modules,
+                  [&](const std::string& fqn) { return IsIn(layers, fqn, &UnitPlan::name); });
     if (!unit.modules.empty()) {
       units.push_back(std::move(unit));
     }
@@ -187,8 +183,7 @@ std::vector<ModuleId> LearningLeaves(const Model& model) {
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     const Module& module = model.modules[m];
     const auto learns = [&](ParamId p) { return model.params[p.value].trainable; };
-    if (module.children.empty() &&
-        std::any_of(module.params.begin(), module.params.end(), learns)) {
+    if (module.children.empty() && AnyOf(module.params, learns)) {
       leaves.emplace_back(m);
     }
   }
@@ -284,15 +279,9 @@ std::string ShardingStrategyName(const HfFsdp& settings) {
 }
 
 std::string BackwardPrefetchName(BackwardPrefetch prefetch) {
-  switch (prefetch) {
-    case BackwardPrefetch::kPre:
-      return "BACKWARD_PRE";
-    case BackwardPrefetch::kPost:
-      return "BACKWARD_POST";
-    case BackwardPrefetch::kNone:
-      break;
-  }
-  return "NO_PREFETCH";
+  return prefetch == BackwardPrefetch::kPre    ? "BACKWARD_PRE"
+         : prefetch == BackwardPrefetch::kPost ? "BACKWARD_POST"
+                                               : "NO_PREFETCH";
 }
 
 }  // namespace shardwright

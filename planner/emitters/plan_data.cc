@@ -1,6 +1,5 @@
 #include "planner/emitters/plan_data.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <span>
@@ -11,6 +10,7 @@
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/printable.h"
+#include "core/ranges.h"
 #include "planner/emit_python.h"
 #include "planner/emit_templates.h"
 #include "planner/emitters/fqn.h"
@@ -24,15 +24,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json ReshardJson(const Reshard& reshard) {
-  switch (reshard.kind) {
-    case Reshard::Kind::kAlways:
-      return true;
-    case Reshard::Kind::kNever:
-      return false;
-    case Reshard::Kind::kToGroup:
-      break;
-  }
-  return reshard.group;
+  const bool is_group = reshard.kind == Reshard::Kind::kToGroup;
+  return is_group ? Json(reshard.group) : Json(reshard.kind == Reshard::Kind::kAlways);
 }
 
 Json UnitsJson(const PlanFile& file, FqnDialect fqns) {
@@ -40,10 +33,8 @@ Json UnitsJson(const PlanFile& file, FqnDialect fqns) {
   for (const UnitPlan& unit : file.plan.units) {
     Json json;
     json["name"] = unit.name;
-    json["modules"] = Json::array();
-    for (const std::string& fqn : unit.modules) {
-      json["modules"].push_back(ModuleName(file.model, fqn, fqns));
-    }
+    json["modules"] = Mapped<Json>(
+        unit.modules, [&](const std::string& fqn) { return ModuleName(file.model, fqn, fqns); });
     json["reshard_after_forward"] = ReshardJson(unit.reshard);
     if (unit.full_precision) {
       json["full_precision"] = true;
@@ -136,9 +127,9 @@ std::string Dump(const Json& document) {
 }
 
 bool RecomputesInFull(const Plan& plan) {
-  return !plan.recompute.empty() &&
-         std::all_of(plan.recompute.begin(), plan.recompute.end(),
-                     [](const RecomputeRegion& r) { return r.kind == RecomputeKind::kFull; });
+  return !plan.recompute.empty() && AllOf(plan.recompute, [](const RecomputeRegion& r) {
+    return r.kind == RecomputeKind::kFull;
+  });
 }
 
 // Units of one module, without choices that FSDP1 and FairScale do not have. What groups hold falls
@@ -268,8 +259,7 @@ EmittedFile PythonFile(std::string_view name) {
 std::string FilledTemplate(std::string_view name,
                            const std::map<std::string, std::string>& values) {
   const std::span<const EmbeddedFile> files = EmbeddedEmitTemplates();
-  const auto file = std::find_if(files.begin(), files.end(),
-                                 [&](const EmbeddedFile& one) { return one.name == name; });
+  const auto file = FindIn(files, name, &EmbeddedFile::name);
   SW_CHECK(file != files.end(), "no template " + std::string(name));
   std::string text;
   for (std::string_view rest = file->text; !rest.empty();) {

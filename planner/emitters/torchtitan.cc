@@ -1,6 +1,5 @@
 #include "planner/emitters/torchtitan.h"
 
-#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
@@ -8,6 +7,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/cut_context.h"
 #include "planner/emitters/emitters.h"
@@ -29,43 +29,6 @@ constexpr Bytes kDdpBucket = 100 * kMiB;
 constexpr double kSomeLearningRate = 3e-4;
 constexpr double kSomeWeightDecay = 0.1;
 
-constexpr std::array<SettingRow<S>, 34> kRows = {{
-    {"model.name", &S::model_name},
-    {"model.flavor", &S::model_flavor},
-    {"optimizer.name", &S::optimizer},
-    {"optimizer.lr", &S::learning_rate},
-    {"optimizer.weight_decay", &S::weight_decay},
-    {"optimizer.implementation", &S::implementation},
-    {"training.local_batch_size", &S::local_batch_size},
-    {"training.global_batch_size", &S::global_batch_size},
-    {"training.seq_len", &S::seq_len},
-    {"training.max_norm", &S::max_norm},
-    {"training.dtype", &S::dtype},
-    {"training.mixed_precision_param", &S::mixed_precision_param},
-    {"training.mixed_precision_reduce", &S::mixed_precision_reduce},
-    {"training.enable_cpu_offload", &S::enable_cpu_offload},
-    {"parallelism.data_parallel_replicate_degree", &S::data_parallel_replicate_degree},
-    {"parallelism.data_parallel_shard_degree", &S::data_parallel_shard_degree},
-    {"parallelism.expert_parallel_degree", &S::expert_parallel_degree},
-    {"parallelism.tensor_parallel_degree", &S::tensor_parallel_degree},
-    {"parallelism.context_parallel_degree", &S::context_parallel_degree},
-    {"parallelism.context_parallel_rotate_method", &S::context_parallel_rotate_method},
-    {"parallelism.pipeline_parallel_degree", &S::pipeline_parallel_degree},
-    {"parallelism.pipeline_parallel_schedule", &S::pipeline_parallel_schedule},
-    {"parallelism.pipeline_parallel_microbatch_size", &S::pipeline_parallel_microbatch_size},
-    {"parallelism.pipeline_parallel_layers_per_stage", &S::pipeline_parallel_layers_per_stage},
-    {"parallelism.disable_loss_parallel", &S::disable_loss_parallel},
-    {"parallelism.fsdp_reshard_after_forward", &S::fsdp_reshard_after_forward},
-    {"activation_checkpoint.mode", &S::activation_checkpoint_mode},
-    {"activation_checkpoint.selective_ac_option", &S::selective_ac_option},
-    {"compile.enable", &S::compile},
-    {"compile.components", &S::components},
-    {"model.converters", &S::converters},
-    {"quantize.linear.float8.recipe_name", &S::float8_recipe},
-    {"quantize.linear.float8.filter_fqns", &S::float8_leaves_out},
-    {"quantize.linear.float8.enable_fsdp_float8_all_gather", &S::float8_gathers},
-}};
-
 DType ReadDType(const std::optional<std::string>& name, DType by_default, const std::string& where,
                 std::string_view key) {
   if (!name) {
@@ -86,7 +49,7 @@ std::string ModelName(const std::string& type) {
 
 bool HasModel(const std::string& name) {
   constexpr std::array<std::string_view, 3> kModels = {"llama3", "qwen3", "deepseek_v3"};
-  return std::find(kModels.begin(), kModels.end(), name) != kModels.end();
+  return IsIn(kModels, name);
 }
 
 // "llama-3.1-8b" -> "8B", "qwen3-30b-a3b" -> "30B-A3B".
@@ -133,8 +96,8 @@ std::string ReshardName(const PlanFile& file) {
     blocks_free = blocks_free && (frees || !is_block);
     all_free = all_free && (frees || is_root);
   }
-  const bool has_tail = std::any_of(file.plan.units.begin(), file.plan.units.end(),
-                                    [](const UnitPlan& unit) { return unit.modules.size() > 1; });
+  const bool has_tail =
+      AnyOf(file.plan.units, [](const UnitPlan& unit) { return unit.modules.size() > 1; });
   return !blocks_free ? "never" : all_free && has_tail ? "always" : "default";
 }
 
@@ -211,7 +174,7 @@ void ApplyPipeline(const S& s, const std::string& key, PlanFile& file) {
     return;
   }
   const std::string name = s.pipeline_parallel_schedule.value_or("1F1B");
-  const auto found = std::find(kSchedules.begin(), kSchedules.end(), name);
+  const auto found = FindIn(kSchedules, name);
   if (found == kSchedules.end()) {
     throw InputError(key + "pipeline_parallel_schedule", Quoted(name),
                      "GPipe, 1F1B, Interleaved1F1B or LoopedBFS");
@@ -386,10 +349,6 @@ Fp8Products Float8Of(const S& s, const std::string& where) {
 
 }  // namespace
 
-std::span<const SettingRow<TorchtitanSettings>> TorchtitanRows() {
-  return kRows;
-}
-
 TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   const Plan& plan = file.plan;
   const Job& job = file.job;
@@ -557,7 +516,7 @@ Emission EmitTorchtitan(const PlanFile& file, const EmitOptions& options) {
                                " CONFIG_FILE=torchtitan.toml ./run_train.sh");
     emission.files.push_back(
         {"torchtitan.toml",
-         SettingsAsToml(ListSettings<TorchtitanSettings>(kRows, settings),
+         SettingsAsToml(ListSettings<TorchtitanSettings>(TorchtitanRows(), settings),
                         "Written by shardwright emit for torchtitan up to 0.2.2.")});
   }
   if ((!is_cut || !is_ring) && file.plan.pipeline_size == 1) {

@@ -1,7 +1,6 @@
 #include "planner/emitters/trainer.h"
 
 #include <algorithm>
-#include <array>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -13,43 +12,8 @@
 namespace shardwright {
 namespace {
 
-using S = TrainerSettings;
-
 // The plan knows whether weights decay, not how much.
 constexpr double kSomeWeightDecay = 0.01;
-
-constexpr std::array<SettingRow<S>, 30> kRows = {{
-    {"output_dir", &S::output_dir},
-    {"per_device_train_batch_size", &S::per_device_train_batch_size},
-    {"gradient_accumulation_steps", &S::gradient_accumulation_steps},
-    {"bf16", &S::bf16},
-    {"fp16", &S::fp16},
-    {"optim", &S::optim},
-    {"weight_decay", &S::weight_decay},
-    {"max_grad_norm", &S::max_grad_norm},
-    {"gradient_checkpointing", &S::gradient_checkpointing},
-    {"use_liger_kernel", &S::use_liger_kernel},
-    {"torch_compile", &S::torch_compile},
-    {"deepspeed", &S::deepspeed},
-    {"fsdp", &S::fsdp},
-    {"fsdp_config.version", &S::version},
-    {"fsdp_config.auto_wrap_policy", &S::auto_wrap_policy},
-    {"fsdp_config.transformer_layer_cls_to_wrap", &S::transformer_layer_cls_to_wrap},
-    {"fsdp_config.min_num_params", &S::min_num_params},
-    {"fsdp_config.reshard_after_forward", &S::reshard_after_forward},
-    {"fsdp_config.reshard_after_forward", &S::sharding_strategy},
-    {"fsdp_config.cpu_offload", &S::cpu_offload},
-    {"fsdp_config.activation_checkpointing", &S::activation_checkpointing},
-    {"fsdp_config.backward_prefetch", &S::backward_prefetch},
-    {"fsdp_config.forward_prefetch", &S::forward_prefetch},
-    {"fsdp_config.use_orig_params", &S::use_orig_params},
-    {"fsdp_config.limit_all_gathers", &S::limit_all_gathers},
-    {"fsdp_config.state_dict_type", &S::state_dict_type},
-    {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch", &S::sync_each_batch},
-    {"ddp_find_unused_parameters", &S::find_unused_parameters},
-    {"ddp_static_graph", &S::static_graph},
-    {"ddp_bucket_cap_mb", &S::bucket_cap_mb},
-}};
 
 std::string OptimName(const OptimizerSpec& optimizer) {
   if (optimizer.kind == OptimizerKind::kSgd || optimizer.kind == OptimizerKind::kMomentum) {
@@ -144,10 +108,6 @@ void ReadVersion1(const TrainerSettings& s, const std::string& where, HfFsdp& fs
 }
 
 }  // namespace
-
-std::span<const SettingRow<TrainerSettings>> TrainerRows() {
-  return kRows;
-}
 
 TrainerSettings ToTrainer(const HfFsdp& fsdp, const PlanFile& file) {
   TrainerSettings s = CommonSettings(file);
@@ -270,9 +230,9 @@ Emission EmitTrainer(const PlanFile& file, const EmitOptions& options) {
   emission.by_hand.push_back("start it with: torchrun --nnodes " +
                              std::to_string(file.cluster.node_count) + " --nproc-per-node " +
                              std::to_string(file.cluster.gpus_per_node) + " " + options.script);
-  emission.files.insert(
-      emission.files.begin(),
-      {"training_arguments.json", SettingsAsJson(ListSettings<TrainerSettings>(kRows, settings))});
+  emission.files.insert(emission.files.begin(),
+                        {"training_arguments.json",
+                         SettingsAsJson(ListSettings<TrainerSettings>(TrainerRows(), settings))});
   return emission;
 }
 

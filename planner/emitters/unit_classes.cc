@@ -1,10 +1,10 @@
 #include "planner/emitters/unit_classes.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <set>
 
+#include "core/ranges.h"
 #include "schedule/wrap.h"
 
 namespace shardwright {
@@ -49,8 +49,7 @@ std::vector<std::string> UnitClasses(const Model& model, const std::vector<UnitP
 std::vector<std::string> NoSplitClasses(const Model& model) {
   std::vector<std::string> classes;
   for (const char* embeddings : {"BertEmbeddings", "ViTEmbeddings"}) {
-    const bool has = std::any_of(model.modules.begin(), model.modules.end(),
-                                 [&](const Module& m) { return m.class_name == embeddings; });
+    const bool has = IsIn(model.modules, embeddings, &Module::class_name);
     if (has) {
       classes.emplace_back(embeddings);
     }
@@ -104,9 +103,8 @@ std::vector<RecomputeRegion> FullRecompute(const Model& model,
                                            const std::vector<ModuleId>& modules) {
   std::vector<RecomputeRegion> regions;
   for (const ModuleId id : modules) {
-    const bool is_inner = std::any_of(modules.begin(), modules.end(), [&](ModuleId other) {
-      return other != id && IsInside(model, id, other);
-    });
+    const bool is_inner =
+        AnyOf(modules, [&](ModuleId other) { return other != id && IsInside(model, id, other); });
     if (!is_inner) {
       RecomputeRegion region;
       region.module = model.modules[id.value].fqn;

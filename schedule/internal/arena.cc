@@ -1,6 +1,5 @@
 #include "schedule/internal/arena.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <iterator>
@@ -9,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "core/ranges.h"
 #include "core/threads.h"
 
 namespace shardwright {
@@ -97,8 +97,7 @@ class Packer {
  public:
   Packer(std::vector<ArenaItem>& items, std::int64_t base) : items_(items), base_(base) {
     for (std::size_t s = 0; s < kStreamCount; ++s) {
-      if (std::any_of(items.begin(), items.end(),
-                      [s](const ArenaItem& item) { return IndexOf(item.stream) == s; })) {
+      if (AnyOf(items, [s](const ArenaItem& item) { return IndexOf(item.stream) == s; })) {
         streams_.push_back(s);
       }
     }
@@ -185,7 +184,7 @@ class Packer {
         }
       }
     }
-    std::sort(forbidden_.begin(), forbidden_.end());
+    SortAll(forbidden_);
     JoinForbidden();
   }
 

@@ -1,6 +1,5 @@
 #include "schedule/internal/check_means.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "core/ranges.h"
 #include "core/text.h"
 #include "core/threads.h"
 #include "schedule/happens_before.h"
@@ -37,7 +37,7 @@ using Sum = std::vector<Term>;
 // A micro-batch that is there already counts once: ops that share a weight each bring a part of it.
 void Add(const Sum& more, Sum& sum) {
   for (const Term& term : more) {
-    const auto same = std::find_if(sum.begin(), sum.end(), [&](const Term& t) {
+    const auto same = FindIf(sum, [&](const Term& t) {
       return t.IsLike(term) && term.first <= t.end && t.first <= term.end;
     });
     if (same == sum.end()) {
@@ -198,7 +198,7 @@ class MeanChecker {
     }
     const ByteRange summed = {access.bytes - shape.bytes, access.bytes};
     std::vector<ByteRange>& ranges = found->second;
-    const auto around = std::find_if(ranges.begin(), ranges.end(), [&](const ByteRange& range) {
+    const auto around = FindIf(ranges, [&](const ByteRange& range) {
       return range.first <= summed.first && summed.second <= range.second;
     });
     if (around != ranges.end()) {
@@ -215,7 +215,7 @@ class MeanChecker {
   // 64 and 2,048 bytes, the first of some tokens, begin an fp32 buffer with such a range of 128
   // bytes.
   void PlaceRanges(std::span<const Access> accesses) {
-    const auto to = std::find_if(accesses.begin(), accesses.end(), [&](const Access& access) {
+    const auto to = FindIf(accesses, [&](const Access& access) {
       return access.role == Role::kOutput && access.mode == AccessMode::kWrite &&
              IsMixed(access.buffer);
     });
@@ -231,7 +231,7 @@ class MeanChecker {
         const std::int64_t elements = access.bytes.value / SizeOf(BufferAt(access).dtype);
         end += Bytes(elements * SizeOf(BufferAt(*to).dtype));
         const Sum& sum = sums_[access.buffer.value];
-        if (std::any_of(sum.begin(), sum.end(), IsOfSomeTokens)) {
+        if (AnyOf(sum, IsOfSomeTokens)) {
           ranges.emplace_back(begin, end);
         }
       }
@@ -268,10 +268,9 @@ class MeanChecker {
   void Apply(const OpShape& shape, BufferId buffer, Sum& sum) {
     const Sum before = std::exchange(sum, {});
     // One all-reduce for each parameter whose gradient lacks other ranks' tokens.
-    const bool sums_part =
-        shape.code == OpCode::kAllReduce && IsMixed(buffer) &&
-        shape.bytes < program_.buffers[buffer.value].size &&
-        std::any_of(before.begin(), before.end(), [](const Term& term) { return term.is_partial; });
+    const bool sums_part = shape.code == OpCode::kAllReduce && IsMixed(buffer) &&
+                           shape.bytes < program_.buffers[buffer.value].size &&
+                           AnyOf(before, &Term::is_partial);
     for (Term term : before) {
       if (sums_part && term.low == 1 && term.high == program_.tensor_size) {
         Add({term}, sum);  // the ranks sum another part of the buffer
@@ -339,8 +338,7 @@ class MeanChecker {
     const std::int64_t ranks = MeshOf(program_).StageRanks();
     const auto total =
         static_cast<double>(MeshOf(program_).CopyCount() * program_.micro_batch_count);
-    std::sort(sum.begin(), sum.end(),
-              [](const Term& a, const Term& b) { return a.first < b.first; });
+    SortBy(sum, &Term::first);
     std::int64_t end = 0;
     for (const Term& term : sum) {
       const bool is_whole = ranks == 1 || (term.low == 1 && term.high == ranks);

@@ -1,10 +1,10 @@
-#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "schedule/internal/check_plan.h"
 #include "schedule/plan_names.h"
@@ -74,13 +74,12 @@ void CheckUpdateFormat(const Job& job, const Plan& plan, const std::string& wher
 
 bool RecomputesExperts(const Model& model, const Plan& plan) {
   const auto is_region = [&](const Module& module) {
-    return std::any_of(plan.recompute.begin(), plan.recompute.end(),
-                       [&](const RecomputeRegion& region) {
-                         return region.module == module.fqn &&
-                                region.kind == RecomputeKind::kFull && region.keep_every == 1;
-                       });
+    return AnyOf(plan.recompute, [&](const RecomputeRegion& region) {
+      return region.module == module.fqn && region.kind == RecomputeKind::kFull &&
+             region.keep_every == 1;
+    });
   };
-  return std::all_of(model.ops.begin(), model.ops.end(), [&](const ModelOp& op) {
+  return AllOf(model.ops, [&](const ModelOp& op) {
     bool is_inside = model.SpecOf(op).kind != OpKind::kExperts;
     for (ModuleId m = op.module; m.valid() && !is_inside; m = model.modules[m.value].parent) {
       is_inside = is_region(model.modules[m.value]);
@@ -107,8 +106,7 @@ void CheckFormats(const Model& model, const Job& job, const Plan& plan, const st
   if (job.frozen_format != FrozenFormat::kMaster && plan.dialect == Dialect::kFsdp1) {
     CheckUniformUnits(model, plan, where, "with frozen_format " + std::string(frozen));
   }
-  const bool learns_all = std::all_of(model.params.begin(), model.params.end(),
-                                      [](const Parameter& param) { return param.trainable; });
+  const bool learns_all = AllOf(model.params, &Parameter::trainable);
   if (job.frozen_format != FrozenFormat::kMaster && learns_all) {
     RefuseFormat(where, "frozen_format", frozen, "frozen parameters, or lora_rank",
                  "every parameter learns");
@@ -144,7 +142,7 @@ void CheckUniformGrad(const Model& model, const Plan& plan, const std::string& w
 
 void CheckFullPrecision(const Model& model, const Plan& plan, const std::string& where) {
   const auto has_any = [](const UnitPlan& unit) { return unit.full_precision; };
-  if (std::none_of(plan.units.begin(), plan.units.end(), has_any)) {
+  if (NoneOf(plan.units, has_any)) {
     return;
   }
   const std::vector<ResolvedUnit> units = ResolveUnits(model, plan, where);

@@ -1,5 +1,4 @@
 #include <string>
-#include <string_view>
 
 #include "core/error.h"
 #include "core/text.h"

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <set>
@@ -8,11 +7,10 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/internal/check_plan.h"
-#include "schedule/plan_names.h"
 #include "topologies/mesh.h"
 
 namespace shardwright::internal {
@@ -140,7 +138,7 @@ void CheckUnits(const Plan& plan, const std::string& where) {
       throw InputError(UnitField(where, u, "modules"), "an empty list", "at least one FQN");
     }
     const bool is_root = u + 1 == plan.units.size();
-    if (!is_root && std::count(unit.modules.begin(), unit.modules.end(), "") > 0) {
+    if (!is_root && CountOf(unit.modules, "") > 0) {
       throw InputError(UnitField(where, u, "modules"), "the root module \"\"",
                        "it in the last unit only");
     }
@@ -168,8 +166,7 @@ void CheckRecompute(const Model& model, const Plan& plan, const std::string& whe
     return;
   }
   if (plan.dialect == Dialect::kZero3 &&
-      std::any_of(model.ops.begin(), model.ops.end(),
-                  [&](const ModelOp& op) { return model.SpecOf(op).other.stops_gradient; })) {
+      AnyOf(model.ops, [&](const ModelOp& op) { return model.SpecOf(op).other.stops_gradient; })) {
     throw InputError(FieldOf(where, "recompute"), "regions of a model with gradients that stop",
                      "none with them under dialect zero3",
                      "DeepSpeed's gathers are not known then");
@@ -223,11 +220,10 @@ void CheckUncalledUnits(const Model& model, const Job& job, const Plan& plan,
   }
   const std::vector<ResolvedUnit> units = ResolveUnits(model, plan, where);
   for (std::size_t u = 0; u < units.size(); ++u) {
-    const bool is_called =
-        std::any_of(units[u].modules.begin(), units[u].modules.end(), [&](ModuleId m) {
-          const ModuleId first = model.modules[m.value].same_as;
-          return runs[first.valid() ? first.value : m.value];
-        });
+    const bool is_called = AnyOf(units[u].modules, [&](ModuleId m) {
+      const ModuleId first = model.modules[m.value].same_as;
+      return runs[first.valid() ? first.value : m.value];
+    });
     if (!is_called && !units[u].params.empty() && !units[u].full_precision) {
       throw InputError(UnitField(where, u, "modules"),
                        "unit " + Quoted(units[u].name) + ", which nothing calls",
@@ -280,7 +276,7 @@ void CheckExpertUnits(const Model& model, const Plan& plan, const std::string& w
   for (std::size_t u = 0; u < units.size(); ++u) {
     const auto parts = [&](ParamId p) { return model.params[p.value].parts; };
     const auto is_first = [&](ParamId p) { return parts(p) == parts(units[u].params.front()); };
-    if (!std::all_of(units[u].params.begin(), units[u].params.end(), is_first)) {
+    if (!AllOf(units[u].params, is_first)) {
       throw InputError(UnitField(where, u, "modules"),
                        "experts that ranks share out beside other parameters",
                        "a unit of their own for the experts of each layer");

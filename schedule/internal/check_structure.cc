@@ -1,12 +1,12 @@
 #include "schedule/internal/check_structure.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
 
+#include "core/ranges.h"
 #include "core/threads.h"
 #include "schedule/happens_before.h"
 #include "schedule/internal/locate.h"
@@ -83,7 +83,7 @@ class StructureChecker {
       return true;
     }
     const auto accesses = body_->AccessesOf(op);
-    return std::all_of(accesses.begin(), accesses.end(), [&](const Access& access) {
+    return AllOf(accesses, [&](const Access& access) {
       const bool is_count = access.buffer.value < program_.buffers.size() &&
                             program_.buffers[access.buffer.value].holds == Holds::kUses;
       return is_count == (shape.dtype == DType::kInt32);

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/ranges.h"
 #include "core/text.h"
 #include "schedule/plan_names.h"
 
@@ -313,10 +314,7 @@ struct Writer {
   }
   template <class Part, class Fields>
   void AddList(const char* key, const std::vector<Part>& parts, Fields fields) {
-    json[key] = Json::array();
-    for (const Part& part : parts) {
-      json[key].push_back(PartJson(part, fields));
-    }
+    json[key] = Mapped<Json>(parts, [&](const Part& part) { return PartJson(part, fields); });
   }
 };
 

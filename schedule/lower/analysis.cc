@@ -20,15 +20,14 @@
 
 #include "schedule/lower/analysis.h"
 
-#include <algorithm>
 #include <numeric>
 
+#include "core/ranges.h"
 #include "models/cut_experts.h"
 #include "models/totals.h"
 #include "models/trainable.h"
 #include "schedule/lower/fusion.h"
 #include "schedule/lower/regions.h"
-#include "schedule/wrap.h"
 #include "topologies/mesh.h"
 
 namespace shardwright {
@@ -37,14 +36,12 @@ namespace {
 // FSDP1 with use_orig_params: modules see views of the flat parameter, and views need a gradient
 // if it does (_flat_param.py, _use_unsharded_views). Without it such a mixture is refused.
 void ShareGradients(const LowerInput& in, const std::string& where, ModelAnalysis& a) {
-  const std::size_t trainable =
-      static_cast<std::size_t>(std::count(a.param_grad.begin(), a.param_grad.end(), true));
+  const std::size_t trainable = static_cast<std::size_t>(CountOf(a.param_grad, true));
   if (in.plan.dialect != Dialect::kFsdp1 || trainable == 0 || trainable == a.param_grad.size()) {
     return;
   }
   for (const ResolvedUnit& unit : ResolveUnits(in.model, in.plan, where)) {
-    const bool any = std::any_of(unit.params.begin(), unit.params.end(),
-                                 [&](ParamId p) { return a.param_grad[p.value]; });
+    const bool any = AnyOf(unit.params, [&](ParamId p) { return a.param_grad[p.value]; });
     for (const ParamId p : unit.params) {
       a.param_grad[p.value] = any;
     }
@@ -314,10 +311,8 @@ std::vector<bool> RequiringGrad(const Model& model, const std::vector<bool>& par
     }
   }
   for (const ModelOp& op : model.ops) {
-    const bool any = std::any_of(op.params.begin(), op.params.end(),
-                                 [&](ParamId p) { return param_grad[p.value]; }) ||
-                     std::any_of(op.inputs.begin(), op.inputs.end(),
-                                 [&](TensorId t) { return requires_grad[t.value]; });
+    const bool any = AnyOf(op.params, [&](ParamId p) { return param_grad[p.value]; }) ||
+                     AnyOf(op.inputs, [&](TensorId t) { return requires_grad[t.value]; });
     for (const TensorId t : op.outputs) {
       const TensorRole role = model.tensors[t.value].role;
       requires_grad[t.value] = any && !model.SpecOf(op).other.stops_gradient &&

@@ -10,12 +10,12 @@
 // launch strictly in their order, even if a later one is complete first: all ranks must issue
 // collectives in one order.
 
-#include <algorithm>
 #include <array>
 #include <limits>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/lower/ddp_buckets.h"
 #include "schedule/lower/layout.h"
 #include "schedule/lower/unit_rules.h"
@@ -369,8 +369,7 @@ class DdpRules : public StepRules {
     std::vector<ParamId> written;
     for (const BucketPart& part : b.plan.parts) {
       const ParamId p = part.storage;
-      const bool is_again =
-          is_shared_[p.value] && std::find(written.begin(), written.end(), p) != written.end();
+      const bool is_again = is_shared_[p.value] && IsIn(written, p);
       if (!is_again) {
         e_.body->Use(grad_of_param_[p.value], AccessMode::kWrite, Role::kOutput,
                      static_cast<std::uint16_t>(written.size()));

@@ -10,9 +10,8 @@
 
 #include "schedule/lower/ddp_buckets.h"
 
-#include <algorithm>
-
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -102,7 +101,7 @@ std::vector<BucketTensor> TensorsInOrder(const LowerInput& in, const ModelAnalys
     for (std::size_t p = model.params.size(); p-- > 0;) {
       place[StorageOfParam(model, ParamId(p)).value] = p;
     }
-    std::sort(tensors.begin(), tensors.end(), [&](const BucketTensor& x, const BucketTensor& y) {
+    SortAll(tensors, [&](const BucketTensor& x, const BucketTensor& y) {
       return place[x.storage.value] < place[y.storage.value];
     });
   }

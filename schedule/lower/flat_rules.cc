@@ -15,10 +15,10 @@
 
 #include "schedule/lower/flat_rules.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/lower/layout.h"
 
 namespace shardwright {
@@ -36,10 +36,8 @@ FlatRules::FlatRules(Emitter& emitter, const UnitSpans& spans,
 }
 
 bool FlatRules::WouldMakeNode(const ModelOp& op) const {
-  return std::any_of(op.inputs.begin(), op.inputs.end(),
-                     [&](TensorId t) { return requires_grad_[t.value]; }) ||
-         std::any_of(op.params.begin(), op.params.end(),
-                     [&](ParamId p) { return e_.a.param_grad[p.value]; });
+  return AnyOf(op.inputs, [&](TensorId t) { return requires_grad_[t.value]; }) ||
+         AnyOf(op.params, [&](ParamId p) { return e_.a.param_grad[p.value]; });
 }
 
 void FlatRules::FindRequiresGrad() {
@@ -86,8 +84,7 @@ bool FlatRules::IsWithoutGrad(UnitSpans::Span call) const {
 
 UnitSpans::Span FlatRules::FirstWithGrad(UnitId u) const {
   const auto& spans = spans_.spans[u.value];
-  const auto found = std::find_if(spans.begin(), spans.end(),
-                                  [&](const UnitSpans::Span& s) { return !IsWithoutGrad(s); });
+  const auto found = FindIf(spans, [&](const UnitSpans::Span& s) { return !IsWithoutGrad(s); });
   return found == spans.end() ? spans.front() : *found;
 }
 
@@ -97,8 +94,7 @@ void FlatRules::EndInit() {
       entered_.emplace_back(u);
     }
   }
-  std::sort(entered_.begin(), entered_.end(),
-            [&](UnitId x, UnitId y) { return EntersBefore(x, y); });
+  SortAll(entered_, [&](UnitId x, UnitId y) { return EntersBefore(x, y); });
 }
 
 // The outer one of two that begin with the same op is longer, or later in the plan.
@@ -140,8 +136,7 @@ void FlatRules::FindFinals() {
     const std::uint32_t made = is_first ? FirstWithGrad(entered).first : calls.front().first;
     finals_.push_back({backward_from[made], unit});
   }
-  std::stable_sort(finals_.begin(), finals_.end(),
-                   [](const Final& x, const Final& y) { return x.model_op > y.model_op; });
+  StableSortBy(finals_, &Final::model_op, std::greater<>());
 }
 
 // Torch puts the hook that reduces a unit on the node that collects the gradient of its first call.
@@ -168,9 +163,8 @@ void FlatRules::BackwardDone(std::uint32_t model_op) {
 
 BufferId FlatRules::ParameterStorage(UnitId u, std::uint32_t model_op) {
   const auto& spans = spans_.spans[u.value];
-  const bool inside = std::any_of(spans.begin(), spans.end(), [&](const UnitSpans::Span& s) {
-    return s.first <= model_op && model_op <= s.last;
-  });
+  const bool inside = AnyOf(
+      spans, [&](const UnitSpans::Span& s) { return s.first <= model_op && model_op <= s.last; });
   const BufferId storage = InPlace(u) ? At(u).shard : At(u).unsharded;
   // Without use_orig_params a module keeps the views of its last call, which are those of the
   // optimizer's parameters if nothing is cast.

@@ -13,7 +13,6 @@
 // stream and are freed by recordStream, so they return only when compute is done with them. A host
 // that ran ahead without a limit would allocate a new buffer for each unit.
 
-#include <algorithm>
 #include <deque>
 #include <optional>
 #include <string>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/lower/flat_rules.h"
 #include "schedule/lower/layout.h"
 #include "schedule/lower/selective_hooks.h"
@@ -166,8 +166,7 @@ class Fsdp1Rules : public FlatRules {
     for (const UnitId u : frozen_ends_[model_op]) {
       hooks.push_back({2 * FirstWithGrad(u).first, u, true});
     }
-    std::stable_sort(hooks.begin(), hooks.end(),
-                     [](const TensorHook& x, const TensorHook& y) { return x.moment < y.moment; });
+    StableSortBy(hooks, &TensorHook::moment);
     for (const TensorHook& hook : hooks) {
       if (!hook.ends_frozen) {
         BeginUnit(hook.unit);
@@ -373,7 +372,7 @@ class Fsdp1Rules : public FlatRules {
       }
     }
     for (std::vector<UnitId>& ends : frozen_ends_) {
-      std::sort(ends.begin(), ends.end(), [&](UnitId x, UnitId y) { return EntersBefore(x, y); });
+      SortAll(ends, [&](UnitId x, UnitId y) { return EntersBefore(x, y); });
     }
   }
 
@@ -393,11 +392,8 @@ class Fsdp1Rules : public FlatRules {
     const auto& backward = spans_.backward_from[u.value];
     for (const UnitSpans::Span& s : spans_.spans[u.value]) {
       const auto& outputs = e_.in.model.ops[s.last].outputs;
-      const bool has_output = std::any_of(outputs.begin(), outputs.end(),
-                                          [&](TensorId t) { return requires_grad_[t.value]; });
-      const bool runs_backward =
-          std::any_of(backward.begin(), backward.end(),
-                      [&](const UnitSpans::Span& b) { return b.first == s.first; });
+      const bool has_output = AnyOf(outputs, [&](TensorId t) { return requires_grad_[t.value]; });
+      const bool runs_backward = IsIn(backward, s.first, &UnitSpans::Span::first);
       calls_[u.value].push_back({s.first, IsWithoutGrad(s), has_output || runs_backward});
     }
   }

@@ -20,10 +20,10 @@
 // pre-backward hook of one pass prefetches nothing, and a recomputation inside backward does not
 // reshard.
 
-#include <algorithm>
 #include <iterator>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "models/stacked_experts.h"
 #include "schedule/lower/fsdp2_rules.h"
 #include "schedule/lower/layout.h"
@@ -44,7 +44,7 @@ Fsdp2Rules::Fsdp2Rules(Emitter& emitter, const UnitSpans& spans,
   for (std::uint32_t u = 0; u < units.size(); ++u) {
     root_first_.push_back(UnitId(u));
   }
-  std::stable_sort(root_first_.begin(), root_first_.end(), [&](UnitId x, UnitId y) {
+  StableSort(root_first_, [&](UnitId x, UnitId y) {
     return spans.first_module[x.value] < spans.first_module[y.value];
   });
 }
@@ -98,9 +98,8 @@ void Fsdp2Rules::BeginMicroBatch(bool first, bool last) {
     c.left.clear();
     c.passes = 0;
     const auto before = [&](std::uint32_t op) {
-      return static_cast<std::size_t>(
-          std::count_if(spans_.backward_spans[u].begin(), spans_.backward_spans[u].end(),
-                        [&](const UnitSpans::Span& span) { return span.last < op; }));
+      return static_cast<std::size_t>(CountIf(
+          spans_.backward_spans[u], [&](const UnitSpans::Span& span) { return span.last < op; }));
     };
     c.passes_before = before(e_.Stage().begin);
     c.passes_left = before(e_.Stage().end) - c.passes_before;
@@ -402,8 +401,8 @@ std::vector<std::int64_t> Fsdp2Rules::StateTensors(UnitId u) const {
 }
 
 std::string Fsdp2Rules::NameOfUsed(const ModelOp& op, UnitId u) const {
-  const auto used = std::find_if(op.params.begin(), op.params.end(),
-                                 [&](ParamId p) { return spans_.unit_of_param[p.value] == u; });
+  const auto used =
+      FindIf(op.params, [&](ParamId p) { return spans_.unit_of_param[p.value] == u; });
   return used == op.params.end() ? "" : e_.in.model.params[used->value].fqn;
 }
 

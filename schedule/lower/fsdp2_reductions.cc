@@ -14,10 +14,10 @@
 // Micro-batches: `sync: every` reduces each and adds shards. `sync: last` keeps gradients whole, in
 // r. `sync: replicate_last` adds the sums over shards and all-reduces once.
 
-#include <algorithm>
 #include <map>
 #include <utility>
 
+#include "core/ranges.h"
 #include "schedule/lower/fsdp2_rules.h"
 
 namespace shardwright {
@@ -43,12 +43,12 @@ void Fsdp2Rules::WeightGradWritten(std::uint32_t model_op, UnitId u) {
   }
   const auto has_storage = [&](const auto& entry) { return entry.first == GroupOf(model_op); };
   auto& kept = comm_[u.value].kept_grads;
-  const auto sum = std::find_if(kept.begin(), kept.end(), has_storage);
+  const auto sum = FindIf(kept, has_storage);
   if (sum == kept.end()) {
     return;
   }
   auto& fresh = At(u).grad_of_param;
-  const BufferId grad = std::find_if(fresh.begin(), fresh.end(), has_storage)->second;
+  const BufferId grad = FindIf(fresh, has_storage)->second;
   const Bytes bytes = e_.program.buffers[grad.value].size;
   e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, {Phase::kBackward, model_op}, 2 * bytes,
              bytes,

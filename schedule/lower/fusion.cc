@@ -13,9 +13,10 @@
 
 #include "schedule/lower/fusion.h"
 
-#include <algorithm>
 #include <map>
 #include <utility>
+
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -81,7 +82,7 @@ bool MaySumFirst(const Model& model, std::uint32_t i, const ModelAnalysis& a) {
     return false;
   }
   const Tensor& result = model.tensors[norm.inputs.front().value];
-  const bool fits = std::all_of(sum.inputs.begin(), sum.inputs.end(), [&](TensorId t) {
+  const bool fits = AllOf(sum.inputs, [&](TensorId t) {
     const Tensor& in = model.tensors[t.value];
     return in.role == result.role && in.elements == result.elements &&
            in.per_sample == result.per_sample;

@@ -19,11 +19,10 @@
 
 #include "schedule/lower/layout.h"
 
-#include <algorithm>
 #include <array>
 #include <map>
 
-#include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -248,10 +247,9 @@ QuantizedSize SizeOfQuantized(FrozenFormat format, std::int64_t elements,
 }
 
 std::int64_t TrainablePaddedElements(const Model& model, const UnitInfo& unit) {
-  std::int64_t sum = 0;
-  for (const ParamSlot& s : unit.params) {
-    sum += model.params[s.param.value].trainable ? s.padded_elements : 0;
-  }
+  const std::int64_t sum = Summed<std::int64_t>(unit.params, [&](const ParamSlot& s) {
+    return model.params[s.param.value].trainable ? s.padded_elements : 0;
+  });
   return sum;
 }
 

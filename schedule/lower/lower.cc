@@ -15,7 +15,6 @@
 
 #include "schedule/lower.h"
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <set>
@@ -24,6 +23,7 @@
 #include "core/budget.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/cut_context.h"
 #include "models/cut_stage.h"
@@ -126,7 +126,7 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
     return action.kind == Kind::kForward ||
            (action.kind == Kind::kBackward && e.in.job.mode == JobMode::kTrain);
   };
-  const std::int64_t passes = std::count_if(actions.begin(), actions.end(), is_pass);
+  const std::int64_t passes = CountIf(actions, is_pass);
   std::int64_t done = 0;
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const Kind kind = actions[i].kind;
@@ -209,8 +209,7 @@ std::pair<Program, std::vector<bool>> LowerWith(const LowerInput& in,
   EmitStep(emitter, walker, *rules, program.step, false);
   // No op is of a unit that only stands for calls.
   program.units.resize(static_cast<std::size_t>(
-      std::count_if(units.begin(), units.end(),
-                    [](const ResolvedUnit& unit) { return unit.planned != kOnlyCalls; })));
+      CountIf(units, [](const ResolvedUnit& unit) { return unit.planned != kOnlyCalls; })));
   return {std::move(program), rules->StillGathered()};
 }
 
@@ -299,22 +298,19 @@ static void CheckKernels(const LowerInput& in) {
 // What the plan says of the modules that a stage has.
 static Plan PlanOfStage(const Model& model, Plan plan) {
   plan.pipeline_size = plan.pipeline_stages = plan.pipeline_edge_layers = 1;
-  if (std::none_of(model.params.begin(), model.params.end(),
-                   [](const Parameter& param) { return param.parts > 1; })) {
+  if (NoneOf(model.params, [](const Parameter& param) { return param.parts > 1; })) {
     plan.expert_size = 1;  // such as one with the head alone
   }
   const auto is_elsewhere = [&](const std::string& fqn) {
     const ModuleId module = FindModule(model, fqn);
-    return std::none_of(model.ops.begin(), model.ops.end(),
-                        [&](const ModelOp& op) { return IsInside(model, op.module, module); });
+    return NoneOf(model.ops, [&](const ModelOp& op) { return IsInside(model, op.module, module); });
   };
   for (UnitPlan& unit : plan.units) {
     std::erase_if(unit.modules, is_elsewhere);
   }
   std::erase_if(plan.units, [](const UnitPlan& unit) { return unit.modules.empty(); });
   const auto is_gone = [&](const std::string& name) {
-    return std::none_of(plan.units.begin(), plan.units.end(),
-                        [&](const UnitPlan& unit) { return unit.name == name; });
+    return !IsIn(plan.units, name, &UnitPlan::name);
   };
   for (UnitPlan& unit : plan.units) {
     std::erase_if(unit.forward_prefetch, is_gone);

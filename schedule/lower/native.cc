@@ -13,10 +13,8 @@
 // The updates go in the order in which the next forward gathers. A gather of the next step waits
 // for its own unit's update only, so root's gather may begin while A is still being updated.
 
-#include <algorithm>
-
 #include "core/budget.h"
-#include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/lower.h"
 #include "schedule/lower/native_rules.h"
 
@@ -158,7 +156,7 @@ NativeRules::GradTarget NativeRules::WeightGradTarget(std::uint32_t model_op, Un
   }
   const ParamId storage = GroupOf(model_op);
   auto& written = written_[u.value];
-  const bool again = std::find(written.begin(), written.end(), storage) != written.end();
+  const bool again = IsIn(written, storage);
   if (!again) {
     written.push_back(storage);
   }
@@ -203,7 +201,7 @@ void NativeRules::EndStep() {
     return;
   }
   // In the order in which the next forward needs them.
-  std::stable_sort(units.begin(), units.end(), [&](UnitId x, UnitId y) {
+  StableSort(units, [&](UnitId x, UnitId y) {
     return spans_.spans[x.value].front().first < spans_.spans[y.value].front().first;
   });
   if (UpdatesOnHost()) {

@@ -10,9 +10,9 @@
 // `last_read_of_freed_`. Without this wait a gather would overwrite parameters that compute still
 // reads.
 
-#include <algorithm>
 #include <string>
 
+#include "core/ranges.h"
 #include "schedule/lower/native_rules.h"
 
 namespace shardwright {
@@ -46,10 +46,10 @@ void NativeRules::FindOrders() {
       }
     }
   }
-  std::stable_sort(forward_order_.begin(), forward_order_.end(), [&](UnitId x, UnitId y) {
+  StableSort(forward_order_, [&](UnitId x, UnitId y) {
     return spans_.spans[x.value].front().first < spans_.spans[y.value].front().first;
   });
-  std::stable_sort(backward_order_.begin(), backward_order_.end(), [&](UnitId x, UnitId y) {
+  StableSort(backward_order_, [&](UnitId x, UnitId y) {
     return spans_.backward_first[x.value] > spans_.backward_first[y.value];
   });
 }
@@ -58,8 +58,7 @@ void NativeRules::Prefetch(UnitId u, Phase phase) {
   pass_ = phase;
   if (!TakesTurns()) {
     Gather(u, phase);
-  } else if (std::find(waiting_gathers_.begin(), waiting_gathers_.end(), u) ==
-             waiting_gathers_.end()) {
+  } else if (!IsIn(waiting_gathers_, u)) {
     waiting_gathers_.push_back(u);
   }
 }

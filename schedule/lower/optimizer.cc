@@ -15,9 +15,9 @@
 
 #include "schedule/lower/optimizer.h"
 
-#include <algorithm>
 #include <array>
 
+#include "core/ranges.h"
 #include "schedule/dialect_facts.h"
 
 namespace shardwright {
@@ -238,24 +238,18 @@ std::vector<std::int64_t> FactoredState(const std::vector<std::int64_t>& shape) 
 }
 
 std::optional<OptimizerSpec> OptimizerNamed(std::string_view word) {
-  const auto row = std::find_if(kWords.begin(), kWords.end(),
-                                [&](const WordRow& known) { return known.word == word; });
+  const auto row = FindIn(kWords, word, &WordRow::word);
   return row == kWords.end() ? std::nullopt : std::optional(row->spec);
 }
 
 std::vector<std::string_view> OptimizerWords() {
-  std::vector<std::string_view> words;
-  for (const WordRow& row : kWords) {
-    words.push_back(row.word);
-  }
-  return words;
+  return Mapped<std::string_view>(kWords, &WordRow::word);
 }
 
 std::string_view WordOf(const OptimizerSpec& spec) {
   OptimizerSpec sought = spec;
   sought.weight_decay = true;
-  const auto row = std::find_if(kWords.begin(), kWords.end(),
-                                [&](const WordRow& known) { return known.spec == sought; });
+  const auto row = FindIn(kWords, sought, &WordRow::spec);
   return row == kWords.end() ? "" : row->word;
 }
 

@@ -19,12 +19,12 @@
 
 #include "schedule/lower/regions.h"
 
-#include <algorithm>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/lower/walker.h"
 #include "schedule/wrap.h"
 
@@ -130,7 +130,7 @@ void KeepOnlyAttentionResult(const LowerInput& in, std::uint32_t i, ModelAnalysi
   kernels.forward_workspace += copies;
   kernels.backward_workspace += copies;
   kernels.backward_workspace_tensors.push_back(copies);
-  const auto same = std::find_if(a.kernels.begin(), a.kernels.end(), [&](const OpKernels& k) {
+  const auto same = FindIf(a.kernels, [&](const OpKernels& k) {
     return k.forward == kernels.forward && k.extra_saved == kernels.extra_saved;
   });
   a.variant[i] = static_cast<std::uint32_t>(same - a.kernels.begin());
@@ -383,7 +383,7 @@ PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where
       found.back().first.planned = i;
     }
   }
-  std::sort(found.begin(), found.end(), [](const auto& x, const auto& y) {
+  SortAll(found, [](const auto& x, const auto& y) {
     return x.first.first != y.first.first ? x.first.first < y.first.first
                                           : x.first.last > y.first.last;
   });
@@ -422,7 +422,7 @@ void AddPlannedRegions(const LowerInput& in, const PlannedRegions& found, const 
 
 void FindCompiledRegions(const Model& model, const std::string& where, ModelAnalysis& a) {
   const auto recomputes = [](const OpKernels& k) { return k.output_recomputed; };
-  if (std::none_of(a.kernels.begin(), a.kernels.end(), recomputes)) {
+  if (NoneOf(a.kernels, recomputes)) {
     return;
   }
   const std::vector<Region> stretches = FindStretches(model);

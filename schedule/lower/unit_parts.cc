@@ -9,11 +9,11 @@
 
 #include "schedule/lower/unit_parts.h"
 
-#include <algorithm>
 #include <set>
 #include <utility>
 
 #include "core/budget.h"
+#include "core/ranges.h"
 #include "schedule/lower/analysis.h"
 
 namespace shardwright {
@@ -28,7 +28,7 @@ std::vector<std::vector<ModuleId>> OwnersOf(const Model& model) {
     of.push_back(FirstNameOf(model, model.params[p].module));
   }
   for (std::vector<ModuleId>& of : owners) {
-    std::sort(of.begin(), of.end());
+    SortAll(of);
     of.erase(std::unique(of.begin(), of.end()), of.end());
   }
   return owners;
@@ -119,9 +119,8 @@ std::vector<ResolvedUnit> SplitByParameters(const Model& model, std::vector<Reso
   Budget calls("plan: units", "pairs of a unit's module and parameter", kMostCalls);
   for (std::size_t u = 0; u < planned; ++u) {
     ResolvedUnit unit = units[u];
-    const bool stays = std::any_of(unit.params.begin(), unit.params.end(), [&](ParamId p) {
-      return owners[p.value].size() > 1 && behind[p.value];
-    });
+    const bool stays = AnyOf(
+        unit.params, [&](ParamId p) { return owners[p.value].size() > 1 && behind[p.value]; });
     if (stays) {
       continue;
     }
@@ -130,9 +129,8 @@ std::vector<ResolvedUnit> SplitByParameters(const Model& model, std::vector<Reso
     unit.params.clear();
     for (std::vector<ParamId>& params : parts) {
       const std::vector<ModuleId>& of = owners[params.front().value];
-      const bool is_own = params.size() == 1 && std::all_of(of.begin(), of.end(), [&](ModuleId m) {
-                            return named.contains(m);
-                          });
+      const bool is_own =
+          params.size() == 1 && AllOf(of, [&](ModuleId m) { return named.contains(m); });
       calls.Take(std::ssize(is_own ? of : unit.modules));
       ResolvedUnit part =
           is_own
@@ -147,7 +145,7 @@ std::vector<ResolvedUnit> SplitByParameters(const Model& model, std::vector<Reso
       }
     }
   }
-  std::stable_sort(units.begin(), units.end(), [](const ResolvedUnit& x, const ResolvedUnit& y) {
+  StableSort(units, [](const ResolvedUnit& x, const ResolvedUnit& y) {
     return x.params.empty() || y.params.empty() ? x.params.size() > y.params.size()
                                                 : x.params.front() < y.params.front();
   });

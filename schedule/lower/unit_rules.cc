@@ -16,10 +16,10 @@
 
 #include "schedule/lower/unit_rules.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 
@@ -230,10 +230,8 @@ std::vector<std::int64_t> StepRules::PerParameter(UnitId u, bool per_rank,
 }
 
 PieceRange StepRules::Pieces(std::span<const std::int64_t> elements, DType dtype) {
-  std::vector<Bytes> sizes;
-  for (const std::int64_t n : elements) {
-    sizes.push_back(Bytes(n * SizeOf(dtype)));
-  }
+  std::vector<Bytes> sizes =
+      Mapped<Bytes>(elements, [&](const std::int64_t n) { return Bytes(n * SizeOf(dtype)); });
   return e_.InternPieces(sizes);
 }
 
@@ -369,8 +367,7 @@ const BufferId* StepRules::WrittenGrad(std::uint32_t model_op, UnitId unit) {
     return nullptr;  // a unit may hold the whole model: not one look at it per op
   }
   const auto& known = At(unit).grad_of_param;
-  const auto written = std::find_if(known.begin(), known.end(),
-                                    [&](const auto& entry) { return entry.first == storage; });
+  const auto written = FindIf(known, [&](const auto& entry) { return entry.first == storage; });
   return written == known.end() ? nullptr : &written->second;
 }
 
@@ -388,11 +385,9 @@ std::vector<std::int64_t> StepRules::GradElementsWith(std::uint32_t model_op) co
   if (!is_shared_[GroupOf(model_op).value]) {
     return GradElementsOf(model_op);
   }
-  std::vector<std::int64_t> elements;
-  for (const ParamId storage : GradStoragesWith(model_op)) {
-    elements.push_back(e_.in.model.params[storage.value].Elements());
-  }
-  return elements;
+  return Mapped<std::int64_t>(GradStoragesWith(model_op), [&](const ParamId storage) {
+    return e_.in.model.params[storage.value].Elements();
+  });
 }
 
 // Example: the head and the embedding share a weight, and the head has a bias. Both ops return
@@ -404,8 +399,7 @@ std::vector<ParamId> StepRules::GradStoragesWith(std::uint32_t model_op) const {
     for (const ParamId p : model.ops[i].params) {
       const Parameter& param = model.params[p.value];
       const ParamId storage = param.tied_to.valid() ? param.tied_to : p;
-      if (e_.a.param_grad[p.value] &&
-          std::find(storages.begin(), storages.end(), storage) == storages.end()) {
+      if (e_.a.param_grad[p.value] && !IsIn(storages, storage)) {
         storages.push_back(storage);
       }
     }

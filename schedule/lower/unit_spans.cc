@@ -16,13 +16,13 @@
 // embedding's weight and both are one unit with `gap: regather`, its spans are [0, 0] and [7, 7].
 // With `gap: hold` they are [0, 7], and the weight stays gathered all along.
 
-#include <algorithm>
 #include <iterator>
 #include <map>
 #include <optional>
 #include <set>
 
 #include "core/budget.h"
+#include "core/ranges.h"
 #include "schedule/lower/unit_parts.h"
 #include "schedule/lower/walker.h"
 
@@ -201,11 +201,7 @@ class CallFinder {
   }
 
   [[nodiscard]] std::vector<UnitSpans::Span> Calls(std::uint32_t u) const {
-    std::vector<UnitSpans::Span> spans;
-    for (const Call& call : calls_[u]) {
-      spans.push_back(call.span);
-    }
-    return spans;
+    return Mapped<UnitSpans::Span>(calls_[u], &Call::span);
   }
 
  private:
@@ -352,7 +348,7 @@ std::uint32_t GivenBackAt(const LowerInput& in, const ModelAnalysis& a, const Un
       in.plan.dialect != Dialect::kZero3) {
     return kNoRegion;
   }
-  if (std::find(returning.begin(), returning.end(), ModuleId(call.module)) == returning.end()) {
+  if (!IsIn(returning, ModuleId(call.module))) {
     return kNoRegion;
   }
   for (std::uint32_t i = call.span.first; i <= call.span.last; ++i) {

@@ -14,11 +14,11 @@
 // The norm must be summed before any rank clips. If one rank clipped by its own shard's norm, ranks
 // would scale their parts of one gradient by different factors.
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/lower.h"
 #include "schedule/lower/optimizer.h"
 #include "schedule/lower/unit_rules.h"
@@ -114,10 +114,8 @@ void StepRules::SumFlag(BufferId flag) {
 }
 
 std::int64_t StepRules::CountTensors(std::span<const UnitId> units) const {
-  std::int64_t tensors = 0;
-  for (const UnitId u : units) {
-    tensors += static_cast<std::int64_t>(Info(u).params.size());
-  }
+  const std::int64_t tensors = Summed<std::int64_t>(
+      units, [&](const UnitId u) { return static_cast<std::int64_t>(Info(u).params.size()); });
   return tensors;
 }
 

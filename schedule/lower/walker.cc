@@ -16,9 +16,8 @@
 
 #include "schedule/lower/walker.h"
 
-#include <algorithm>
-
 #include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/lower/layout.h"
 #include "schedule/lower/products.h"
 
@@ -208,16 +207,12 @@ void Walker::Init() {
 bool Walker::IsLoaded(std::size_t t, const Model::Stage& stage) const {
   const Model& model = e_.in.model;
   if (model.tensors[t].producer.valid() || e_.a.storage_of[t] == kNoRegion ||
-      std::any_of(model.stages.begin(), model.stages.end(),
-                  [&](const Model::Stage& one) { return one.received == TensorId(t); })) {
+      IsIn(model.stages, TensorId(t), &Model::Stage::received)) {
     return false;
   }
   return model.stages.size() < 2 ||
          std::any_of(model.ops.begin() + stage.begin, model.ops.begin() + stage.end,
-                     [&](const ModelOp& op) {
-                       return std::find(op.inputs.begin(), op.inputs.end(), TensorId(t)) !=
-                              op.inputs.end();
-                     });
+                     [&](const ModelOp& op) { return IsIn(op.inputs, TensorId(t)); });
 }
 
 // Example: 256 tokens of 8 bytes and as many labels: two device buffers of 2,048 bytes and one copy
@@ -495,10 +490,7 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
   BufferId extra, early, workspace;
   const std::span<const Bytes> tensors = k.extra_saved_tensors;
   const Category category = keeps_extra ? Category::kActivation : Category::kTemporary;
-  Bytes goes_early;
-  for (const Bytes tensor : tensors.first(k.early_tensors)) {
-    goes_early += tensor;
-  }
+  const Bytes goes_early = Summed<Bytes>(tensors.first(k.early_tensors));
   if (goes_early > Bytes(0)) {
     early = e_.AllocPieces(goes_early, e_.InternPieces(tensors.first(k.early_tensors)), category,
                            Stream::kCompute);
@@ -549,10 +541,7 @@ void Walker::Metrics() {
     if (k.metrics.empty()) {
       continue;
     }
-    Bytes size;
-    for (const Bytes tensor : k.metrics_workspace_tensors) {
-      size += tensor;
-    }
+    const Bytes size = Summed<Bytes>(k.metrics_workspace_tensors);
     const BufferId workspace = e_.AllocPieces(size, e_.InternPieces(k.metrics_workspace_tensors),
                                               Category::kTemporary, Stream::kCompute);
     OpShape shape;

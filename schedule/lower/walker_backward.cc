@@ -14,11 +14,11 @@
 // Recomputation is part of backward. At the op that starts a region, the region's ops are written
 // once more with phase `rec`, and their outputs go to the recomputed instances.
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/lower/fusion.h"
 #include "schedule/lower/walker.h"
 
@@ -34,9 +34,8 @@ std::uint32_t LastThatKept(const Emitter& e, const Region& region, std::uint32_t
     const ModelOp& op = e.in.model.ops[i];
     const bool needs =
         !e.a.ops[i].has_backward && !e.in.model.SpecOf(op).other.stops_gradient &&
-        (std::any_of(op.params.begin(), op.params.end(),
-                     [&](ParamId p) { return e.a.param_grad[p.value]; }) ||
-         std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId t) {
+        (AnyOf(op.params, [&](ParamId p) { return e.a.param_grad[p.value]; }) ||
+         AnyOf(op.inputs, [&](TensorId t) {
            return e.a.tensor_grad[t.value] ||
                   std::find(needs_grad.begin(), needs_grad.end(), t) != needs_grad.end();
          }));
@@ -338,7 +337,7 @@ void Walker::Recompute(const Region& region, std::uint32_t stop) {
     const auto reaches_in = [&](const UnitSpans::Span& s) {
       return s.first < region.first && s.last >= region.first && s.last < region.last;
     };
-    if (std::any_of(spans_.spans[u].begin(), spans_.spans[u].end(), reaches_in)) {
+    if (AnyOf(spans_.spans[u], reaches_in)) {
       rules_.PreForward(UnitId(u), Phase::kRecompute);
     }
   }

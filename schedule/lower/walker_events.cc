@@ -9,9 +9,9 @@
 // inner one. Events lie in one array, sorted by op, with an index per op. Finding them costs O(n
 // log n) for n stretches of units; asking for those of an op costs O(1).
 
-#include <algorithm>
 #include <utility>
 
+#include "core/ranges.h"
 #include "schedule/lower/walker.h"
 
 namespace shardwright {
@@ -32,7 +32,7 @@ struct Stretch {
 // (_force_complete_incomplete_states of _fsdp_state.py, torch 2.13).
 void SortOuterFirst(std::vector<Stretch>& stretches, UnitSpans::Call UnitSpans::Ends::*at) {
   const bool ends = at == &UnitSpans::Ends::last;
-  std::stable_sort(stretches.begin(), stretches.end(), [&](const Stretch& x, const Stretch& y) {
+  StableSort(stretches, [&](const Stretch& x, const Stretch& y) {
     const UnitSpans::Call &a = x.ends.*at, &b = y.ends.*at;
     if (ends && (x.ends.by_model || y.ends.by_model)) {
       return x.ends.by_model != y.ends.by_model ? x.ends.by_model : a.module < b.module;
@@ -135,8 +135,8 @@ void Walker::FindBackwardEvents() {
           {spans_.backward_spans[s.unit][s.index].last, UnitId(s.unit), s.span, s.ends.last.span});
     }
   }
-  std::stable_sort(leave.begin(), leave.end(), ComesFirst);
-  std::stable_sort(given.begin(), given.end(), ComesFirst);
+  StableSort(leave, ComesFirst);
+  StableSort(given, ComesFirst);
   back_enter_ = ToEvents(std::move(enter), n);
   back_leave_ = ToEvents(std::move(leave), n);
   back_final_ = ToEvents(std::move(final), n);
@@ -145,8 +145,7 @@ void Walker::FindBackwardEvents() {
 
 // Sorts events into CSR form; events of one op keep their order.
 Walker::Events Walker::ToEvents(std::vector<Event> events, std::size_t op_count) {
-  std::stable_sort(events.begin(), events.end(),
-                   [](const Event& x, const Event& y) { return x.op < y.op; });
+  StableSortBy(events, &Event::op);
   Events e;
   e.begin.assign(op_count + 1, 0);
   for (const Event& event : events) {

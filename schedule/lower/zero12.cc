@@ -9,13 +9,13 @@
 // AdamW on 1,567,360 elements, casts them into this rank's slice, and one all-gather of 12,538,880
 // bytes ends the step.
 
-#include <algorithm>
 #include <array>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/lower.h"
 #include "schedule/lower/layout.h"
 #include "schedule/lower/zero_rules.h"
@@ -60,8 +60,7 @@ class Zero12Rules : public ZeroRules {
       return;
     }
     // Stage 1 without overlap reduces when backward is over, in parameter order.
-    std::stable_sort(waiting_.begin(), waiting_.end(),
-                     [](const auto& x, const auto& y) { return x.first < y.first; });
+    StableSort(waiting_, [](const auto& x, const auto& y) { return x.first < y.first; });
     for (const auto& [storage, member] : waiting_) {
       AddToBucket(member, false);
     }
@@ -199,7 +198,7 @@ class Zero12Rules : public ZeroRules {
 
   void PutGrad(std::uint32_t i, UnitId unit, BufferId grad) {
     UnitState& state = At(unit);
-    if (std::find(state.grads.begin(), state.grads.end(), grad) == state.grads.end()) {
+    if (!IsIn(state.grads, grad)) {
       state.grads.push_back(grad);
     }
     state.grad_of_param.emplace_back(GroupOf(i), grad);
@@ -216,7 +215,7 @@ class Zero12Rules : public ZeroRules {
     }
     std::vector<Part> parts = ByParameter(member);
     if (!ready) {
-      std::stable_sort(parts.begin(), parts.end(), [](const Part& x, const Part& y) {
+      StableSort(parts, [](const Part& x, const Part& y) {
         return x.member.storages.front() < y.member.storages.front();
       });
     }

@@ -6,10 +6,9 @@
 // gradient (p), and 524,288 of states. All partitions of a sub-group lie in one flat tensor per
 // kind, so the allocator sees few large tensors instead of thousands of small ones.
 
-#include <algorithm>
 #include <array>
 
-#include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/lower.h"
 #include "schedule/lower/layout.h"
 #include "schedule/lower/zero3_rules.h"
@@ -230,10 +229,7 @@ void Zero3Rules::PadHost() {
     }
   }
   for (const std::vector<UnitId>& group : SubGroups(trainable)) {
-    Bytes grads(0);
-    for (const UnitId u : group) {
-      grads += GradShard(u);
-    }
+    const Bytes grads = Summed<Bytes>(group, [&](const UnitId u) { return GradShard(u); });
     grad_blocks_[group.front().value] = e_.Pinned(grads) - (grads - GradShard(group.front()));
   }
   if (!first.valid()) {
@@ -335,10 +331,8 @@ void Zero3Rules::UpdateOnHost(const std::vector<UnitId>& units) {
     e_.AddHostWait({&summed, 1}, Phase::kOptimizer, kNoSubject);
     e_.body->Free(norm);
   }
-  std::vector<BufferId> casts;
-  for (const UnitId u : units) {
-    casts.push_back(low_on_host_[u.value]);
-  }
+  std::vector<BufferId> casts =
+      Mapped<BufferId>(units, [&](const UnitId u) { return low_on_host_[u.value]; });
   AddHostOptimizer(units, casts);
   for (const UnitId u : units) {
     if (!plan_.offload.parameters) {

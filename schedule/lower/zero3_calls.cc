@@ -9,11 +9,11 @@
 // takes the count to -1 and releases nothing. An embedding's input needs no gradient, so its count
 // is 0 and backward never releases it.
 
-#include <algorithm>
 #include <set>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "models/model.h"
 #include "schedule/lower/zero3_rules.h"
 
@@ -44,8 +44,7 @@ bool IsStoppedWithCaller(const Model& model, const std::vector<bool>& requires_g
   }
   const auto stops = [&](std::uint32_t op) {
     const std::vector<TensorId>& made = model.ops[op].outputs;
-    return std::none_of(made.begin(), made.end(),
-                        [&](TensorId t) { return requires_grad[t.value]; });
+    return NoneOf(made, [&](TensorId t) { return requires_grad[t.value]; });
   };
   const auto is_in = [&](std::uint32_t op) {
     return IsInside(model, model.ops[op].module, caller);
@@ -194,8 +193,7 @@ void Zero3Rules::PreBackward(UnitId u) {
   --calls.next_backward;
   const ModuleId module = calls.all[calls.with_backward[calls.next_backward]].module;
   if (AllCalled(module)) {
-    if (std::none_of(backward_.begin(), backward_.end(),
-                     [&](const Backward& open) { return open.module == module; })) {
+    if (!IsIn(backward_, module, &Backward::module)) {
       backward_.push_back({module, {}});
     }
     FetchModule(module, Phase::kBackward);

@@ -6,9 +6,9 @@
 // 12,533,760 bytes into a flat buffer, and one copy-out per weight. The norms (512 elements each)
 // persist and are there already.
 
-#include <algorithm>
 #include <utility>
 
+#include "core/ranges.h"
 #include "schedule/lower/zero3_rules.h"
 
 namespace shardwright {
@@ -20,7 +20,7 @@ constexpr std::size_t kMostEvents = 2;  // fetches and reductions that the host 
 
 bool Zero3Rules::Persists(UnitId u) const {
   const auto& params = Info(u).params;
-  return std::all_of(params.begin(), params.end(), [&](const ParamSlot& slot) {
+  return AllOf(params, [&](const ParamSlot& slot) {
     return e_.in.model.params[slot.param.value].Elements() <= plan_.zero.persistence_threshold;
   });
 }
@@ -62,7 +62,7 @@ void Zero3Rules::FetchModule(ModuleId module, Phase phase) {
 }
 
 void Zero3Rules::GatherTogether(std::vector<UnitId> units, Phase phase) {
-  std::sort(units.begin(), units.end(), [&](UnitId x, UnitId y) {
+  SortAll(units, [&](UnitId x, UnitId y) {
     return Info(x).params.front().param < Info(y).params.front().param;
   });
   if (!units.empty()) {
@@ -100,8 +100,7 @@ void Zero3Rules::Release(UnitId u) {
 // After its backward a module also lets go what ran again beneath it. That goes even if it is used
 // again soon, but not if it persists, in the first pass, too.
 void Zero3Rules::ReleaseBackward(ModuleId module) {
-  const auto open = std::find_if(backward_.begin(), backward_.end(),
-                                 [&](const Backward& other) { return other.module == module; });
+  const auto open = FindIn(backward_, module, &Backward::module);
   std::vector<UnitId> recomputed;
   if (open != backward_.end()) {
     recomputed = std::move(open->recomputed);

@@ -6,10 +6,9 @@
 // out as [4][8 + 13] elements: 30 and 50 are padded to 32 and 52, and each row has a quarter. Row k
 // is reduced to rank k, whose 21 elements go into the two units' partitions.
 
-#include <algorithm>
 #include <map>
 
-#include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/lower/zero3_rules.h"
 
 namespace shardwright {
@@ -95,10 +94,7 @@ void Zero3Rules::FreeReduced() {
 }
 
 void Zero3Rules::ScatterMembers(Emitter::Where where) {
-  std::int64_t padded = 0;
-  for (const Member& m : members_) {
-    padded += m.padded_elements;
-  }
+  const std::int64_t padded = Summed<std::int64_t>(members_, &Member::padded_elements);
   const Bytes wide = InReduce(elements_), full = InReduce(padded);
   BufferId cast;
   if (job_.precision.reduce != job_.precision.param) {
@@ -168,14 +164,10 @@ BufferId Zero3Rules::Scatter(BufferId input, Bytes full, Emitter::Where where) {
 
 // Chunk after chunk, in the order of the members, to the units' gradient partitions.
 void Zero3Rules::StoreParts(BufferId out, Emitter::Where where) {
-  std::int64_t chunks = 0;
-  for (const Member& m : members_) {
-    chunks += m.padded_elements / plan_.shard_size;
-  }
-  std::vector<BufferId> parts;
-  for (const UnitId u : UnitsOf(members_)) {
-    parts.push_back(Partition(u));
-  }
+  const std::int64_t chunks = Summed<std::int64_t>(
+      members_, [&](const Member& m) { return m.padded_elements / plan_.shard_size; });
+  std::vector<BufferId> parts =
+      Mapped<BufferId>(UnitsOf(members_), [&](const UnitId u) { return Partition(u); });
   const Bytes wide = InReduce(chunks), low = InParam(chunks);
   e_.AddCopy(OpCode::kGradStore, reduce_, where, first_micro_batch_ ? wide : wide + low, low,
              {{out, AccessMode::kRead, Role::kInput}});
@@ -194,8 +186,7 @@ void Zero3Rules::AverageMembers() {
     e_.body->Free(flat);
     return;
   }
-  const auto beside = std::find_if(members_.begin(), members_.end(),
-                                   [](const Member& m) { return m.grad.valid(); });
+  const auto beside = FindIf(members_, [](const Member& m) { return m.grad.valid(); });
   const auto in_bucket =
       std::span<const Member>(members_).first(static_cast<std::size_t>(beside - members_.begin()));
   // Before 0.6 a bucket without any goes, too.

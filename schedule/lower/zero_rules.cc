@@ -11,10 +11,10 @@
 
 #include "schedule/lower/zero_rules.h"
 
-#include <algorithm>
 #include <set>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "schedule/lower/ddp_buckets.h"
 #include "schedule/lower/layout.h"
 #include "schedule/lower/optimizer.h"
@@ -112,7 +112,7 @@ void ZeroRules::TakeOwn(std::uint32_t model_op, UnitId unit) {
     return only_user_[(tied_to.valid() ? tied_to : p).value] == model_op;
   };
   const std::vector<ParamId>& params = model.ops[model_op].params;
-  if (grad == nullptr || std::none_of(params.begin(), params.end(), is_own)) {
+  if (grad == nullptr || NoneOf(params, is_own)) {
     return;
   }
   for (Part& part : ByParameter(MemberOf(model_op, unit, *grad))) {
@@ -132,7 +132,7 @@ void ZeroRules::TakeOwn(std::uint32_t model_op, UnitId unit) {
 }
 
 bool ZeroRules::IsTaken(const Member& member) const {
-  return std::any_of(member.storages.begin(), member.storages.end(), [&](ParamId storage) {
+  return AnyOf(member.storages, [&](ParamId storage) {
     return storage.value < taken_.size() && taken_[storage.value];
   });
 }
@@ -174,8 +174,7 @@ std::vector<ParamId> ZeroRules::AsLaidOut(std::uint32_t model_op) const {
     for (const ParamId p : model.ops[*i].params) {
       const ParamId tied_to = model.params[p.value].tied_to;
       const ParamId storage = tied_to.valid() ? tied_to : p;
-      if (e_.a.param_grad[p.value] &&
-          std::find(storages.begin(), storages.end(), storage) == storages.end()) {
+      if (e_.a.param_grad[p.value] && !IsIn(storages, storage)) {
         storages.push_back(storage);
       }
     }
@@ -193,8 +192,7 @@ ZeroRules::Member ZeroRules::MemberOf(std::uint32_t model_op, UnitId unit, Buffe
     member.padded_elements += padded;
     member.storages.push_back(storage);
     const UnitId owner = spans_.unit_of_param[storage.value];
-    const auto share = std::find_if(member.shares.begin(), member.shares.end(),
-                                    [&](const auto& s) { return s.first == owner; });
+    const auto share = FindIf(member.shares, [&](const auto& s) { return s.first == owner; });
     if (share == member.shares.end()) {
       member.shares.emplace_back(owner, padded);
     } else {
@@ -227,11 +225,10 @@ std::vector<ZeroRules::Part> ZeroRules::ByParameter(const Member& member) const 
     ready.push_back(tied_to.valid() ? tied_to : p);
   }
   const auto place = [&](const Part& part) {
-    const auto it = std::find(ready.begin(), ready.end(), part.member.storages.front());
+    const auto it = FindIn(ready, part.member.storages.front());
     return it == ready.end() ? std::ptrdiff_t{-1} : it - ready.begin();
   };
-  std::stable_sort(parts.begin(), parts.end(),
-                   [&](const Part& x, const Part& y) { return place(x) < place(y); });
+  StableSort(parts, [&](const Part& x, const Part& y) { return place(x) < place(y); });
   return parts;
 }
 
@@ -431,10 +428,8 @@ BufferId ZeroRules::AllocFlatTemporaries(const OptimizerStep& step, std::int64_t
 // One tensor of all partitions: an update of 1,567,360 elements takes few kernels, however many
 // parameters there are.
 void ZeroRules::AddFlatOptimizer(std::span<const UnitId> units) {
-  std::int64_t elements = 0;
-  for (const UnitId u : units) {
-    elements += Info(u).shard_elements;
-  }
+  const std::int64_t elements =
+      Summed<std::int64_t>(units, [&](const UnitId u) { return Info(u).shard_elements; });
   const DType o = job_.precision.master;
   const OptimizerStep step = LowerOptimizer(job_.optimizer, elements, 1, elements, o);
   const BufferId temporary = AllocFlatTemporaries(step, elements);

@@ -11,7 +11,6 @@
 //
 // Time is that of the fastest way, or of the one that NCCL's own model prefers (nccl_choice.cc).
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -19,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "core/ranges.h"
 #include "simulator/costs/collectives.h"
 #include "simulator/costs/nccl_choice.h"
 #include "simulator/internal/protocol_line.h"
@@ -185,7 +185,7 @@ struct Choice {
 
 bool MayUse(const TransportProfile& outer, std::string_view protocol) {
   const std::vector<std::string>& names = outer.all_reduce_protocols;
-  return names.empty() || std::find(names.begin(), names.end(), protocol) != names.end();
+  return names.empty() || IsIn(names, protocol);
 }
 
 Choice ChoiceOf(const CollectivePath& path, double bytes) {

@@ -9,12 +9,11 @@
 
 #include "simulator/costs/collectives.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
 
-#include "core/error.h"
+#include "core/ranges.h"
 #include "simulator/costs/kernels.h"
 #include "simulator/internal/protocol_line.h"
 
@@ -90,8 +89,7 @@ const ProtocolProfile* ChosenByNccl(const CollectivePath& path, double bytes) {
 }
 
 bool HasNvSwitch(const Cluster& cluster) {
-  return std::any_of(cluster.node.components.begin(), cluster.node.components.end(),
-                     [](const Component& c) { return c.kind == ComponentKind::kNvSwitch; });
+  return IsIn(cluster.node.components, ComponentKind::kNvSwitch, &Component::kind);
 }
 
 NcclPlace NcclPlaceOf(const Cluster& cluster, const RingPath& ring) {
@@ -104,8 +102,7 @@ NcclPlace NcclPlaceOf(const Cluster& cluster, const RingPath& ring) {
   if (ring.inter_hops > 0) {
     place.inter_rate = ring.inter_rate;
     const auto nics = static_cast<double>(
-        std::count_if(cluster.node.components.begin(), cluster.node.components.end(),
-                      [](const Component& c) { return c.kind == ComponentKind::kNic; }));
+        CountOf(cluster.node.components, ComponentKind::kNic, &Component::kind));
     place.nic_channels = nics * Ratio(ring.inter_rate, NodeNetworkRate(cluster));
   }
   return place;

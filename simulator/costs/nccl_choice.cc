@@ -12,10 +12,11 @@
 
 #include "simulator/costs/nccl_choice.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
+
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -113,8 +114,7 @@ constexpr std::array<Caps, 6> kCaps = {
 
 template <class Rows, class Key>
 const auto* FindRow(const Rows& rows, Key key, std::string_view name) {
-  const auto* const row =
-      std::find_if(rows.begin(), rows.end(), [&](const auto& r) { return r.*key == name; });
+  const auto* const row = FindIf(rows, [&](const auto& r) { return r.*key == name; });
   return row == rows.end() ? nullptr : row;
 }
 

@@ -9,12 +9,12 @@
 
 #include "simulator/costs/pricer.h"
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/ranges.h"
 
 namespace shardwright {
 namespace {
@@ -116,7 +116,7 @@ const CollectivePath& Pricer::PathOf(const Group& group) {
 
 std::uint16_t Pricer::ResourceIndex(ResourceKind kind, std::int32_t level, PriceTable& table) {
   const std::pair<ResourceKind, std::int32_t> key(kind, level);
-  auto it = std::find(resources_.begin(), resources_.end(), key);
+  auto it = FindIn(resources_, key);
   if (it == resources_.end()) {
     resources_.push_back(key);
     it = resources_.end() - 1;
@@ -244,10 +244,8 @@ shardwright::Price Pricer::PriceHostCopy(const OpShape& shape, PriceTable& table
 }
 
 shardwright::Price Pricer::PriceHostOptimizer(const Program& program, const OpShape& shape) const {
-  Bytes bytes;
-  for (const Kernel& kernel : program.KernelsOf(shape)) {
-    bytes += kernel.read + kernel.written;
-  }
+  const Bytes bytes = Summed<Bytes>(
+      program.KernelsOf(shape), [&](const Kernel& kernel) { return kernel.read + kernel.written; });
   shardwright::Price price;
   // Contention knows streams only: while the host of each rank updates, its streams are idle.
   const double own = cluster_.SharedCores() / static_cast<double>(cluster_.RanksOnCores());
@@ -296,7 +294,7 @@ void Pricer::AddStepWork(const Program& program, PriceTable& table) const {
     return;
   }
   const auto is_update = [&](const Op& op) { return IsUpdate(program.ShapeOf(op).code); };
-  const auto count = std::count_if(program.step.ops.begin(), program.step.ops.end(), is_update);
+  const auto count = CountIf(program.step.ops, is_update);
   if (count == 0) {
     return;
   }

@@ -1,7 +1,6 @@
 #include "traces/internal/chrome_events.h"
 
 #include <charconv>
-#include <cmath>
 #include <system_error>
 #include <utility>
 

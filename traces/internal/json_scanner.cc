@@ -1,12 +1,12 @@
 #include "traces/internal/json_scanner.h"
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <charconv>
 #include <cstring>
 
 #include "core/error.h"
+#include "core/ranges.h"
 
 namespace shardwright::internal {
 namespace {
@@ -322,8 +322,7 @@ std::string_view JsonScanner::ScanRun() {
   const std::string_view run(begin, static_cast<std::size_t>(next_ - begin));
   static constexpr std::array<std::string_view, 6> kWords = {"true", "false",    "null",
                                                              "NaN",  "Infinity", "-Infinity"};
-  if (run.empty() ||
-      (!IsNumber(run) && std::find(kWords.begin(), kWords.end(), run) == kWords.end())) {
+  if (run.empty() || (!IsNumber(run) && !IsIn(kWords, run))) {
     next_ = begin;
     FailToken();
   }

@@ -1,6 +1,5 @@
 #include "traces/internal/kineto_events.h"
 
-#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <span>
@@ -8,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/portable.h"
+#include "core/ranges.h"
 
 namespace shardwright::internal {
 namespace {
@@ -276,8 +276,7 @@ std::int64_t ElementSize(std::string_view dtype) {
       {"float", 4},         {"Int", 4},        {"int", 4},  {"BFloat16", 2}, {"c10::BFloat16", 2},
       {"Half", 2},          {"c10::Half", 2},  {"Byte", 1}, {"Char", 1},     {"Bool", 1},
       {"Float8_e4m3fn", 1}, {"Float8_e5m2", 1}};
-  const auto* const found = std::find_if(std::begin(kSizes), std::end(kSizes),
-                                         [&](const auto& row) { return row.first == dtype; });
+  const auto* const found = FindIf(kSizes, [&](const auto& row) { return row.first == dtype; });
   return found == std::end(kSizes) ? 0 : found->second;
 }
 

@@ -1,11 +1,11 @@
 #include "traces/internal/raw_recording.h"
 
-#include <algorithm>
 #include <numeric>
 #include <tuple>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "traces/internal/training_place.h"
 
 namespace shardwright::internal {
@@ -94,10 +94,9 @@ class Resolver {
 
   // Index of the launch of each piece of work; none: kNoSubject.
   [[nodiscard]] std::vector<std::uint32_t> FindLaunches() {
-    std::sort(raw_.launches.begin(), raw_.launches.end(),
-              [](const RawLaunch& a, const RawLaunch& b) {
-                return std::tie(a.correlation, a.begin) < std::tie(b.correlation, b.begin);
-              });
+    SortAll(raw_.launches, [](const RawLaunch& a, const RawLaunch& b) {
+      return std::tie(a.correlation, a.begin) < std::tie(b.correlation, b.begin);
+    });
     std::vector<std::uint32_t> launches(raw_.work.size(), kNoSubject);
     for (std::size_t i = 0; i < raw_.work.size(); ++i) {
       const std::int64_t wanted = raw_.work[i].correlation;
@@ -121,13 +120,11 @@ class Resolver {
     };
     std::vector<std::uint32_t> order(raw_.work.size());
     std::iota(order.begin(), order.end(), 0U);
-    std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    SortAll(order, [&](std::uint32_t a, std::uint32_t b) {
       return std::pair(given(a), a) < std::pair(given(b), b);
     });
-    std::vector<KernelClass> classes;
-    for (const std::string& name : raw_.names.names()) {
-      classes.push_back(ClassOfKernelName(name));
-    }
+    const std::vector<KernelClass> classes = Mapped<KernelClass>(
+        raw_.names.names(), [&](const std::string& name) { return ClassOfKernelName(name); });
     for (const std::uint32_t i : order) {
       const TrainingPlace place = places.At(given(i));
       if (place.step == kNoSubject) {
@@ -142,8 +139,7 @@ class Resolver {
                                                            : last.issue_begin;
       unknown_launches_ += last.has_issue ? 0 : 1;
     }
-    std::stable_sort(result_.activities.begin(), result_.activities.end(),
-                     [](const Activity& a, const Activity& b) { return a.start < b.start; });
+    StableSortBy(result_.activities, &Activity::start);
   }
 
   void Add(const RawWork& row, const TrainingPlace& place, KernelClass kernel) {
@@ -172,8 +168,7 @@ class Resolver {
   }
 
   void AddCalls() {
-    std::sort(raw_.model_calls.begin(), raw_.model_calls.end(),
-              [](const RawModelCall& a, const RawModelCall& b) { return a.begin < b.begin; });
+    SortBy(raw_.model_calls, &RawModelCall::begin);
     PlaceFinder places(raw_);
     for (const RawModelCall& row : raw_.model_calls) {
       const TrainingPlace place = places.At(row.begin);
@@ -197,8 +192,7 @@ class Resolver {
         result_.ranges.push_back({*kind, step, begin, At(span.end)});
       }
     }
-    std::stable_sort(result_.ranges.begin(), result_.ranges.end(),
-                     [](const HostRange& a, const HostRange& b) { return a.begin < b.begin; });
+    StableSortBy(result_.ranges, &HostRange::begin);
   }
 
   // Without units nothing says where backward ends for good: what follows a step's last backward
@@ -238,8 +232,7 @@ class Resolver {
       result_.steps.push_back({name, At(step.begin), At(step.end)});
     }
     auto& samples = raw_.device_memory.empty() ? raw_.host_memory : raw_.device_memory;
-    std::stable_sort(samples.begin(), samples.end(),
-                     [](const auto& a, const auto& b) { return a.time < b.time; });
+    StableSort(samples, [](const auto& a, const auto& b) { return a.time < b.time; });
     for (const RawRecording::Sample& sample : samples) {
       result_.memory.push_back({At(sample.time), Bytes(sample.allocated), Bytes(sample.reserved)});
     }

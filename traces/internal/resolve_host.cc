@@ -1,6 +1,5 @@
 // Traces without a device: the host's ops are the work, and gloo's threads are the network.
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -8,6 +7,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "core/ranges.h"
 #include "traces/internal/raw_recording.h"
 
 namespace shardwright::internal {
@@ -29,10 +29,9 @@ bool Fits(OpCode call, OpCode done) {
 void JoinCalls(const RawRecording& raw, std::vector<RawSpan> gloo, std::vector<RawWork>& work) {
   const std::vector<std::string>& names = raw.names.names();
   const auto by_begin = [](const auto& a, const auto& b) { return a.begin < b.begin; };
-  std::sort(gloo.begin(), gloo.end(), by_begin);
+  SortAll(gloo, by_begin);
   std::vector<RawCall> calls = raw.calls;
-  std::sort(calls.begin(), calls.end(),
-            [&](const RawCall& a, const RawCall& b) { return by_begin(a.span, b.span); });
+  SortAll(calls, [&](const RawCall& a, const RawCall& b) { return by_begin(a.span, b.span); });
   // What was done, by kind. Calls come in order, so that each piece is looked at once.
   std::map<OpCode, std::deque<RawSpan>> done;
   for (const RawSpan& span : gloo) {
@@ -78,7 +77,7 @@ std::vector<RawWork> WorkOfHost(const RawRecording& raw) {
     threads.insert(range.thread);
   }
   std::vector<RawSpan> host = raw.host;
-  std::sort(host.begin(), host.end(), [](const RawSpan& a, const RawSpan& b) {
+  SortAll(host, [](const RawSpan& a, const RawSpan& b) {
     return std::tie(a.thread, a.begin, b.end) < std::tie(b.thread, b.begin, a.end);
   });
   std::vector<RawWork> work;

@@ -1,8 +1,9 @@
 #include "traces/internal/training_place.h"
 
-#include <algorithm>
 #include <iterator>
 #include <tuple>
+
+#include "core/ranges.h"
 
 namespace shardwright::internal {
 namespace {
@@ -54,8 +55,7 @@ PlaceFinder::Mark PlaceFinder::MarkOf(std::string_view name, std::string_view& u
       {"root_post_backward_callback", Mark::kRootPostBackward},
       {"all_gather", Mark::kInside},
       {"all_gather_copy_out", Mark::kInside}};
-  const auto* const found = std::find_if(std::begin(kMarks), std::end(kMarks),
-                                         [&](const auto& row) { return row.first == name; });
+  const auto* const found = FindIf(kMarks, [&](const auto& row) { return row.first == name; });
   return found == std::end(kMarks) ? Mark::kNone : found->second;
 }
 
@@ -82,7 +82,7 @@ void PlaceFinder::FindSteps() {
   const auto by_time = [](const RawSpan& a, const RawSpan& b) {
     return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
   };
-  std::sort(steps_.begin(), steps_.end(), by_time);
+  SortAll(steps_, by_time);
   if (!steps_.empty()) {
     return;
   }
@@ -99,7 +99,7 @@ void PlaceFinder::FindSteps() {
   for (const RawWork& work : raw_.work) {
     widen(work.span);
   }
-  std::sort(optimizers.begin(), optimizers.end(), by_time);
+  SortAll(optimizers, by_time);
   std::int64_t begin = first;
   for (const RawSpan& range : optimizers) {
     if (range.end > begin) {
@@ -137,7 +137,7 @@ void PlaceFinder::AddEdges() {
       ++order;
     }
   }
-  std::sort(edges_.begin(), edges_.end(), [](const Edge& a, const Edge& b) {
+  SortAll(edges_, [](const Edge& a, const Edge& b) {
     return std::tie(a.time, a.is_begin, a.order) < std::tie(b.time, b.is_begin, b.order);
   });
 }

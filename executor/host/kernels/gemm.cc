@@ -1,6 +1,5 @@
 #include "executor/host/kernels/gemm.h"
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -14,7 +13,7 @@
 
 #include "core/error.h"
 #include "core/library.h"
-#include "executor/fp8.h"
+#include "core/ranges.h"
 #include "executor/half.h"
 #include "executor/host/kernels/rows.h"
 #include "executor/host/kernels/vector.h"
@@ -128,7 +127,7 @@ const char* BetterCore(const std::string& found) {
 #if defined(__x86_64__)
   static constexpr std::array<std::string_view, 6> kWithoutAvx = {"Prescott", "Core2",   "Nehalem",
                                                                   "Generic",  "generic", "Unknown"};
-  const bool is_old = std::find(kWithoutAvx.begin(), kWithoutAvx.end(), found) != kWithoutAvx.end();
+  const bool is_old = IsIn(kWithoutAvx, found);
   if (!is_old || std::getenv("OPENBLAS_CORETYPE") != nullptr) {
     return nullptr;
   }
