@@ -1,7 +1,6 @@
 // From settings to job and plan, by the functions that emitters check themselves with.
 
 #include <algorithm>
-#include <array>
 #include <set>
 
 #include "core/error.h"
@@ -10,23 +9,12 @@
 #include "planner/emitters/unit_classes.h"
 #include "planner/importers/read_trainer.h"
 #include "planner/importers/run_settings.h"
+#include "planner/importers/setting_keys.h"
 #include "schedule/wrap.h"
 #include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
-
-// Settings that name no choice of a plan.
-constexpr std::array<std::string_view, 16> kSilent = {
-    "train_batch_size",  // follows from the other two
-    "use_liger_kernel",  // the kernel set, which is listed, says it
-    "output_dir",          "machine_rank",
-    "rdzv_backend",        "main_process_ip",
-    "main_process_port",   "optimizer.lr",
-    "model.name",          "model.flavor",
-    "task._name",          "criterion._name",
-    "model._name",         "compute_environment",
-    "optimizer.params.lr", "fsdp_config.fsdp_state_dict_type"};
 
 void ApplyDdp(const std::string& mixed_precision, PlanFile& file) {
   file.plan = WithDialect(file.plan, Dialect::kDdp);
@@ -300,16 +288,22 @@ void ApplyGlobalBatch(const RunSettings& run, PlanFile& file) {
   if (run.script.global_batch == 0) {
     return;
   }
-  const std::int64_t pass = file.cluster.RankCount() * file.plan.micro_batch;
-  if (run.script.global_batch % pass != 0) {
+  Plan& plan = file.plan;
+  const std::int64_t ranks = MeshOf(plan).DataCount(), pass = ranks * plan.micro_batch;
+  const bool is_staged = plan.pipeline_size > 1;  // then one pass has several micro-batches
+  const std::int64_t micro = is_staged ? run.script.automodel->mesh.micro_batch : plan.micro_batch;
+  if (run.script.global_batch % pass != 0 || plan.micro_batch % micro != 0) {
     throw InputError(run.trainer_file + (run.script.automodel ? ": step_scheduler." : ": ") +
                          "global_batch_size",
                      std::to_string(run.script.global_batch),
-                     "a multiple of " + std::to_string(pass) + ", which one pass of all ranks has");
+                     "a multiple of " + std::to_string(pass) + ", which one pass of all ranks has" +
+                         (is_staged ? " in micro-batches of " + std::to_string(micro) : ""));
   }
-  file.plan.accumulation = run.script.global_batch / pass;
-  const bool is_last = file.plan.accumulation > 1 && !run.trainer->sync_each_batch.value_or(false);
-  file.plan.sync = is_last ? SyncMode::kLast : SyncMode::kEvery;
+  plan.micro_batch = micro;
+  plan.accumulation = run.script.global_batch / (ranks * micro);
+  const bool is_last =
+      (is_staged || plan.accumulation > 1) && !run.trainer->sync_each_batch.value_or(false);
+  plan.sync = is_last ? SyncMode::kLast : SyncMode::kEvery;
   file.job.global_batch = run.script.global_batch;
 }
 
@@ -413,9 +407,11 @@ void AppendUnset(std::span<const SettingRow<S>> rows, const S& given, const S& n
   for (const Setting& setting : ListSettings<S>(rows, given)) {
     set.insert(setting.key);
   }
+  for (const std::string& silent : SettingKeys::Words("silent")) {
+    set.insert(silent);
+  }
   for (const Setting& setting : ListSettings<S>(rows, nearest)) {
-    const bool silent = std::find(kSilent.begin(), kSilent.end(), setting.key) != kSilent.end();
-    if (!silent && set.count(setting.key) == 0) {
+    if (set.count(setting.key) == 0) {
       list.push_back({setting.key, ValueText(setting.value)});
     }
   }
@@ -472,6 +468,19 @@ void AppendTrainer(const RunSettings& run, const PlanFile& file, std::vector<Ass
     if (is_fsdp || !assumption.key.starts_with("fsdp")) {
       list.push_back(std::move(assumption));
     }
+  }
+}
+
+// Each pass of a pipeline behind the first adds a bubble that one pass of all has not.
+void AppendPasses(const Plan& plan, std::int64_t local_batch, std::vector<Assumption>& list) {
+  const std::int64_t bubble = plan.pipeline_size - 1,
+                     work = plan.pipeline_stages * plan.accumulation;
+  const std::int64_t passes = plan.micro_batch * plan.accumulation / local_batch;
+  if (bubble > 0 && passes > 1) {
+    const std::int64_t percent = 100 * (passes - 1) * bubble / (work + bubble);
+    list.push_back({"step_scheduler.global_batch_size",
+                    "as one pass of the pipeline; " + std::to_string(passes) +
+                        " passes take about " + std::to_string(percent) + " % longer"});
   }
 }
 
@@ -556,6 +565,7 @@ std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& fi
       list.push_back({"samples", "each answer of a pair"});
     }
     AppendTrainer(run, file, list);
+    AppendPasses(file.plan, run.trainer->per_device_train_batch_size.value_or(8), list);
   }
   AppendPrecision(run, file, list);
   return list;

@@ -3,12 +3,12 @@
 // ranks share out.
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <utility>
 
 #include "core/text.h"
 #include "planner/emitters/emission.h"
+#include "planner/emitters/torchtitan.h"
 #include "planner/emitters/unit_classes.h"
 #include "planner/importers/read_adapters.h"
 #include "planner/importers/read_trainer.h"
@@ -20,6 +20,7 @@ namespace shardwright {
 namespace {
 
 constexpr std::int64_t kMost = std::int64_t{1} << 24;
+constexpr std::int64_t kGpusPerNode = 8;
 
 // The value at "a.b.c"; none: a key is not there, or null.
 std::optional<JsonValue> At(const JsonValue& root, std::string_view path) {
@@ -57,14 +58,10 @@ std::int64_t DegreeAt(const JsonValue& root, std::string_view path) {
 // Automodel has models of its own for these, which no Liger kernel enters
 // (_transformers/registry.py); told by the beginning of the checkpoint's name.
 bool IsOwnModel(const std::string& name) {
-  constexpr std::array<std::string_view, 20> kOwn = {
-      "llama",           "meta-llama", "qwen",   "qwq",   "deepseek",        "baichuan",
-      "ling-",           "ernie",      "glm-4.", "glm-5", "gpt-oss",         "kimi",
-      "minimax",         "mimo",       "hy3",    "hy-mt", "mistral-small-4", "ministral-3",
-      "nvidia-nemotron", "step-"};
+  const std::vector<std::string> own = SettingKeys::Words("own_models");
   const std::string last = LowerCase(name.substr(name.rfind('/') + 1));
-  return std::any_of(kOwn.begin(), kOwn.end(),
-                     [&](std::string_view own) { return last.starts_with(own); });
+  return std::any_of(own.begin(), own.end(),
+                     [&](const std::string& word) { return last.starts_with(word); });
 }
 
 OptimizerSpec OptimizerOf(const JsonValue& root) {
@@ -172,12 +169,44 @@ void CheckRecipe(const JsonValue& root) {
   }
 }
 
+// Stages, cut layers and, where no Transformer Engine cuts tokens by its ring, cut tokens are
+// torch's.
+void ReadMesh(const JsonValue& root, AutomodelFacts& facts) {
+  const std::string where = "distributed.";
+  const auto size = [&](const char* key) {
+    return std::max<std::int64_t>(1, DegreeAt(root, where + key));
+  };
+  Plan& mesh = facts.mesh;
+  mesh.replicate_size = size("dp_replicate_size");
+  mesh.expert_size = size("ep_size");
+  mesh.tensor_size = size("tp_size");
+  mesh.context_size = mesh.shard_size = size("cp_size");
+  mesh.pipeline_size = size("pp_size");
+  mesh.micro_batch = size("pipeline.pp_microbatch_size");
+  if (const std::int64_t data = DegreeAt(root, "distributed.dp_size"); data > 0) {
+    Mesh all = MeshOf(mesh);
+    all.size[0] = data;
+    facts.ranks = all.RankCount();
+  }
+  if (mesh.context_size > 1) {
+    const bool is_te = TextAt(root, "model.backend.attn") == "te" ||
+                       TextAt(root, "model.attn_implementation") == "te";
+    mesh.context_method = is_te ? ContextMethod::kRing : ContextMethod::kRingGather;
+  }
+  const std::string schedule = TextAt(root, "distributed.pipeline.pp_schedule");
+  if (mesh.pipeline_size > 1 && !schedule.empty()) {
+    mesh.pipeline_schedule =
+        PipelineScheduleNamed(schedule, root.path().str() + ": distributed.pipeline.pp_schedule");
+  }
+  facts.stage_layers = DegreeAt(root, "distributed.pipeline.layers_per_stage");
+  facts.stage_round = TextAt(root, "distributed.pipeline.round_virtual_stages_to_pp_multiple");
+}
+
 // What the generic layer of settings has no words for.
 AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
   AutomodelFacts facts;
   facts.is_own = IsOwnModel(model) && !IsTrue(root, "model.force_hf");
-  facts.expert_size = std::max<std::int64_t>(1, DegreeAt(root, "distributed.ep_size"));
-  facts.replicate_size = std::max<std::int64_t>(1, DegreeAt(root, "distributed.dp_replicate_size"));
+  ReadMesh(root, facts);
   facts.prefetches = IsTrue(root, "distributed.enable_fsdp2_prefetch");
   const auto recompute = At(root, "distributed.activation_checkpointing");
   if (recompute && recompute->IsString() && recompute->AsString() != "full") {
@@ -187,13 +216,12 @@ AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
   }
   facts.recomputes = recompute && (recompute->IsString() || recompute->AsBool());
   auto reshard = At(root, "distributed.reshard_after_forward");
-  if (!reshard && facts.expert_size > 1) {
+  if (!reshard && facts.mesh.expert_size > 1) {
     reshard = At(root, "distributed.moe.reshard_after_forward");
   }
   if (reshard) {
     facts.reshards = reshard->AsBool();
   }
-  facts.ranks = DegreeAt(root, "distributed.dp_size");
   facts.master = MasterOf(root);
   facts.optimizer = OptimizerOf(root);
   return facts;
@@ -203,10 +231,10 @@ AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
 // root's. The root and, of layers alone, the last one keep what they gathered.
 std::vector<UnitPlan> UnitsOf(const AutomodelFacts& facts, const Model& model,
                               const std::string& where) {
-  const bool is_shared = facts.expert_size > 1;
+  const bool is_shared = facts.mesh.expert_size > 1, is_staged = facts.mesh.pipeline_size > 1;
   const bool is_tied = std::any_of(model.params.begin(), model.params.end(),
                                    [](const Parameter& param) { return param.tied_to.valid(); });
-  const bool reshards = facts.reshards.value_or(!is_shared);
+  const bool reshards = facts.reshards.value_or(!is_shared && !is_staged);
   const Reshard::Kind kind = reshards ? Reshard::Kind::kAlways : Reshard::Kind::kNever;
   const WrapSpec::Kind rule =
       is_shared && !is_tied ? WrapSpec::Kind::kTorchtitan : WrapSpec::Kind::kBlock;
@@ -246,19 +274,14 @@ std::vector<RecomputeRegion> RecomputeOf(const AutomodelFacts& facts, const Mode
   if (!facts.recomputes) {
     return {};
   }
-  constexpr std::array<std::string_view, 15> kParts = {
-      "mlp",         "feed_forward",    "ffn",
-      "self_attn",   "attention",       "attn",
-      "linear_attn", "input_layernorm", "attention_norm",
-      "layer_norm1", "norm1",           "post_attention_layernorm",
-      "ffn_norm",    "layer_norm2",     "norm2"};
+  const std::vector<std::string> words = SettingKeys::Words("recomputed_parts");
   std::vector<ModuleId> modules = BlocksOf(model);
-  if (facts.is_own && facts.expert_size == 1) {
+  if (facts.is_own && facts.mesh.expert_size == 1) {
     std::vector<ModuleId> parts;
     for (const ModuleId block : modules) {
       for (const ModuleId child : model.modules[block.value].children) {
         const std::string& name = model.modules[child.value].name;
-        if (std::find(kParts.begin(), kParts.end(), name) != kParts.end()) {
+        if (std::find(words.begin(), words.end(), name) != words.end()) {
           parts.push_back(child);
         }
       }
@@ -276,17 +299,32 @@ void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanF
     throw InputError(where + ": distributed.dp_size", std::to_string(facts.ranks),
                      "the " + std::to_string(ranks) + " GPUs of the cluster");
   }
-  const Mesh mesh = MeshOver(ranks, {{facts.replicate_size, 0}});
-  const bool is_replicated = mesh.RankCount() == ranks;
-  if (!is_replicated || !mesh.SplitsInto(facts.expert_size)) {
-    throw InputError(where + ": distributed." + (is_replicated ? "ep_size" : "dp_replicate_size"),
-                     std::to_string(is_replicated ? facts.expert_size : facts.replicate_size),
+  const std::string key = where + ": distributed.";
+  Mesh mesh = MeshOf(facts.mesh);
+  const std::int64_t least = mesh.RankCount();
+  mesh.size[1] = 0;  // the rest of the ranks
+  mesh = MeshOver(ranks, mesh);
+  const bool is_full = mesh.RankCount() == ranks && mesh.SplitsInto(mesh.context);
+  if (!is_full || !mesh.SplitsInto(mesh.expert)) {
+    throw InputError(key + (is_full ? "ep_size" : "*_size"),
+                     std::to_string(is_full ? mesh.expert : least),
                      "a divisor of the " + std::to_string(ranks) + " GPUs of the cluster");
   }
-  file.plan.replicate_size = facts.replicate_size;
+  const std::vector<Module>& modules = file.model.modules;
+  if (mesh.tensor > 1 && std::none_of(modules.begin(), modules.end(),
+                                      [](const Module& m) { return m.name == "q_proj"; })) {
+    throw InputError(key + "tp_size", std::to_string(mesh.tensor),
+                     "1, since no plan of Automodel's cuts attention without q_proj");
+  }
+  const Offload offload = file.plan.offload;
+  file.plan = facts.mesh;
+  file.plan.offload = offload;
   file.plan.shard_size = mesh.Along(Axis::kShard);
-  file.plan.expert_size = facts.expert_size;
-  CutForPlan(file.model, file.job, file.plan, {where + ": distributed.ep_size", where, where});
+  if (mesh.pipeline > 1) {
+    SetStages(std::ssize(BlocksOf(file.model)), facts.stage_layers, facts.stage_round,
+              key + "pipeline.layers_per_stage", file.plan);
+  }
+  CutForPlan(file.model, file.job, file.plan, {key + "ep_size", key + "tp_size", key + "cp_size"});
   file.plan.units = UnitsOf(facts, file.model, where);
   file.plan.recompute = RecomputeOf(facts, file.model);
   file.job.precision = {.master = facts.master, .param = DType::kBf16, .reduce = DType::kFp32};
@@ -325,7 +363,8 @@ TrainerFile ReadAutomodel(const JsonValue& root) {
   constexpr std::int64_t kBatch = 32;  // StepSchedulerConfig's own
   script.global_batch = batch ? batch->AsInt(1, kMost) : kBatch;
   script.nodes = DegreeAt(root, "benchmark.num_nodes");
-  if (const std::int64_t ranks = script.automodel->ranks; ranks > 0) {
+  if (const std::int64_t ranks = script.automodel->ranks;
+      ranks > 0 && (script.nodes > 0 || ranks <= kGpusPerNode)) {
     const std::int64_t nodes = std::max<std::int64_t>(script.nodes, 1);
     script.gpus_per_node = MeshOver(ranks, {{nodes, 0}}).Along(Axis::kShard);
   }

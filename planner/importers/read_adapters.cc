@@ -12,19 +12,6 @@
 namespace shardwright {
 namespace {
 
-// Keys that make something else of plain LoRA, whatever the script calls the rest.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kRefused = {{
-    {"lora_target_parameters", "adapters of the experts' tensors"},
-    {"lora_rank_pattern", "several ranks by pattern"},
-    {"lora_alpha_pattern", "several alphas by pattern"},
-    {"lora_bias", "biases trained beside adapters"},
-    {"peft_layer_replication", "replicated layers"},
-    {"peft_trainable_token_indices", "tokens trained beside adapters"},
-    {"peft_autocast_adapter_dtype", "adapters in the base's dtype by a key"},
-    {"loftq_config", "LoftQ"},
-    {"bnb_4bit_quant_storage", "quantized weights stored in another dtype by a key"},
-}};
-
 std::optional<JsonValue> FindSet(const JsonValue& root, std::string_view key) {
   auto value = key.empty() ? std::nullopt : root.Find(key);
   const bool is_off =
@@ -32,14 +19,6 @@ std::optional<JsonValue> FindSet(const JsonValue& root, std::string_view key) {
       ((value->IsBool() && !value->AsBool()) || (value->IsString() && value->AsString().empty()) ||
        (value->IsArray() && value->size() == 0) || (value->IsObject() && value->Keys().empty()));
   return is_off ? std::nullopt : std::move(value);
-}
-
-void Refuse(const JsonValue& root, std::string_view key, std::string_view feature) {
-  const auto value = FindSet(root, key);
-  const bool is_none = value && value->IsString() && value->AsString() == "none";
-  if (value && !is_none) {
-    throw value->Error("no such key, since " + std::string(feature) + " cannot be predicted");
-  }
 }
 
 // "all-linear", "q_proj,v_proj", a pattern, or a list of names, as globs.
@@ -292,9 +271,6 @@ const AdapterKeys& LlamaFactoryAdapters() {
 
 Adapters ReadAdapters(const JsonValue& root, const AdapterKeys& keys, FrozenFormat base) {
   constexpr std::int64_t kMostRank = std::int64_t{1} << 20;
-  for (const auto& [key, feature] : kRefused) {
-    Refuse(root, key, feature);
-  }
   Adapters adapters;
   adapters.has_magnitudes = FindSet(root, keys.dora).has_value();
   adapters.quantizes_experts = FindSet(root, "quantize_moe_experts").has_value();

@@ -131,6 +131,10 @@ const std::vector<std::pair<std::string, std::string>>& SettingKeys::Marks() {
   return marks;
 }
 
+std::vector<std::string> SettingKeys::Words(std::string_view list) {
+  return ListOf(Data(), list, false);
+}
+
 const SettingKey* SettingKeys::Find(const std::string& key) const {
   if (const auto found = keys_.find(key); found != keys_.end()) {
     return &found->second;

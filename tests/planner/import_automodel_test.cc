@@ -126,6 +126,111 @@ TEST_CASE("Automodel: experts that ranks share out") {
   CHECK(freed.plan.recompute.size() == 48);
 }
 
+// What FactsOf and the plan say a key is taken for; empty: not in the list.
+std::string Said(const std::string& model, const std::string& text, const std::string& key) {
+  const RunSettings run = ReadRecipe(text);
+  PlanFile file = Base(2);
+  file.model = LoadModelForJob(model, file.job, Path("test"));
+  ApplyRun(run, file);
+  for (const Assumption& one : AssumptionsOf(run, file)) {
+    if (one.key == key) {
+      return one.value;
+    }
+  }
+  return "";
+}
+
+std::string RefusalOf(const std::string& model, const std::string& text) {
+  try {
+    Applied(model, text);
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// 8 GPUs: 2 stages of 4 data-parallel ranks. A step of 48 samples has 6 passes of 2 micro-batches;
+// with one stage a rank, 1F1B's bubble is as long as one micro-batch: 5 more than in one pass of
+// 12, which takes as long as 13.
+TEST_CASE("Automodel: pipelines") {
+  const std::string llama = ModelNamed("meta-llama/Meta-Llama-3-8B");
+  const Plan plan = Applied("llama-3-8b", llama + Distributed(", pp_size: 2")).plan;
+  CHECK(plan.pipeline_size == 2);
+  CHECK(plan.pipeline_stages == 1);
+  CHECK(plan.pipeline_schedule == PipelineSchedule::k1F1B);
+  CHECK(plan.shard_size == 4);
+  CHECK(plan.micro_batch == 1);
+  CHECK(plan.accumulation == 12);
+  CHECK(plan.sync == SyncMode::kLast);
+  CHECK(Kept(plan) == 33);  // no stage frees what it gathered
+  CHECK(
+      Said("llama-3-8b", llama + Distributed(", pp_size: 2"), "step_scheduler.global_batch_size") ==
+      "as one pass of the pipeline; 6 passes take about 38 % longer");
+  CHECK(Said("llama-3-8b", llama + Distributed(), "step_scheduler.global_batch_size").empty());
+  CHECK(Said("llama-3-8b", llama + Distributed(", pp_size: 2"), "distributed.pp_size") ==
+        "stages that count embedding and head as a layer each");
+  const auto pipeline = [&](const std::string& more) {
+    return llama +
+           Distributed(", pp_size: 2, pipeline: {pp_schedule: Interleaved1f1b" + more + "}");
+  };
+  const auto stages = [&](const std::string& more) {
+    return Applied("llama-3-8b", pipeline(more)).plan.pipeline_stages;
+  };
+  CHECK(stages("") == 2);
+  CHECK(stages(", layers_per_stage: 4") == 4);
+  // 32 layers by 5 are 7 stages: 6 or 8 for 2 ranks.
+  CHECK(stages(", layers_per_stage: 5, round_virtual_stages_to_pp_multiple: down") == 3);
+  CHECK(stages(", layers_per_stage: 5, round_virtual_stages_to_pp_multiple: up") == 4);
+  CHECK(Applied("llama-3-8b", pipeline(", pp_microbatch_size: 2")).plan.accumulation == 6);
+  for (const auto& [text, end] : std::initializer_list<std::pair<std::string, const char*>>{
+           {pipeline(", layers_per_stage: 5"), "several stages for each of 2 ranks"},
+           {pipeline(", layers_per_stage: 16"), "several stages for each of 2 ranks"},
+           {pipeline(", pp_microbatch_size: 4"),
+            "8, which one pass of all ranks has in "
+            "micro-batches of 4"},
+           {llama + Distributed(", pp_size: 3"),
+            "distributed.*_size: got 3, expected a divisor of "
+            "the 8 GPUs of the cluster"},
+           {llama + Distributed(", pp_size: 2, defer_fsdp_grad_sync: false"), "with sync last"},
+           {llama + Distributed(", pp_size: 2, reshard_after_forward: true"),
+            "with reshard never"}}) {
+    CAPTURE(text);
+    const std::string said = RefusalOf("llama-3-8b", text);
+    CHECK_MESSAGE(said.find(end) != std::string::npos, said);
+  }
+}
+
+TEST_CASE("Automodel: cut layers and tokens") {
+  const std::string llama = ModelNamed("meta-llama/Meta-Llama-3-8B");
+  const auto cut = [](const std::string& sizes) {
+    return "distributed: {strategy: fsdp2, " + sizes + "}\n";
+  };
+  const PlanFile tensor = Applied("llama-3-8b", llama + cut("tp_size: 4, dp_size: 2"));
+  CHECK(tensor.plan.tensor_size == 4);
+  CHECK(tensor.plan.shard_size == 2);
+  CHECK(tensor.plan.accumulation == 12);
+  CHECK(tensor.model.tensor_ranks == 4);
+  CHECK(Said("llama-3-8b", llama + cut("tp_size: 4"), "distributed.tp_size")
+            .starts_with("as sequence parallel"));
+  const Plan tokens = Applied("llama-3-8b", llama + cut("cp_size: 2")).plan;
+  CHECK(tokens.context_size == 2);
+  CHECK(tokens.context_method == ContextMethod::kRingGather);
+  CHECK(tokens.shard_size == 8);
+  CHECK(tokens.accumulation == 6);
+  const Plan all =
+      Applied("qwen3-30b-a3b", ModelNamed("Qwen/Qwen3-30B-A3B", ", backend: {attn: te}") +
+                                   cut("ep_size: 4, cp_size: 2, pp_size: 2"))
+          .plan;
+  CHECK(all.context_method == ContextMethod::kRing);
+  CHECK(all.expert_size == 4);
+  CHECK(all.shard_size == 4);
+  CHECK(all.accumulation == 24);
+  CHECK(RefusalOf("llama-3-8b", llama + cut("tp_size: 4, dp_size: 4"))
+            .ends_with("got 16, expected the 8 GPUs of the cluster"));
+  CHECK(RefusalOf("phi-4", ModelNamed("microsoft/phi-4") + cut("tp_size: 2"))
+            .ends_with("since no plan of Automodel's cuts attention without q_proj"));
+}
+
 TEST_CASE("Automodel: adapters") {
   const std::string lora =
       ModelNamed("gpt2") + Distributed() +
@@ -145,7 +250,15 @@ TEST_CASE("Automodel: adapters") {
 TEST_CASE("Automodel: what cannot be predicted is said") {
   const std::string model = ModelNamed("gpt2");
   for (const auto& [text, end] : std::initializer_list<std::pair<std::string, const char*>>{
-           {Distributed(", pp_size: 2"), "since pipeline parallelism cannot be predicted"},
+           {Distributed(", pp_size: 2, pipeline: {pp_schedule: zero_bubble}"),
+            "distributed.pipeline.pp_schedule: got \"zero_bubble\", expected GPipe, 1F1B, "
+            "Interleaved1F1B or LoopedBFS"},
+           {Distributed(", pipeline: {pp_schedule_csv: a.csv}"),
+            "since a pipeline by a file of its schedule cannot be predicted"},
+           {Distributed(", pipeline: {module_fqns_per_model_part: [[a], [b]]}"),
+            "since stages by names of modules cannot be predicted"},
+           {Distributed(", tp_plan: {lm_head: colwise}"),
+            "since layers cut by a plan of one's own cannot be predicted"},
            {"distributed: {strategy: ddp}",
             "since a strategy other than fsdp2 cannot be predicted"},
            {Distributed(", activation_checkpointing: selective"),

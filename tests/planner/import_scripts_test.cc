@@ -599,6 +599,15 @@ TEST_CASE("Scripts: what else people do with adapters is refused by name") {
       "base_model: gpt2\nadapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n";
   for (const auto& [line, feature] : std::initializer_list<std::pair<const char*, const char*>>{
            {"lora_target_parameters: [mlp.experts]", "adapters of the experts' tensors"},
+           {"lora_bias: all", "biases trained beside adapters"},
+           {"peft_layer_replication: [[0, 4]]", "replicated layers"},
+           {"peft_trainable_token_indices: [1]", "tokens trained beside adapters"},
+           {"peft_trainable_token_indices:\n  embed_tokens: [1]", "tokens trained beside adapters"},
+           {"peft_autocast_adapter_dtype: true", "adapters in the base's dtype by a key"},
+           {"bnb_4bit_quant_storage: bfloat16",
+            "quantized weights stored in another dtype by a key"},
+           {"loftq_config:\n  loftq_bits: 4", "LoftQ"},
+           {"lora_alpha_pattern:\n  q_proj: 4", "several alphas by pattern"},
            {"lora_rank_pattern:\n  q_proj: 4", "several ranks by pattern"}}) {
     CAPTURE(std::string(line));
     CHECK(ErrorOf({{"a.yml", run + line + "\n"}})
