@@ -16,7 +16,7 @@ namespace {
 
 using S = AccelerateSettings;
 
-constexpr std::array<SettingRow<S>, 28> kRows = {{
+constexpr std::array<SettingRow<S>, 29> kRows = {{
     {"compute_environment", &S::compute_environment},
     {"distributed_type", &S::distributed_type},
     {"mixed_precision", &S::mixed_precision},
@@ -44,6 +44,7 @@ constexpr std::array<SettingRow<S>, 28> kRows = {{
      &S::fsdp_activation_checkpointing_offload},
     {"parallelism_config.parallelism_config_dp_replicate_size", &S::dp_replicate_size},
     {"parallelism_config.parallelism_config_dp_shard_size", &S::dp_shard_size},
+    {"parallelism_config.parallelism_config_cp_size", &S::context_size},
     {"deepspeed_config.deepspeed_config_file", &S::deepspeed_config_file},
     {"deepspeed_config.zero3_init_flag", &S::zero3_init_flag},
 }};
@@ -162,7 +163,7 @@ HfFsdp FromAccelerate(const AccelerateSettings& settings, const std::string& whe
   fsdp.activation_checkpointing_offload =
       settings.fsdp_activation_checkpointing_offload.value_or(false);
   fsdp.dp_replicate = settings.dp_replicate_size.value_or(1);
-  fsdp.dp_shard = settings.dp_shard_size.value_or(0);
+  fsdp.dp_shard = settings.dp_shard_size.value_or(0) * settings.context_size.value_or(1);
   return fsdp;
 }
 

@@ -39,6 +39,7 @@ struct AccelerateSettings {
   std::optional<bool> fsdp_activation_checkpointing_offload;  // version 2
   std::optional<std::int64_t> dp_replicate_size;              // version 2
   std::optional<std::int64_t> dp_shard_size;                  // version 2
+  std::optional<std::int64_t> context_size;                   // version 2
   std::optional<std::string> deepspeed_config_file;           // DEEPSPEED
   std::optional<bool> zero3_init_flag;                        // DEEPSPEED
 };

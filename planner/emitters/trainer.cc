@@ -18,7 +18,7 @@ using S = TrainerSettings;
 // The plan knows whether weights decay, not how much.
 constexpr double kSomeWeightDecay = 0.01;
 
-constexpr std::array<SettingRow<S>, 30> kRows = {{
+constexpr std::array<SettingRow<S>, 31> kRows = {{
     {"output_dir", &S::output_dir},
     {"per_device_train_batch_size", &S::per_device_train_batch_size},
     {"gradient_accumulation_steps", &S::gradient_accumulation_steps},
@@ -30,6 +30,7 @@ constexpr std::array<SettingRow<S>, 30> kRows = {{
     {"gradient_checkpointing", &S::gradient_checkpointing},
     {"use_liger_kernel", &S::use_liger_kernel},
     {"torch_compile", &S::torch_compile},
+    {"parallelism_config.cp_size", &S::context_size},
     {"deepspeed", &S::deepspeed},
     {"fsdp", &S::fsdp},
     {"fsdp_config.version", &S::version},
@@ -200,7 +201,7 @@ void ApplyTrainer(const TrainerSettings& settings, PlanFile& file) {
   Job& job = file.job;
   plan.micro_batch = settings.per_device_train_batch_size.value_or(8);
   plan.accumulation = settings.gradient_accumulation_steps.value_or(1);
-  job.global_batch = MeshOf(plan).RankCount() * plan.micro_batch * plan.accumulation;
+  job.global_batch = MeshOf(plan).DataCount() * plan.micro_batch * plan.accumulation;
   plan.sync = settings.sync_each_batch.value_or(false) || plan.accumulation == 1 ? SyncMode::kEvery
                                                                                  : SyncMode::kLast;
   if (plan.dialect == Dialect::kDdp) {

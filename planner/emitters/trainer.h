@@ -26,7 +26,8 @@ struct TrainerSettings {
   std::optional<bool> gradient_checkpointing;
   std::optional<bool> use_liger_kernel;
   std::optional<bool> torch_compile;
-  std::optional<std::string> deepspeed;  // the path of a DeepSpeed configuration
+  std::optional<std::int64_t> context_size;  // ranks that cut tokens
+  std::optional<std::string> deepspeed;      // the path of a DeepSpeed configuration
   std::optional<bool> fsdp;
   std::optional<std::int64_t> version;
   std::optional<std::string> auto_wrap_policy;

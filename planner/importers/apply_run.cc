@@ -163,10 +163,31 @@ bool IsAccelerateFsdp(const RunSettings& run) {
   return run.accelerate && run.accelerate->distributed_type == "FSDP";
 }
 
+// Tokens are cut among ranks that FSDP takes for data-parallel ones.
+std::int64_t ContextOf(const RunSettings& run) {
+  const std::int64_t of_trainer = run.trainer ? run.trainer->context_size.value_or(1) : 1;
+  return run.accelerate ? run.accelerate->context_size.value_or(of_trainer) : of_trainer;
+}
+
+void ApplyContext(const RunSettings& run, PlanFile& file) {
+  Plan& plan = file.plan;
+  if (const std::int64_t size = ContextOf(run); size > 1) {
+    plan.context_size = size;
+    plan.context_method = run.script.context_method;
+    const char* const key = run.script.is_llamafactory_v1 ? "cp_size"
+                            : !run.accelerate             ? "context_parallel_size"
+                                                          : "parallelism_config_cp_size";
+    const std::string where = run.files.front() + ": " + key;
+    CutForPlan(file.model, file.job, plan, {where, where, where});
+    file.job.global_batch = MeshOf(plan).DataCount() * plan.micro_batch * plan.accumulation;
+  }
+}
+
 // axolotl's: the size that is not said is what the other one leaves of the ranks.
 HfFsdp WithMesh(HfFsdp fsdp, const RunSettings& run, const PlanFile& file) {
   const std::int64_t ranks = file.cluster.RankCount();
-  const std::int64_t shard = run.script.dp_shard, replicate = run.script.dp_replicate;
+  const std::int64_t shard = run.script.dp_shard * ContextOf(run);
+  const std::int64_t replicate = run.script.dp_replicate;
   if (std::max(shard, replicate) == 0) {
     return fsdp;
   }
@@ -349,6 +370,7 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
       file.job.precision = {.master = DType::kBf16, .param = DType::kBf16, .reduce = DType::kBf16};
     }
   }
+  ApplyContext(run, file);
   ApplyAdapters(run, file);
   if (!run.trainer) {
     return;
@@ -385,8 +407,8 @@ void CheckCounts(const RunSettings& run, const PlanFile& file) {
     check(run.accelerate->num_processes, "num_processes");
   }
   if (run.accelerate && run.accelerate->dp_shard_size) {
-    const Mesh mesh = {
-        {run.accelerate->dp_replicate_size.value_or(1), *run.accelerate->dp_shard_size}};
+    const Mesh mesh = {{run.accelerate->dp_replicate_size.value_or(1),
+                        *run.accelerate->dp_shard_size * ContextOf(run)}};
     check(mesh.RankCount(), "parallelism_config: product of the sizes");
   }
 }
@@ -526,10 +548,12 @@ void CheckSizes(const RunSettings& run) {
     check(t->per_device_train_batch_size, kMostSamples, "per_device_train_batch_size");
     check(t->gradient_accumulation_steps, kMostSteps, "gradient_accumulation_steps");
     check(t->bucket_cap_mb, kMostMib, "ddp_bucket_cap_mb");
+    check(t->context_size, kMostRanks, "context_parallel_size");
   }
   if (const auto& a = run.accelerate) {
     check(a->num_processes, kMostRanks, "num_processes");
     check(a->num_machines, kMostRanks, "num_machines");
+    check(a->context_size, kMostRanks, "parallelism_config.parallelism_config_cp_size");
     check(a->dp_shard_size, kMostRanks, "parallelism_config.parallelism_config_dp_shard_size");
     check(a->dp_replicate_size, kMostRanks,
           "parallelism_config.parallelism_config_dp_replicate_size");

@@ -64,14 +64,30 @@ bool IsOwnModel(const std::string& name) {
                      [&](const std::string& word) { return last.starts_with(word); });
 }
 
-OptimizerSpec OptimizerOf(const JsonValue& root) {
+// Transformer Engine's FusedAdam keeps the half of fp32 masters that bf16 weights have not.
+OptimizerSpec OptimizerOf(const JsonValue& root, DType& master) {
   OptimizerSpec spec;
   const std::string name = TargetAt(root, "optimizer");
   const std::string target = TextAt(root, "optimizer._target_");
+  if (name == "FusedAdam" && target.starts_with("transformer_engine.")) {
+    master = IsTrue(root, "optimizer.master_weights") ? DType::kFp32 : master;
+    if (master != DType::kFp32) {
+      throw root.At("optimizer")
+          .Error(
+              "master_weights true, since states in fp32 of weights in bf16 cannot be predicted");
+    }
+    const auto decay = At(root, "optimizer.weight_decay");
+    spec.weight_decay = decay && decay->AsDouble() > 0.0;
+    spec.kind =
+        IsTrue(root, "optimizer.adam_w_mode", true) ? OptimizerKind::kAdamW : OptimizerKind::kAdam;
+    spec.impl = OptimizerImpl::kFused;
+    return spec;
+  }
   if (!target.starts_with("torch.optim.") || (name != "Adam" && name != "AdamW")) {
     throw root.At("optimizer")
         .At("_target_")
-        .Error("torch.optim.Adam or torch.optim.AdamW, since " + name + " cannot be predicted");
+        .Error("torch.optim.Adam, torch.optim.AdamW or Transformer Engine's FusedAdam, since " +
+               name + " cannot be predicted");
   }
   spec.kind = name == "Adam" ? OptimizerKind::kAdam : OptimizerKind::kAdamW;
   spec.impl = IsTrue(root, "optimizer.fused")            ? OptimizerImpl::kFused
@@ -110,23 +126,12 @@ void ReadPeft(const JsonValue& root, TrainerFile& file) {
     }
     return;
   }
-  static constexpr AdapterKeys kKeys = {.rank = "dim",
-                                        .alpha = "alpha",
-                                        .dropout = "dropout",
-                                        .targets = {},
-                                        .all_linear = {},
-                                        .rslora = {},
-                                        .dora = "use_dora",
-                                        .saved = {},
-                                        .double_quant = {},
-                                        .default_rank = 8,
-                                        .default_alpha = 32.0};
   const FrozenFormat base = !is_nf4 ? FrozenFormat::kParam
                             : IsTrue(root, "quantization.bnb_4bit_use_double_quant")
                                 ? FrozenFormat::kNf4Double
                                 : FrozenFormat::kNf4;
   Adapters& adapters = file.script.adapters;
-  adapters = ReadAdapters(*peft, kKeys, base);
+  adapters = ReadAdapters(*peft, "automodel", base);
   const auto targets = peft->Find("target_modules");
   for (std::size_t i = 0; targets && targets->IsArray() && i < targets->size(); ++i) {
     adapters.targets.push_back((*targets)[i].AsString());
@@ -223,7 +228,7 @@ AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
     facts.reshards = reshard->AsBool();
   }
   facts.master = MasterOf(root);
-  facts.optimizer = OptimizerOf(root);
+  facts.optimizer = OptimizerOf(root, facts.master);
   return facts;
 }
 

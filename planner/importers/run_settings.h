@@ -66,6 +66,7 @@ struct ScriptFacts {
   std::int64_t loss_chunks = 0;       // or in so many chunks; both 0: as the kernel set has it
   std::int64_t dp_shard = 0;          // axolotl's mesh
   std::int64_t dp_replicate = 0;
+  ContextMethod context_method = ContextMethod::kRingGather;  // where ranks cut tokens
   std::string accelerate_file;  // that `accelerate launch` is told to read
   std::int64_t nodes = 0;
   std::int64_t gpus_per_node = 0;

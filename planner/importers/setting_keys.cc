@@ -135,6 +135,10 @@ std::vector<std::string> SettingKeys::Words(std::string_view list) {
   return ListOf(Data(), list, false);
 }
 
+JsonValue SettingKeys::Table(std::string_view name) {
+  return Data().At(name);
+}
+
 const SettingKey* SettingKeys::Find(const std::string& key) const {
   if (const auto found = keys_.find(key); found != keys_.end()) {
     return &found->second;

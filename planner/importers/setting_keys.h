@@ -44,6 +44,8 @@ class SettingKeys {
   // how the checkpoints of Automodel's own models begin; "recomputed_parts", of a layer, in
   // Automodel.
   [[nodiscard]] static std::vector<std::string> Words(std::string_view list);
+  // Another table of the data file, whose reader knows it.
+  [[nodiscard]] static JsonValue Table(std::string_view name);
 
   // By the whole key, by its last word among the features of all frameworks, or by a table
   // ("checkpoint.") that it stands in. Null: unknown.

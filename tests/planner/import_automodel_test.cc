@@ -83,6 +83,30 @@ TEST_CASE("Automodel: layers and the root under FSDP2") {
         std::vector{other.plan.units[2].name, other.plan.units[1].name});
 }
 
+// FusedAdam's masters are whole: 16 bits of each are the weight, the others are kept beside it.
+TEST_CASE("Automodel: Transformer Engine's FusedAdam") {
+  const auto fused = [](const std::string& more) {
+    std::string text = kRecipe;
+    const std::size_t at = text.find("torch.optim.Adam, lr: 1.0e-5, weight_decay: 0");
+    text.replace(at, 45, "transformer_engine.pytorch.optimizers.FusedAdam" + more);
+    return text + ModelNamed("gpt2") + Distributed();
+  };
+  PlanFile file = Base(2);
+  ApplyRun(Read(Folder(), {{"r.yaml", fused(", master_weights: true, weight_decay: 0.1")}}), file);
+  CHECK(file.job.optimizer.kind == OptimizerKind::kAdamW);
+  CHECK(file.job.optimizer.impl == OptimizerImpl::kFused);
+  CHECK(file.job.optimizer.weight_decay);
+  CHECK(file.job.precision == Precision{DType::kFp32, DType::kBf16, DType::kFp32});
+  ApplyRun(Read(Folder(), {{"r.yaml", fused(", master_weights: true, adam_w_mode: false")}}), file);
+  CHECK(file.job.optimizer.kind == OptimizerKind::kAdam);
+  CHECK_FALSE(file.job.optimizer.weight_decay);
+  CHECK(ErrorOf({{"r.yaml", fused("")}})
+            .ends_with("master_weights true, since states in fp32 of weights in bf16 cannot be "
+                       "predicted"));
+  CHECK(ErrorOf({{"r.yaml", fused(", master_weights: true, exp_avg_dtype: torch.bfloat16")}})
+            .ends_with("since states of FusedAdam in 16 bits cannot be predicted"));
+}
+
 // FSDP2Manager leaves the model of a single rank as it is.
 TEST_CASE("Automodel: one GPU") {
   PlanFile file = Base(1);
