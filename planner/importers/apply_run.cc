@@ -320,6 +320,12 @@ void ApplyGlobalBatch(const RunSettings& run, PlanFile& file) {
                      "a multiple of " + std::to_string(pass) + ", which one pass of all ranks has" +
                          (is_staged ? " in micro-batches of " + std::to_string(micro) : ""));
   }
+  if (is_staged && plan.micro_batch < micro * plan.pipeline_size) {
+    throw InputError(run.trainer_file + ": step_scheduler.local_batch_size",
+                     std::to_string(plan.micro_batch),
+                     std::to_string(plan.pipeline_size) + " micro-batches of " +
+                         std::to_string(micro) + " or more, one for each rank of the pipeline");
+  }
   plan.micro_batch = micro;
   plan.accumulation = run.script.global_batch / (ranks * micro);
   const bool is_last =

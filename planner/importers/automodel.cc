@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "models/cut_stage.h"
 #include "planner/emitters/emission.h"
 #include "planner/emitters/torchtitan.h"
 #include "planner/emitters/unit_classes.h"
@@ -52,7 +53,8 @@ std::string TargetAt(const JsonValue& root, const std::string& path) {
 // A degree; "none" is 1.
 std::int64_t DegreeAt(const JsonValue& root, std::string_view path) {
   const auto value = At(root, path);
-  return value && value->IsNumber() ? value->AsInt(0, kMost) : 0;
+  const bool is_none = !value || (value->IsString() && LowerCase(value->AsString()) == "none");
+  return is_none ? 0 : value->AsInt(0, kMost);
 }
 
 // Automodel has models of its own for these, which no Liger kernel enters
@@ -328,6 +330,8 @@ void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanF
   if (mesh.pipeline > 1) {
     SetStages(std::ssize(BlocksOf(file.model)), facts.stage_layers, facts.stage_round,
               key + "pipeline.layers_per_stage", file.plan);
+    Model first = file.model;
+    CutStage(first, mesh.pipeline * file.plan.pipeline_stages, 0, mesh.pipeline, key + "pp_size");
   }
   CutForPlan(file.model, file.job, file.plan, {key + "ep_size", key + "tp_size", key + "cp_size"});
   file.plan.units = UnitsOf(facts, file.model, where);

@@ -205,10 +205,12 @@ TEST_CASE("Automodel: pipelines") {
   // 32 layers by 5 are 7 stages: 6 or 8 for 2 ranks.
   CHECK(stages(", layers_per_stage: 5, round_virtual_stages_to_pp_multiple: down") == 3);
   CHECK(stages(", layers_per_stage: 5, round_virtual_stages_to_pp_multiple: up") == 4);
-  CHECK(Applied("llama-3-8b", pipeline(", pp_microbatch_size: 2")).plan.accumulation == 6);
   for (const auto& [text, end] : std::initializer_list<std::pair<std::string, const char*>>{
            {pipeline(", layers_per_stage: 5"), "several stages for each of 2 ranks"},
            {pipeline(", layers_per_stage: 16"), "several stages for each of 2 ranks"},
+           {pipeline(", pp_microbatch_size: 2"),
+            "local_batch_size: got 2, expected 2 micro-batches of 2 or more"},
+           {llama + Distributed(", pp_size: 'two'"), "pp_size: got \"two\", expected an integer"},
            {pipeline(", pp_microbatch_size: 4"),
             "8, which one pass of all ranks has in "
             "micro-batches of 4"},
@@ -222,6 +224,17 @@ TEST_CASE("Automodel: pipelines") {
     const std::string said = RefusalOf("llama-3-8b", text);
     CHECK_MESSAGE(said.find(end) != std::string::npos, said);
   }
+  std::string recipe = kRecipe;
+  recipe.replace(recipe.find("local_batch_size: 2"), 19, "local_batch_size: 4");
+  PlanFile file = Base(2);
+  file.model = LoadModelForJob("llama-3-8b", file.job, Path("test"));
+  ApplyRun(Read(Folder(), {{"r.yaml", recipe + pipeline(", pp_microbatch_size: 2")}}), file);
+  CHECK(file.plan.micro_batch == 2);
+  CHECK(file.plan.accumulation == 6);  // 3 passes of 2
+  // Its head is its embedding, which another stage has.
+  const std::string tied = RefusalOf(
+      "llama-3.2-1b", ModelNamed("meta-llama/Llama-3.2-1B") + Distributed(", pp_size: 2"));
+  CHECK_MESSAGE(tied.find("distributed.pp_size: got 2") != std::string::npos, tied);
 }
 
 TEST_CASE("Automodel: cut layers and tokens") {
