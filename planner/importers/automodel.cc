@@ -66,36 +66,36 @@ bool IsOwnModel(const std::string& name) {
                      [&](const std::string& word) { return last.starts_with(word); });
 }
 
-// Transformer Engine's FusedAdam keeps the half of fp32 masters that bf16 weights have not.
+// Transformer Engine's FusedAdam keeps states in fp32 and, if told so, the half of fp32 masters
+// that bf16 weights have not; FlashAdamW keeps 8 or 16 bits more of each weight, and states in 8.
 OptimizerSpec OptimizerOf(const JsonValue& root, DType& master) {
   OptimizerSpec spec;
   const std::string name = TargetAt(root, "optimizer");
   const std::string target = TextAt(root, "optimizer._target_");
-  if (name == "FusedAdam" && target.starts_with("transformer_engine.")) {
-    master = IsTrue(root, "optimizer.master_weights") ? DType::kFp32 : master;
-    if (master != DType::kFp32) {
-      throw root.At("optimizer")
-          .Error(
-              "master_weights true, since states in fp32 of weights in bf16 cannot be predicted");
-    }
-    const auto decay = At(root, "optimizer.weight_decay");
-    spec.weight_decay = decay && decay->AsDouble() > 0.0;
-    spec.kind =
-        IsTrue(root, "optimizer.adam_w_mode", true) ? OptimizerKind::kAdamW : OptimizerKind::kAdam;
+  const auto decay = At(root, "optimizer.weight_decay");
+  const bool is_flash = target == "flashoptim.FlashAdamW";
+  if (is_flash || (name == "FusedAdam" && target.starts_with("transformer_engine."))) {
+    const bool has_masters = is_flash || IsTrue(root, "optimizer.master_weights");
+    master = has_masters ? DType::kFp32 : master;
+    spec.states = is_flash                 ? StateFormat::kAo8
+                  : master == DType::kFp32 ? StateFormat::kMaster
+                                           : StateFormat::kFp32;
+    spec.weight_decay = decay ? decay->AsDouble() > 0.0 : is_flash;
+    const bool is_adam_w = IsTrue(root, "optimizer.adam_w_mode", true);
+    spec.kind = is_adam_w ? OptimizerKind::kAdamW : OptimizerKind::kAdam;
     spec.impl = OptimizerImpl::kFused;
     return spec;
   }
   if (!target.starts_with("torch.optim.") || (name != "Adam" && name != "AdamW")) {
     throw root.At("optimizer")
         .At("_target_")
-        .Error("torch.optim.Adam, torch.optim.AdamW or Transformer Engine's FusedAdam, since " +
+        .Error("torch.optim.Adam or AdamW, Transformer Engine's FusedAdam or FlashAdamW, since " +
                name + " cannot be predicted");
   }
   spec.kind = name == "Adam" ? OptimizerKind::kAdam : OptimizerKind::kAdamW;
   spec.impl = IsTrue(root, "optimizer.fused")            ? OptimizerImpl::kFused
               : !IsTrue(root, "optimizer.foreach", true) ? OptimizerImpl::kForLoop
                                                          : OptimizerImpl::kForeach;
-  const auto decay = At(root, "optimizer.weight_decay");
   spec.weight_decay = decay ? decay->AsDouble() > 0.0 : spec.kind == OptimizerKind::kAdamW;
   return spec;
 }

@@ -100,9 +100,20 @@ TEST_CASE("Automodel: Transformer Engine's FusedAdam") {
   ApplyRun(Read(Folder(), {{"r.yaml", fused(", master_weights: true, adam_w_mode: false")}}), file);
   CHECK(file.job.optimizer.kind == OptimizerKind::kAdam);
   CHECK_FALSE(file.job.optimizer.weight_decay);
-  CHECK(ErrorOf({{"r.yaml", fused("")}})
-            .ends_with("master_weights true, since states in fp32 of weights in bf16 cannot be "
-                       "predicted"));
+  CHECK(file.job.optimizer.states == StateFormat::kMaster);
+  ApplyRun(Read(Folder(), {{"r.yaml", fused("")}}), file);
+  CHECK(file.job.optimizer.states == StateFormat::kFp32);
+  CHECK(file.job.precision.master == DType::kBf16);
+  std::string flash = fused(", weight_decay: 0, master_weight_bits: 24");
+  flash.replace(flash.find("transformer_engine.pytorch.optimizers.FusedAdam"), 47,
+                "flashoptim.FlashAdamW");
+  ApplyRun(Read(Folder(), {{"r.yaml", flash}}), file);
+  CHECK(file.job.optimizer.states == StateFormat::kAo8);
+  CHECK(file.job.optimizer.kind == OptimizerKind::kAdamW);
+  CHECK_FALSE(file.job.optimizer.weight_decay);
+  CHECK(file.job.precision.master == DType::kFp32);
+  CHECK(ErrorOf({{"r.yaml", fused(", quantize: false")}})
+            .ends_with("since FlashAdamW without 8 bits cannot be predicted"));
   CHECK(ErrorOf({{"r.yaml", fused(", master_weights: true, exp_avg_dtype: torch.bfloat16")}})
             .ends_with("since states of FusedAdam in 16 bits cannot be predicted"));
 }
