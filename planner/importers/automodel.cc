@@ -152,8 +152,11 @@ void ReadLoss(const JsonValue& root, TrainerFile& file) {
   const std::string loss = TargetAt(root, "loss_fn");
   if (loss == "FusedLinearCrossEntropy") {  // Cut Cross Entropy, which holds no logits
     file.script.loss_rows = kLossRows;
-  } else if (loss.empty() || loss == "MaskedCrossEntropy") {
+  } else if (loss.empty() || loss == "MaskedCrossEntropy" || loss == "TEParallelCrossEntropy") {
     file.script.loss_chunks = 1;
+    if (loss.starts_with("TE")) {
+      file.script.assumed.push_back({"loss_fn._target_", "MaskedCrossEntropy, which keeps more"});
+    }
   } else {
     throw root.At("loss_fn")
         .At("_target_")

@@ -118,6 +118,19 @@ TEST_CASE("Automodel: Transformer Engine's FusedAdam") {
             .ends_with("since states of FusedAdam in 16 bits cannot be predicted"));
 }
 
+TEST_CASE("Automodel: losses") {
+  const auto run = [](const std::string& name) {
+    std::string text = kRecipe;
+    const std::string given = "masked_ce.MaskedCrossEntropy";
+    text.replace(text.find(given), given.size(), name);
+    return Read(Folder(), {{"r.yaml", text + ModelNamed("gpt2") + Distributed()}});
+  };
+  const RunSettings te = run("te_parallel_ce.TEParallelCrossEntropy");
+  CHECK(FactsOf(te).loss_chunks == 1);
+  CHECK(te.script.assumed.back().value == "MaskedCrossEntropy, which keeps more");
+  CHECK(FactsOf(run("linear_ce.FusedLinearCrossEntropy")).loss_chunks > 1);
+}
+
 // FSDP2Manager leaves the model of a single rank as it is.
 TEST_CASE("Automodel: one GPU") {
   PlanFile file = Base(1);
