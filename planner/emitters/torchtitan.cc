@@ -389,8 +389,8 @@ void SetStages(std::int64_t all, std::int64_t layers, const std::string& round,
   const std::int64_t stages = (all + layers - 1) / layers;
   const bool is_even = stages % plan.pipeline_size == 0;
   plan.pipeline_stages = stages / plan.pipeline_size + (!is_even && round == "up" ? 1 : 0);
-  if ((!is_even && round.empty()) || plan.pipeline_stages < (has_several ? 2 : 1) ||
-      (!has_several && plan.pipeline_stages > 1)) {
+  if ((!is_even && round != "up" && round != "down") ||
+      plan.pipeline_stages < (has_several ? 2 : 1) || (!has_several && plan.pipeline_stages > 1)) {
     throw InputError(where, std::to_string(layers),
                      "a part of the " + std::to_string(all) +
                          " layers (of torchtitan: with embedding and head) that makes " +

@@ -545,6 +545,8 @@ void CheckSizes(const RunSettings& run) {
   if (const auto& t = run.torchtitan) {
     check(t->local_batch_size, kMostSamples, "training.local_batch_size");
     check(t->seq_len, kMostTokens, "training.seq_len");
+    check(t->pipeline_parallel_layers_per_stage, kMostRanks,
+          "parallelism.pipeline_parallel_layers_per_stage");
   }
   if (const auto& d = run.deepspeed) {
     check(d->train_micro_batch_size_per_gpu, kMostSamples, "train_micro_batch_size_per_gpu");

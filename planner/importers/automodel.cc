@@ -21,7 +21,7 @@ namespace shardwright {
 namespace {
 
 constexpr std::int64_t kMost = std::int64_t{1} << 24;
-constexpr std::int64_t kGpusPerNode = 8;
+constexpr std::int64_t kGpusPerNode = 8;  // at most, where a file says ranks and no nodes
 
 // The value at "a.b.c"; none: a key is not there, or null.
 std::optional<JsonValue> At(const JsonValue& root, std::string_view path) {
@@ -179,8 +179,7 @@ void CheckRecipe(const JsonValue& root) {
   }
 }
 
-// Stages, cut layers and, where no Transformer Engine cuts tokens by its ring, cut tokens are
-// torch's.
+// Pipelines and cut tokens are torch's; with Transformer Engine's attention tokens go round a ring.
 void ReadMesh(const JsonValue& root, AutomodelFacts& facts) {
   const std::string where = "distributed.";
   const auto size = [&](const char* key) {

@@ -231,6 +231,8 @@ TEST_CASE("Automodel: pipelines") {
   CHECK(stages(", layers_per_stage: 5, round_virtual_stages_to_pp_multiple: up") == 4);
   for (const auto& [text, end] : std::initializer_list<std::pair<std::string, const char*>>{
            {pipeline(", layers_per_stage: 5"), "several stages for each of 2 ranks"},
+           {pipeline(", layers_per_stage: 5, round_virtual_stages_to_pp_multiple: near"),
+            "several stages for each of 2 ranks"},
            {pipeline(", layers_per_stage: 16"), "several stages for each of 2 ranks"},
            {pipeline(", pp_microbatch_size: 2"),
             "local_batch_size: got 2, expected 2 micro-batches of 2 or more"},
