@@ -112,6 +112,8 @@ TEST_CASE("Automodel: Transformer Engine's FusedAdam") {
   CHECK(file.job.optimizer.kind == OptimizerKind::kAdamW);
   CHECK_FALSE(file.job.optimizer.weight_decay);
   CHECK(file.job.precision.master == DType::kFp32);
+  CHECK(ErrorOf({{"r.yaml", fused(", master_weights: true, master_weight_dtype: bfloat16")}})
+            .ends_with("since states of FusedAdam in 16 bits cannot be predicted"));
   CHECK(ErrorOf({{"r.yaml", fused(", quantize: false")}})
             .ends_with("since FlashAdamW without 8 bits cannot be predicted"));
   CHECK(ErrorOf({{"r.yaml", fused(", master_weights: true, exp_avg_dtype: torch.bfloat16")}})
@@ -275,6 +277,12 @@ TEST_CASE("Automodel: cut layers and tokens") {
   CHECK(tensor.model.tensor_ranks == 4);
   CHECK(Said("llama-3-8b", llama + cut("tp_size: 4"), "distributed.tp_size")
             .starts_with("as sequence parallel"));
+  CHECK(Said("llama-3-8b",
+             llama + cut("tp_size: 4, sequence_parallel: true, enable_async_tensor_parallel: true"),
+             "distributed.enable_async_tensor_parallel") ==
+        "as products whose transfers nothing hides");
+  CHECK(Said("llama-3-8b", llama + cut("cp_size: 2"), "distributed.cp_size") ==
+        "as torch's context_parallel");
   const Plan tokens = Applied("llama-3-8b", llama + cut("cp_size: 2")).plan;
   CHECK(tokens.context_size == 2);
   CHECK(tokens.context_method == ContextMethod::kRingGather);

@@ -568,6 +568,9 @@ TEST_CASE("Scripts: tokens that ranks cut") {
   CHECK(hybrid.shard_size == 4);
   CHECK(hybrid.replicate_size == 2);
   CHECK(applied("a.yml", axolotl + "sequence_parallel_degree: 2\n").shard_size == 8);
+  CHECK(Read(folder, {{"a.yml", axolotl + two + "heads_k_stride: 2\n"}})
+            .script.assumed.back()
+            .value == "as all-gathers of whole keys and values");
   const std::string v1 =
       "model: meta-llama/Llama-3.2-1B\nmodel_class: llm\ndist_config: {name: fsdp2}\ncp_size: 2\n";
   CHECK(applied("v1.yaml", v1).context_method == ContextMethod::kUlysses);
@@ -580,6 +583,8 @@ TEST_CASE("Scripts: tokens that ranks cut") {
   for (const auto& [text, end] : std::initializer_list<std::pair<std::string, const char*>>{
            {axolotl + "context_parallel_size: 0\n",
             "a.yml: context_parallel_size: got 0, expected an integer in [1, 16777216]"},
+           {accelerate + "  parallelism_config_cp_comm_strategy: alltoall\n",
+            "since context parallelism by alltoall cannot be predicted"},
            {axolotl + two + "ring_attn_func: batch_zigzag\n",
             "since context parallelism by another ring cannot be predicted"}}) {
     CHECK_MESSAGE(ErrorOf({{"a.yml", text}}).ends_with(end), ErrorOf({{"a.yml", text}}));
