@@ -123,7 +123,7 @@ HfFsdp FromAccelerate(const AccelerateSettings& settings, const std::string& whe
   fsdp.activation_checkpointing_offload =
       settings.fsdp_activation_checkpointing_offload.value_or(false);
   fsdp.dp_replicate = settings.dp_replicate_size.value_or(1);
-  fsdp.dp_shard = settings.dp_shard_size.value_or(0);
+  fsdp.dp_shard = settings.dp_shard_size.value_or(0) * settings.context_size.value_or(1);
   return fsdp;
 }
 

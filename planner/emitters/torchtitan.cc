@@ -173,28 +173,11 @@ void ApplyPipeline(const S& s, const std::string& key, PlanFile& file) {
   if (plan.pipeline_size == 1) {
     return;
   }
-  const std::string name = s.pipeline_parallel_schedule.value_or("1F1B");
-  const auto found = FindIn(kSchedules, name);
-  if (found == kSchedules.end()) {
-    throw InputError(key + "pipeline_parallel_schedule", Quoted(name),
-                     "GPipe, 1F1B, Interleaved1F1B or LoopedBFS");
-  }
-  plan.pipeline_schedule = static_cast<PipelineSchedule>(found - kSchedules.begin());
-  const bool has_several = plan.pipeline_schedule > PipelineSchedule::k1F1B;
-  plan.pipeline_stages = has_several ? 2 : 1;
-  if (const auto layers = s.pipeline_parallel_layers_per_stage) {
-    const auto all = static_cast<std::int64_t>(BlocksOf(file.model).size()) + 2;
-    const std::int64_t stages = *layers < 1 ? 0 : (all + *layers - 1) / *layers;
-    plan.pipeline_stages = stages / plan.pipeline_size;
-    if (stages % plan.pipeline_size != 0 || plan.pipeline_stages < (has_several ? 2 : 1) ||
-        (!has_several && plan.pipeline_stages > 1)) {
-      throw InputError(key + "pipeline_parallel_layers_per_stage", std::to_string(*layers),
-                       "a part of the " + std::to_string(all) +
-                           " layers, embedding and head among them, that makes " +
-                           (has_several ? "several stages" : "one stage") + " for each of " +
-                           std::to_string(plan.pipeline_size) + " ranks");
-    }
-  }
+  plan.pipeline_schedule = PipelineScheduleNamed(s.pipeline_parallel_schedule.value_or("1F1B"),
+                                                 key + "pipeline_parallel_schedule");
+  const auto all = static_cast<std::int64_t>(BlocksOf(file.model).size()) + 2;
+  SetStages(all, s.pipeline_parallel_layers_per_stage.value_or(0), "",
+            key + "pipeline_parallel_layers_per_stage", plan);
   plan.sync = SyncMode::kLast;
 }
 
@@ -348,6 +331,36 @@ Fp8Products Float8Of(const S& s, const std::string& where) {
 }
 
 }  // namespace
+
+PipelineSchedule PipelineScheduleNamed(const std::string& name, const std::string& where) {
+  const auto found = std::find_if(kSchedules.begin(), kSchedules.end(), [&](std::string_view one) {
+    return LowerCase(std::string(one)) == LowerCase(name);
+  });
+  if (found == kSchedules.end()) {
+    throw InputError(where, Quoted(name), "GPipe, 1F1B, Interleaved1F1B or LoopedBFS");
+  }
+  return static_cast<PipelineSchedule>(found - kSchedules.begin());
+}
+
+void SetStages(std::int64_t all, std::int64_t layers, const std::string& round,
+               const std::string& where, Plan& plan) {
+  const bool has_several = plan.pipeline_schedule > PipelineSchedule::k1F1B;
+  plan.pipeline_stages = has_several ? 2 : 1;
+  if (layers == 0) {
+    return;
+  }
+  const std::int64_t stages = (all + layers - 1) / layers;
+  const bool is_even = stages % plan.pipeline_size == 0;
+  plan.pipeline_stages = stages / plan.pipeline_size + (!is_even && round == "up" ? 1 : 0);
+  if ((!is_even && round != "up" && round != "down") ||
+      plan.pipeline_stages < (has_several ? 2 : 1) || (!has_several && plan.pipeline_stages > 1)) {
+    throw InputError(where, std::to_string(layers),
+                     "a part of the " + std::to_string(all) +
+                         " layers (of torchtitan: with embedding and head) that makes " +
+                         (has_several ? "several stages" : "one stage") + " for each of " +
+                         std::to_string(plan.pipeline_size) + " ranks");
+  }
+}
 
 TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   const Plan& plan = file.plan;

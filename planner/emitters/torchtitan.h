@@ -16,4 +16,14 @@ namespace shardwright {
 // defaults. Throws InputError for a value that it refuses; `where` names the file.
 void ApplyTorchtitan(const TorchtitanSettings& settings, const std::string& where, PlanFile& file);
 
+// torch.distributed.pipelining's name of a schedule, in any case; `name` is what the file has.
+[[nodiscard]] PipelineSchedule PipelineScheduleNamed(const std::string& name,
+                                                     const std::string& where);
+
+// Sets the stages of each rank: one, or two where the schedule has several. Where `layers` is not 0
+// a stage has so many of `all`, and the number of stages is rounded to a multiple of the ranks if
+// `round` says "up" or "down". Throws InputError where the schedule cannot have so many.
+void SetStages(std::int64_t all, std::int64_t layers, const std::string& round,
+               const std::string& where, Plan& plan);
+
 }  // namespace shardwright

@@ -160,7 +160,7 @@ void ApplyTrainer(const TrainerSettings& settings, PlanFile& file) {
   Job& job = file.job;
   plan.micro_batch = settings.per_device_train_batch_size.value_or(8);
   plan.accumulation = settings.gradient_accumulation_steps.value_or(1);
-  job.global_batch = MeshOf(plan).RankCount() * plan.micro_batch * plan.accumulation;
+  job.global_batch = MeshOf(plan).DataCount() * plan.micro_batch * plan.accumulation;
   plan.sync = settings.sync_each_batch.value_or(false) || plan.accumulation == 1 ? SyncMode::kEvery
                                                                                  : SyncMode::kLast;
   if (plan.dialect == Dialect::kDdp) {

@@ -1,7 +1,6 @@
 // From settings to job and plan, by the functions that emitters check themselves with.
 
 #include <algorithm>
-#include <array>
 #include <set>
 
 #include "core/error.h"
@@ -10,23 +9,12 @@
 #include "planner/emitters/unit_classes.h"
 #include "planner/importers/read_trainer.h"
 #include "planner/importers/run_settings.h"
+#include "planner/importers/setting_keys.h"
 #include "schedule/wrap.h"
 #include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
-
-// Settings that name no choice of a plan.
-constexpr std::array<std::string_view, 16> kSilent = {
-    "train_batch_size",  // follows from the other two
-    "use_liger_kernel",  // the kernel set, which is listed, says it
-    "output_dir",          "machine_rank",
-    "rdzv_backend",        "main_process_ip",
-    "main_process_port",   "optimizer.lr",
-    "model.name",          "model.flavor",
-    "task._name",          "criterion._name",
-    "model._name",         "compute_environment",
-    "optimizer.params.lr", "fsdp_config.fsdp_state_dict_type"};
 
 void ApplyDdp(const std::string& mixed_precision, PlanFile& file) {
   file.plan = WithDialect(file.plan, Dialect::kDdp);
@@ -175,10 +163,31 @@ bool IsAccelerateFsdp(const RunSettings& run) {
   return run.accelerate && run.accelerate->distributed_type == "FSDP";
 }
 
+// Tokens are cut among ranks that FSDP takes for data-parallel ones.
+std::int64_t ContextOf(const RunSettings& run) {
+  const std::int64_t of_trainer = run.trainer ? run.trainer->context_size.value_or(1) : 1;
+  return run.accelerate ? run.accelerate->context_size.value_or(of_trainer) : of_trainer;
+}
+
+void ApplyContext(const RunSettings& run, PlanFile& file) {
+  Plan& plan = file.plan;
+  if (const std::int64_t size = ContextOf(run); size > 1) {
+    plan.context_size = size;
+    plan.context_method = run.script.context_method;
+    const char* const key = run.script.is_llamafactory_v1 ? "cp_size"
+                            : !run.accelerate             ? "context_parallel_size"
+                                                          : "parallelism_config_cp_size";
+    const std::string where = run.files.front() + ": " + key;
+    CutForPlan(file.model, file.job, plan, {where, where, where});
+    file.job.global_batch = MeshOf(plan).DataCount() * plan.micro_batch * plan.accumulation;
+  }
+}
+
 // axolotl's: the size that is not said is what the other one leaves of the ranks.
 HfFsdp WithMesh(HfFsdp fsdp, const RunSettings& run, const PlanFile& file) {
   const std::int64_t ranks = file.cluster.RankCount();
-  const std::int64_t shard = run.script.dp_shard, replicate = run.script.dp_replicate;
+  const std::int64_t shard = run.script.dp_shard * ContextOf(run);
+  const std::int64_t replicate = run.script.dp_replicate;
   if (std::max(shard, replicate) == 0) {
     return fsdp;
   }
@@ -300,16 +309,28 @@ void ApplyGlobalBatch(const RunSettings& run, PlanFile& file) {
   if (run.script.global_batch == 0) {
     return;
   }
-  const std::int64_t pass = file.cluster.RankCount() * file.plan.micro_batch;
-  if (run.script.global_batch % pass != 0) {
+  Plan& plan = file.plan;
+  const std::int64_t ranks = MeshOf(plan).DataCount(), pass = ranks * plan.micro_batch;
+  const bool is_staged = plan.pipeline_size > 1;  // then one pass has several micro-batches
+  const std::int64_t micro = is_staged ? run.script.automodel->mesh.micro_batch : plan.micro_batch;
+  if (run.script.global_batch % pass != 0 || plan.micro_batch % micro != 0) {
     throw InputError(run.trainer_file + (run.script.automodel ? ": step_scheduler." : ": ") +
                          "global_batch_size",
                      std::to_string(run.script.global_batch),
-                     "a multiple of " + std::to_string(pass) + ", which one pass of all ranks has");
+                     "a multiple of " + std::to_string(pass) + ", which one pass of all ranks has" +
+                         (is_staged ? " in micro-batches of " + std::to_string(micro) : ""));
   }
-  file.plan.accumulation = run.script.global_batch / pass;
-  const bool is_last = file.plan.accumulation > 1 && !run.trainer->sync_each_batch.value_or(false);
-  file.plan.sync = is_last ? SyncMode::kLast : SyncMode::kEvery;
+  if (is_staged && plan.micro_batch < micro * plan.pipeline_size) {
+    throw InputError(run.trainer_file + ": step_scheduler.local_batch_size",
+                     std::to_string(plan.micro_batch),
+                     std::to_string(plan.pipeline_size) + " micro-batches of " +
+                         std::to_string(micro) + " or more, one for each rank of the pipeline");
+  }
+  plan.micro_batch = micro;
+  plan.accumulation = run.script.global_batch / (ranks * micro);
+  const bool is_last =
+      (is_staged || plan.accumulation > 1) && !run.trainer->sync_each_batch.value_or(false);
+  plan.sync = is_last ? SyncMode::kLast : SyncMode::kEvery;
   file.job.global_batch = run.script.global_batch;
 }
 
@@ -355,6 +376,7 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
       file.job.precision = {.master = DType::kBf16, .param = DType::kBf16, .reduce = DType::kBf16};
     }
   }
+  ApplyContext(run, file);
   ApplyAdapters(run, file);
   if (!run.trainer) {
     return;
@@ -391,8 +413,8 @@ void CheckCounts(const RunSettings& run, const PlanFile& file) {
     check(run.accelerate->num_processes, "num_processes");
   }
   if (run.accelerate && run.accelerate->dp_shard_size) {
-    const Mesh mesh = {
-        {run.accelerate->dp_replicate_size.value_or(1), *run.accelerate->dp_shard_size}};
+    const Mesh mesh = {{run.accelerate->dp_replicate_size.value_or(1),
+                        *run.accelerate->dp_shard_size * ContextOf(run)}};
     check(mesh.RankCount(), "parallelism_config: product of the sizes");
   }
 }
@@ -413,9 +435,11 @@ void AppendUnset(std::span<const SettingRow<S>> rows, const S& given, const S& n
   for (const Setting& setting : ListSettings<S>(rows, given)) {
     set.insert(setting.key);
   }
+  for (const std::string& silent : SettingKeys::Words("silent")) {
+    set.insert(silent);
+  }
   for (const Setting& setting : ListSettings<S>(rows, nearest)) {
-    const bool silent = std::find(kSilent.begin(), kSilent.end(), setting.key) != kSilent.end();
-    if (!silent && set.count(setting.key) == 0) {
+    if (set.count(setting.key) == 0) {
       list.push_back({setting.key, ValueText(setting.value)});
     }
   }
@@ -475,6 +499,19 @@ void AppendTrainer(const RunSettings& run, const PlanFile& file, std::vector<Ass
   }
 }
 
+// Each pass of a pipeline behind the first adds a bubble that one pass of all has not.
+void AppendPasses(const Plan& plan, std::int64_t local_batch, std::vector<Assumption>& list) {
+  const std::int64_t bubble = plan.pipeline_size - 1,
+                     work = plan.pipeline_stages * plan.accumulation;
+  const std::int64_t passes = plan.micro_batch * plan.accumulation / local_batch;
+  if (bubble > 0 && passes > 1) {
+    const std::int64_t percent = 100 * (passes - 1) * bubble / (work + bubble);
+    list.push_back({"step_scheduler.global_batch_size",
+                    "as one pass of the pipeline; " + std::to_string(passes) +
+                        " passes take about " + std::to_string(percent) + " % longer"});
+  }
+}
+
 // A precision that no file says is fp32.
 void AppendPrecision(const RunSettings& run, const PlanFile& file, std::vector<Assumption>& list) {
   const bool is_hf = run.trainer || run.deepspeed;
@@ -508,6 +545,8 @@ void CheckSizes(const RunSettings& run) {
   if (const auto& t = run.torchtitan) {
     check(t->local_batch_size, kMostSamples, "training.local_batch_size");
     check(t->seq_len, kMostTokens, "training.seq_len");
+    check(t->pipeline_parallel_layers_per_stage, kMostRanks,
+          "parallelism.pipeline_parallel_layers_per_stage");
   }
   if (const auto& d = run.deepspeed) {
     check(d->train_micro_batch_size_per_gpu, kMostSamples, "train_micro_batch_size_per_gpu");
@@ -517,10 +556,12 @@ void CheckSizes(const RunSettings& run) {
     check(t->per_device_train_batch_size, kMostSamples, "per_device_train_batch_size");
     check(t->gradient_accumulation_steps, kMostSteps, "gradient_accumulation_steps");
     check(t->bucket_cap_mb, kMostMib, "ddp_bucket_cap_mb");
+    check(t->context_size, kMostRanks, "context_parallel_size");
   }
   if (const auto& a = run.accelerate) {
     check(a->num_processes, kMostRanks, "num_processes");
     check(a->num_machines, kMostRanks, "num_machines");
+    check(a->context_size, kMostRanks, "parallelism_config.parallelism_config_cp_size");
     check(a->dp_shard_size, kMostRanks, "parallelism_config.parallelism_config_dp_shard_size");
     check(a->dp_replicate_size, kMostRanks,
           "parallelism_config.parallelism_config_dp_replicate_size");
@@ -556,6 +597,7 @@ std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& fi
       list.push_back({"samples", "each answer of a pair"});
     }
     AppendTrainer(run, file, list);
+    AppendPasses(file.plan, run.trainer->per_device_train_batch_size.value_or(8), list);
   }
   AppendPrecision(run, file, list);
   return list;

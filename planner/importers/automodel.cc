@@ -3,12 +3,13 @@
 // ranks share out.
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <utility>
 
 #include "core/text.h"
+#include "models/cut_stage.h"
 #include "planner/emitters/emission.h"
+#include "planner/emitters/torchtitan.h"
 #include "planner/emitters/unit_classes.h"
 #include "planner/importers/read_adapters.h"
 #include "planner/importers/read_trainer.h"
@@ -20,6 +21,7 @@ namespace shardwright {
 namespace {
 
 constexpr std::int64_t kMost = std::int64_t{1} << 24;
+constexpr std::int64_t kGpusPerNode = 8;  // at most, where a file says ranks and no nodes
 
 // The value at "a.b.c"; none: a key is not there, or null.
 std::optional<JsonValue> At(const JsonValue& root, std::string_view path) {
@@ -51,36 +53,49 @@ std::string TargetAt(const JsonValue& root, const std::string& path) {
 // A degree; "none" is 1.
 std::int64_t DegreeAt(const JsonValue& root, std::string_view path) {
   const auto value = At(root, path);
-  return value && value->IsNumber() ? value->AsInt(0, kMost) : 0;
+  const bool is_none = !value || (value->IsString() && LowerCase(value->AsString()) == "none");
+  return is_none ? 0 : value->AsInt(0, kMost);
 }
 
 // Automodel has models of its own for these, which no Liger kernel enters
 // (_transformers/registry.py); told by the beginning of the checkpoint's name.
 bool IsOwnModel(const std::string& name) {
-  constexpr std::array<std::string_view, 20> kOwn = {
-      "llama",           "meta-llama", "qwen",   "qwq",   "deepseek",        "baichuan",
-      "ling-",           "ernie",      "glm-4.", "glm-5", "gpt-oss",         "kimi",
-      "minimax",         "mimo",       "hy3",    "hy-mt", "mistral-small-4", "ministral-3",
-      "nvidia-nemotron", "step-"};
+  const std::vector<std::string> own = SettingKeys::Words("own_models");
   const std::string last = LowerCase(name.substr(name.rfind('/') + 1));
-  return std::any_of(kOwn.begin(), kOwn.end(),
-                     [&](std::string_view own) { return last.starts_with(own); });
+  return std::any_of(own.begin(), own.end(),
+                     [&](const std::string& word) { return last.starts_with(word); });
 }
 
-OptimizerSpec OptimizerOf(const JsonValue& root) {
+// Transformer Engine's FusedAdam keeps states in fp32 and, if told so, the half of fp32 masters
+// that bf16 weights have not; FlashAdamW keeps 8 or 16 bits more of each weight, and states in 8.
+OptimizerSpec OptimizerOf(const JsonValue& root, DType& master) {
   OptimizerSpec spec;
   const std::string name = TargetAt(root, "optimizer");
   const std::string target = TextAt(root, "optimizer._target_");
+  const auto decay = At(root, "optimizer.weight_decay");
+  const bool is_flash = target == "flashoptim.FlashAdamW";
+  if (is_flash || (name == "FusedAdam" && target.starts_with("transformer_engine."))) {
+    const bool has_masters = is_flash || IsTrue(root, "optimizer.master_weights");
+    master = has_masters ? DType::kFp32 : master;
+    spec.states = is_flash                 ? StateFormat::kAo8
+                  : master == DType::kFp32 ? StateFormat::kMaster
+                                           : StateFormat::kFp32;
+    spec.weight_decay = decay ? decay->AsDouble() > 0.0 : is_flash;
+    const bool is_adam_w = IsTrue(root, "optimizer.adam_w_mode", true);
+    spec.kind = is_adam_w ? OptimizerKind::kAdamW : OptimizerKind::kAdam;
+    spec.impl = OptimizerImpl::kFused;
+    return spec;
+  }
   if (!target.starts_with("torch.optim.") || (name != "Adam" && name != "AdamW")) {
     throw root.At("optimizer")
         .At("_target_")
-        .Error("torch.optim.Adam or torch.optim.AdamW, since " + name + " cannot be predicted");
+        .Error("torch.optim.Adam or AdamW, Transformer Engine's FusedAdam or FlashAdamW, since " +
+               name + " cannot be predicted");
   }
   spec.kind = name == "Adam" ? OptimizerKind::kAdam : OptimizerKind::kAdamW;
   spec.impl = IsTrue(root, "optimizer.fused")            ? OptimizerImpl::kFused
               : !IsTrue(root, "optimizer.foreach", true) ? OptimizerImpl::kForLoop
                                                          : OptimizerImpl::kForeach;
-  const auto decay = At(root, "optimizer.weight_decay");
   spec.weight_decay = decay ? decay->AsDouble() > 0.0 : spec.kind == OptimizerKind::kAdamW;
   return spec;
 }
@@ -113,23 +128,12 @@ void ReadPeft(const JsonValue& root, TrainerFile& file) {
     }
     return;
   }
-  static constexpr AdapterKeys kKeys = {.rank = "dim",
-                                        .alpha = "alpha",
-                                        .dropout = "dropout",
-                                        .targets = {},
-                                        .all_linear = {},
-                                        .rslora = {},
-                                        .dora = "use_dora",
-                                        .saved = {},
-                                        .double_quant = {},
-                                        .default_rank = 8,
-                                        .default_alpha = 32.0};
   const FrozenFormat base = !is_nf4 ? FrozenFormat::kParam
                             : IsTrue(root, "quantization.bnb_4bit_use_double_quant")
                                 ? FrozenFormat::kNf4Double
                                 : FrozenFormat::kNf4;
   Adapters& adapters = file.script.adapters;
-  adapters = ReadAdapters(*peft, kKeys, base);
+  adapters = ReadAdapters(*peft, "automodel", base);
   const auto targets = peft->Find("target_modules");
   for (std::size_t i = 0; targets && targets->IsArray() && i < targets->size(); ++i) {
     adapters.targets.push_back((*targets)[i].AsString());
@@ -148,8 +152,11 @@ void ReadLoss(const JsonValue& root, TrainerFile& file) {
   const std::string loss = TargetAt(root, "loss_fn");
   if (loss == "FusedLinearCrossEntropy") {  // Cut Cross Entropy, which holds no logits
     file.script.loss_rows = kLossRows;
-  } else if (loss.empty() || loss == "MaskedCrossEntropy") {
+  } else if (loss.empty() || loss == "MaskedCrossEntropy" || loss == "TEParallelCrossEntropy") {
     file.script.loss_chunks = 1;
+    if (loss.starts_with("TE")) {
+      file.script.assumed.push_back({"loss_fn._target_", "MaskedCrossEntropy, which keeps more"});
+    }
   } else {
     throw root.At("loss_fn")
         .At("_target_")
@@ -172,12 +179,43 @@ void CheckRecipe(const JsonValue& root) {
   }
 }
 
+// Pipelines and cut tokens are torch's; with Transformer Engine's attention tokens go round a ring.
+void ReadMesh(const JsonValue& root, AutomodelFacts& facts) {
+  const std::string where = "distributed.";
+  const auto size = [&](const char* key) {
+    return std::max<std::int64_t>(1, DegreeAt(root, where + key));
+  };
+  Plan& mesh = facts.mesh;
+  mesh.replicate_size = size("dp_replicate_size");
+  mesh.expert_size = size("ep_size");
+  mesh.tensor_size = size("tp_size");
+  mesh.context_size = mesh.shard_size = size("cp_size");
+  mesh.pipeline_size = size("pp_size");
+  mesh.micro_batch = size("pipeline.pp_microbatch_size");
+  if (const std::int64_t data = DegreeAt(root, "distributed.dp_size"); data > 0) {
+    Mesh all = MeshOf(mesh);
+    all.size[0] = data;
+    facts.ranks = all.RankCount();
+  }
+  if (mesh.context_size > 1) {
+    const bool is_te = TextAt(root, "model.backend.attn") == "te" ||
+                       TextAt(root, "model.attn_implementation") == "te";
+    mesh.context_method = is_te ? ContextMethod::kRing : ContextMethod::kRingGather;
+  }
+  const std::string schedule = TextAt(root, "distributed.pipeline.pp_schedule");
+  if (mesh.pipeline_size > 1 && !schedule.empty()) {
+    mesh.pipeline_schedule =
+        PipelineScheduleNamed(schedule, root.path().str() + ": distributed.pipeline.pp_schedule");
+  }
+  facts.stage_layers = DegreeAt(root, "distributed.pipeline.layers_per_stage");
+  facts.stage_round = TextAt(root, "distributed.pipeline.round_virtual_stages_to_pp_multiple");
+}
+
 // What the generic layer of settings has no words for.
 AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
   AutomodelFacts facts;
   facts.is_own = IsOwnModel(model) && !IsTrue(root, "model.force_hf");
-  facts.expert_size = std::max<std::int64_t>(1, DegreeAt(root, "distributed.ep_size"));
-  facts.replicate_size = std::max<std::int64_t>(1, DegreeAt(root, "distributed.dp_replicate_size"));
+  ReadMesh(root, facts);
   facts.prefetches = IsTrue(root, "distributed.enable_fsdp2_prefetch");
   const auto recompute = At(root, "distributed.activation_checkpointing");
   if (recompute && recompute->IsString() && recompute->AsString() != "full") {
@@ -187,15 +225,14 @@ AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
   }
   facts.recomputes = recompute && (recompute->IsString() || recompute->AsBool());
   auto reshard = At(root, "distributed.reshard_after_forward");
-  if (!reshard && facts.expert_size > 1) {
+  if (!reshard && facts.mesh.expert_size > 1) {
     reshard = At(root, "distributed.moe.reshard_after_forward");
   }
   if (reshard) {
     facts.reshards = reshard->AsBool();
   }
-  facts.ranks = DegreeAt(root, "distributed.dp_size");
   facts.master = MasterOf(root);
-  facts.optimizer = OptimizerOf(root);
+  facts.optimizer = OptimizerOf(root, facts.master);
   return facts;
 }
 
@@ -203,10 +240,10 @@ AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
 // root's. The root and, of layers alone, the last one keep what they gathered.
 std::vector<UnitPlan> UnitsOf(const AutomodelFacts& facts, const Model& model,
                               const std::string& where) {
-  const bool is_shared = facts.expert_size > 1;
+  const bool is_shared = facts.mesh.expert_size > 1, is_staged = facts.mesh.pipeline_size > 1;
   const bool is_tied = std::any_of(model.params.begin(), model.params.end(),
                                    [](const Parameter& param) { return param.tied_to.valid(); });
-  const bool reshards = facts.reshards.value_or(!is_shared);
+  const bool reshards = facts.reshards.value_or(!is_shared && !is_staged);
   const Reshard::Kind kind = reshards ? Reshard::Kind::kAlways : Reshard::Kind::kNever;
   const WrapSpec::Kind rule =
       is_shared && !is_tied ? WrapSpec::Kind::kTorchtitan : WrapSpec::Kind::kBlock;
@@ -246,19 +283,14 @@ std::vector<RecomputeRegion> RecomputeOf(const AutomodelFacts& facts, const Mode
   if (!facts.recomputes) {
     return {};
   }
-  constexpr std::array<std::string_view, 15> kParts = {
-      "mlp",         "feed_forward",    "ffn",
-      "self_attn",   "attention",       "attn",
-      "linear_attn", "input_layernorm", "attention_norm",
-      "layer_norm1", "norm1",           "post_attention_layernorm",
-      "ffn_norm",    "layer_norm2",     "norm2"};
+  const std::vector<std::string> words = SettingKeys::Words("recomputed_parts");
   std::vector<ModuleId> modules = BlocksOf(model);
-  if (facts.is_own && facts.expert_size == 1) {
+  if (facts.is_own && facts.mesh.expert_size == 1) {
     std::vector<ModuleId> parts;
     for (const ModuleId block : modules) {
       for (const ModuleId child : model.modules[block.value].children) {
         const std::string& name = model.modules[child.value].name;
-        if (std::find(kParts.begin(), kParts.end(), name) != kParts.end()) {
+        if (std::find(words.begin(), words.end(), name) != words.end()) {
           parts.push_back(child);
         }
       }
@@ -276,17 +308,34 @@ void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanF
     throw InputError(where + ": distributed.dp_size", std::to_string(facts.ranks),
                      "the " + std::to_string(ranks) + " GPUs of the cluster");
   }
-  const Mesh mesh = MeshOver(ranks, {{facts.replicate_size, 0}});
-  const bool is_replicated = mesh.RankCount() == ranks;
-  if (!is_replicated || !mesh.SplitsInto(facts.expert_size)) {
-    throw InputError(where + ": distributed." + (is_replicated ? "ep_size" : "dp_replicate_size"),
-                     std::to_string(is_replicated ? facts.expert_size : facts.replicate_size),
+  const std::string key = where + ": distributed.";
+  Mesh mesh = MeshOf(facts.mesh);
+  const std::int64_t least = mesh.RankCount();
+  mesh.size[1] = 0;  // the rest of the ranks
+  mesh = MeshOver(ranks, mesh);
+  const bool is_full = mesh.RankCount() == ranks && mesh.SplitsInto(mesh.context);
+  if (!is_full || !mesh.SplitsInto(mesh.expert)) {
+    throw InputError(key + (is_full ? "ep_size" : "*_size"),
+                     std::to_string(is_full ? mesh.expert : least),
                      "a divisor of the " + std::to_string(ranks) + " GPUs of the cluster");
   }
-  file.plan.replicate_size = facts.replicate_size;
+  const std::vector<Module>& modules = file.model.modules;
+  if (mesh.tensor > 1 && std::none_of(modules.begin(), modules.end(),
+                                      [](const Module& m) { return m.name == "q_proj"; })) {
+    throw InputError(key + "tp_size", std::to_string(mesh.tensor),
+                     "1, since no plan of Automodel's cuts attention without q_proj");
+  }
+  const Offload offload = file.plan.offload;
+  file.plan = facts.mesh;
+  file.plan.offload = offload;
   file.plan.shard_size = mesh.Along(Axis::kShard);
-  file.plan.expert_size = facts.expert_size;
-  CutForPlan(file.model, file.job, file.plan, {where + ": distributed.ep_size", where, where});
+  if (mesh.pipeline > 1) {
+    SetStages(std::ssize(BlocksOf(file.model)), facts.stage_layers, facts.stage_round,
+              key + "pipeline.layers_per_stage", file.plan);
+    Model first = file.model;
+    CutStage(first, mesh.pipeline * file.plan.pipeline_stages, 0, mesh.pipeline, key + "pp_size");
+  }
+  CutForPlan(file.model, file.job, file.plan, {key + "ep_size", key + "tp_size", key + "cp_size"});
   file.plan.units = UnitsOf(facts, file.model, where);
   file.plan.recompute = RecomputeOf(facts, file.model);
   file.job.precision = {.master = facts.master, .param = DType::kBf16, .reduce = DType::kFp32};
@@ -325,7 +374,8 @@ TrainerFile ReadAutomodel(const JsonValue& root) {
   constexpr std::int64_t kBatch = 32;  // StepSchedulerConfig's own
   script.global_batch = batch ? batch->AsInt(1, kMost) : kBatch;
   script.nodes = DegreeAt(root, "benchmark.num_nodes");
-  if (const std::int64_t ranks = script.automodel->ranks; ranks > 0) {
+  if (const std::int64_t ranks = script.automodel->ranks;
+      ranks > 0 && (script.nodes > 0 || ranks <= kGpusPerNode)) {
     const std::int64_t nodes = std::max<std::int64_t>(script.nodes, 1);
     script.gpus_per_node = MeshOver(ranks, {{nodes, 0}}).Along(Axis::kShard);
   }

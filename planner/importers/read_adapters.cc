@@ -8,22 +8,16 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "planner/importers/setting_keys.h"
 
 namespace shardwright {
 namespace {
 
-// Keys that make something else of plain LoRA, whatever the script calls the rest.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kRefused = {{
-    {"lora_target_parameters", "adapters of the experts' tensors"},
-    {"lora_rank_pattern", "several ranks by pattern"},
-    {"lora_alpha_pattern", "several alphas by pattern"},
-    {"lora_bias", "biases trained beside adapters"},
-    {"peft_layer_replication", "replicated layers"},
-    {"peft_trainable_token_indices", "tokens trained beside adapters"},
-    {"peft_autocast_adapter_dtype", "adapters in the base's dtype by a key"},
-    {"loftq_config", "LoftQ"},
-    {"bnb_4bit_quant_storage", "quantized weights stored in another dtype by a key"},
-}};
+// The script's own name of a setting; empty: it has none.
+std::string KeyOf(const JsonValue& keys, const char* setting) {
+  const auto key = keys.Find(setting);
+  return key ? key->AsString() : "";
+}
 
 std::optional<JsonValue> FindSet(const JsonValue& root, std::string_view key) {
   auto value = key.empty() ? std::nullopt : root.Find(key);
@@ -32,14 +26,6 @@ std::optional<JsonValue> FindSet(const JsonValue& root, std::string_view key) {
       ((value->IsBool() && !value->AsBool()) || (value->IsString() && value->AsString().empty()) ||
        (value->IsArray() && value->size() == 0) || (value->IsObject() && value->Keys().empty()));
   return is_off ? std::nullopt : std::move(value);
-}
-
-void Refuse(const JsonValue& root, std::string_view key, std::string_view feature) {
-  const auto value = FindSet(root, key);
-  const bool is_none = value && value->IsString() && value->AsString() == "none";
-  if (value && !is_none) {
-    throw value->Error("no such key, since " + std::string(feature) + " cannot be predicted");
-  }
 }
 
 // "all-linear", "q_proj,v_proj", a pattern, or a list of names, as globs.
@@ -109,7 +95,7 @@ FrozenFormat StoredFormat(const JsonValue& root) {
 }
 
 // The base below the adapters: LLaMA-Factory says bits, the others which of two.
-FrozenFormat BaseOf(const JsonValue& root, const AdapterKeys& keys, FrozenFormat base) {
+FrozenFormat BaseOf(const JsonValue& root, const JsonValue& keys, FrozenFormat base) {
   const auto bits = root.Find("quantization_bit");
   const bool is_4 = FindSet(root, "load_in_4bit") || (bits && bits->AsInt(0, 64) == 4);
   const bool is_8 = FindSet(root, "load_in_8bit") || (bits && bits->AsInt(0, 64) == 8);
@@ -132,11 +118,12 @@ FrozenFormat BaseOf(const JsonValue& root, const AdapterKeys& keys, FrozenFormat
   if (is_8) {
     return FrozenFormat::kInt8;
   }
-  std::optional<JsonValue> twice = root.Find(keys.double_quant);
+  std::optional<JsonValue> twice = root.Find(KeyOf(keys, "double_quant"));
   if (const auto table = root.Find("bnb_config_kwargs"); table && table->IsObject()) {
     twice = table->Find("bnb_4bit_use_double_quant");
   }
-  const bool is_double = twice ? twice->AsBool() : keys.default_double_quant;
+  const bool is_double =
+      twice ? twice->AsBool() : keys.At("defaults").Find("double_quant").has_value();
   return !is_4 ? base : is_double ? FrozenFormat::kNf4Double : FrozenFormat::kNf4;
 }
 
@@ -230,103 +217,48 @@ std::optional<std::vector<std::string>> Alternatives(std::string_view pattern, s
 
 }  // namespace
 
-const AdapterKeys& AxolotlAdapters() {
-  static constexpr AdapterKeys kKeys = {.rank = "lora_r",
-                                        .alpha = "lora_alpha",
-                                        .dropout = "lora_dropout",
-                                        .targets = "lora_target_modules",
-                                        .all_linear = "lora_target_linear",
-                                        .rslora = "peft_use_rslora",
-                                        .dora = "peft_use_dora",
-                                        .saved = "lora_modules_to_save",
-                                        .double_quant = {},
-                                        .default_double_quant = true};
-  return kKeys;
-}
-
-const AdapterKeys& TrlAdapters() {
-  static constexpr AdapterKeys kKeys = {.rank = "lora_r",
-                                        .alpha = "lora_alpha",
-                                        .dropout = "lora_dropout",
-                                        .targets = "lora_target_modules",
-                                        .all_linear = {},
-                                        .rslora = "use_rslora",
-                                        .dora = "use_dora",
-                                        .saved = "lora_modules_to_save",
-                                        .double_quant = "use_bnb_nested_quant",
-                                        .default_rank = 16,
-                                        .default_alpha = 32.0,
-                                        .default_dropout = 0.05};
-  return kKeys;
-}
-
-const AdapterKeys& PeftAdapters() {
-  static constexpr AdapterKeys kKeys = {.rank = "r",
-                                        .alpha = "lora_alpha",
-                                        .dropout = "lora_dropout",
-                                        .targets = "target_modules",
-                                        .all_linear = {},
-                                        .rslora = "use_rslora",
-                                        .dora = "use_dora",
-                                        .saved = "modules_to_save",
-                                        .double_quant = {},
-                                        .default_rank = 8,
-                                        .default_alpha = 8.0};
-  return kKeys;
-}
-
-const AdapterKeys& LlamaFactoryAdapters() {
-  static constexpr AdapterKeys kKeys = {.rank = "lora_rank",
-                                        .alpha = "lora_alpha",
-                                        .dropout = "lora_dropout",
-                                        .targets = "lora_target",
-                                        .all_linear = {},
-                                        .rslora = "use_rslora",
-                                        .dora = "use_dora",
-                                        .saved = "additional_target",
-                                        .double_quant = "double_quantization",
-                                        .default_rank = 8,
-                                        .default_double_quant = true};
-  return kKeys;
-}
-
-Adapters ReadAdapters(const JsonValue& root, const AdapterKeys& keys, FrozenFormat base) {
+Adapters ReadAdapters(const JsonValue& root, std::string_view script, FrozenFormat base) {
+  const JsonValue keys = SettingKeys::Table("adapters").At(script);
+  const auto find = [&](const char* setting) { return root.Find(KeyOf(keys, setting)); };
+  const auto by_default = [&](const char* setting) {
+    const auto value = keys.At("defaults").Find(setting);
+    return value ? value->AsDouble() : 0.0;
+  };
   constexpr std::int64_t kMostRank = std::int64_t{1} << 20;
-  for (const auto& [key, feature] : kRefused) {
-    Refuse(root, key, feature);
-  }
   Adapters adapters;
-  adapters.has_magnitudes = FindSet(root, keys.dora).has_value();
+  adapters.has_magnitudes = FindSet(root, KeyOf(keys, "dora")).has_value();
   adapters.quantizes_experts = FindSet(root, "quantize_moe_experts").has_value();
-  if (const auto saved = FindSet(root, keys.saved)) {
+  if (const auto saved = FindSet(root, KeyOf(keys, "saved"))) {
     AddTargets(*saved, adapters.saved);
   }
-  const auto rank = root.Find(keys.rank);
-  adapters.rank =
-      rank || keys.default_rank == 0 ? root.At(keys.rank).AsInt(1, kMostRank) : keys.default_rank;
-  const auto alpha = root.Find(keys.alpha);
-  adapters.alpha = alpha                      ? alpha->AsDouble()
-                   : keys.default_alpha > 0.0 ? keys.default_alpha
-                                              : 2.0 * static_cast<double>(adapters.rank);
+  const auto rank = find("rank");
+  adapters.rank = rank || by_default("rank") == 0.0
+                      ? root.At(KeyOf(keys, "rank")).AsInt(1, kMostRank)
+                      : static_cast<std::int64_t>(by_default("rank"));
+  const auto alpha = find("alpha");
+  adapters.alpha = alpha                       ? alpha->AsDouble()
+                   : by_default("alpha") > 0.0 ? by_default("alpha")
+                                               : 2.0 * static_cast<double>(adapters.rank);
   if (!(adapters.alpha > 0.0 && adapters.alpha <= kMaxLoraAlpha)) {
-    throw root.At(keys.alpha).Error("a number above 0, at most 1e6");
+    throw root.At(KeyOf(keys, "alpha")).Error("a number above 0, at most 1e6");
   }
-  if (FindSet(root, keys.rslora)) {  // alpha / sqrt(rank) in place of alpha / rank
+  if (FindSet(root, KeyOf(keys, "rslora"))) {  // alpha / sqrt(rank) in place of alpha / rank
     adapters.alpha *= std::sqrt(static_cast<double>(adapters.rank));
   }
-  const auto dropout = root.Find(keys.dropout);
-  adapters.dropout = dropout ? dropout->AsDouble() : keys.default_dropout;
+  const auto dropout = find("dropout");
+  adapters.dropout = dropout ? dropout->AsDouble() : by_default("dropout");
   if (!(adapters.dropout >= 0.0 && adapters.dropout < 1.0)) {
     throw dropout->Error("a fraction in [0, 1)");
   }
-  if (const auto targets = FindSet(root, keys.targets)) {
+  if (const auto targets = FindSet(root, KeyOf(keys, "targets"))) {
     AddTargets(*targets, adapters.targets);
   }
-  if (const auto all = FindSet(root, keys.all_linear); all && adapters.quantizes_experts) {
+  if (const auto all = FindSet(root, KeyOf(keys, "all_linear"));
+      all && adapters.quantizes_experts) {
     throw all->Error("false beside quantize_moe_experts, as axolotl demands");
   }
-  if (FindSet(root, keys.all_linear) ||
-      (&keys == &LlamaFactoryAdapters() && adapters.targets.empty())) {
+  if (FindSet(root, KeyOf(keys, "all_linear")) ||
+      (adapters.targets.empty() && by_default("all_linear") > 0.0)) {
     adapters.targets.emplace_back("all-linear");
   }
   adapters.base = BaseOf(root, keys, base);

@@ -12,22 +12,10 @@
 
 namespace shardwright {
 
-// The names that a script has for PEFT's settings, and what it takes where its file is silent.
-struct AdapterKeys {
-  std::string_view rank, alpha, dropout, targets, all_linear, rslora, dora, saved, double_quant;
-  std::int64_t default_rank = 0;  // 0: the file has to say it
-  double default_alpha = 0.0;     // 0: twice the rank
-  double default_dropout = 0.0;
-  bool default_double_quant = false;
-};
-[[nodiscard]] const AdapterKeys& AxolotlAdapters();
-[[nodiscard]] const AdapterKeys& TrlAdapters();
-[[nodiscard]] const AdapterKeys& LlamaFactoryAdapters();
-[[nodiscard]] const AdapterKeys& PeftAdapters();  // of adapter_config.json
-
-// The adapters of a file whose script trains some. `base`: how its weights are kept where they are
-// not quantized. Throws InputError for what cannot be predicted.
-[[nodiscard]] Adapters ReadAdapters(const JsonValue& root, const AdapterKeys& keys,
+// The adapters of a file whose script trains some. `script` names the table of setting_keys.json
+// ("adapters") with the script's own words and defaults for PEFT's settings; `base` is how its
+// weights are kept where they are not quantized. Throws InputError for what cannot be predicted.
+[[nodiscard]] Adapters ReadAdapters(const JsonValue& root, std::string_view script,
                                     FrozenFormat base);
 
 // Throws InputError for quantized weights that all learn, or none.

@@ -46,16 +46,6 @@ FrozenFormat BaseOf(const std::optional<JsonValue>& quant) {
                                           : FrozenFormat::kNf4Double;
 }
 
-const AdapterKeys& AdaptersOfV1() {
-  static const AdapterKeys kKeys = [] {
-    AdapterKeys keys = PeftAdapters();
-    keys.default_alpha = 16.0;
-    keys.default_dropout = 0.05;
-    return keys;
-  }();
-  return kKeys;
-}
-
 void ReadSharding(const JsonValue& root, TrainerFile& file) {
   TrainerSettings& s = file.result.settings;
   const auto dist = PluginOf(root, "dist_config");
@@ -98,10 +88,7 @@ void ReadLayers(const JsonValue& root, TrainerFile& file) {
     if (const auto given = peft->Find("adapter_name_or_path")) {
       throw given->Error("no such key, since adapters that are trained before are not read");
     }
-    file.script.adapters = ReadAdapters(*peft, AdaptersOfV1(), BaseOf(quant));
-    if (file.script.adapters.targets.empty()) {
-      file.script.adapters.targets.emplace_back("all-linear");
-    }
+    file.script.adapters = ReadAdapters(*peft, "llamafactory-v1", BaseOf(quant));
   }
 }
 
@@ -129,6 +116,7 @@ TrainerFile ReadLlamaFactoryV1(const JsonValue& root) {
   assume(s.gradient_checkpointing, true, "enable_activation_checkpointing", "true");
   s.optim = "adamw_torch";
   s.sync_each_batch = true;
+  file.script.context_method = ContextMethod::kUlysses;
   constexpr double kDecay = 0.01;  // torch.optim.AdamW's own
   s.weight_decay = kDecay;
   constexpr std::int64_t kMost = std::int64_t{1} << 30, kCutoff = 2048;

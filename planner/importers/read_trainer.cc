@@ -234,7 +234,7 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
     Demand(*type, {"full", "lora"}, "full or lora");
   }
   if (!type || type->AsString() == "lora") {
-    file.script.adapters = ReadAdapters(root, LlamaFactoryAdapters(), FrozenFormat::kParam);
+    file.script.adapters = ReadAdapters(root, "llamafactory", FrozenFormat::kParam);
     s.find_unused_parameters = s.find_unused_parameters.value_or(false);  // hparams/parser.py
   } else {
     RefuseQuantized(root);
@@ -352,7 +352,7 @@ void ReadTrlLoss(const JsonValue& root, TrainerFile& file) {
 void ReadTrl(const JsonValue& root, TrainerFile& file) {
   TrainerSettings& s = file.result.settings;
   if (IsOn(root, "use_peft")) {
-    file.script.adapters = ReadAdapters(root, TrlAdapters(), LoadedBase(file));
+    file.script.adapters = ReadAdapters(root, "trl", LoadedBase(file));
     // SFTTrainer makes bf16 of the adapters above quantized weights.
     file.script.has_bf16_adapters = file.script.adapters.base > FrozenFormat::kParam;
   } else {
@@ -594,7 +594,7 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
   }
   if (const auto adapter = root.Find("adapter"); adapter && !adapter->AsString().empty()) {
     Demand(*adapter, {"lora", "qlora"}, "lora or qlora");
-    file.script.adapters = ReadAdapters(root, AxolotlAdapters(), FrozenFormat::kParam);
+    file.script.adapters = ReadAdapters(root, "axolotl", FrozenFormat::kParam);
   } else {
     RefuseQuantized(root);
     if (IsOn(root, "quantize_moe_experts")) {
@@ -629,6 +629,14 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
   file.script.dp_replicate = LengthOf(root, {"dp_replicate_size"});
   if (file.script.dp_shard > 1 && !s.fsdp.value_or(false)) {
     throw root.At("dp_shard_size").Error("an fsdp_config beside it, as axolotl demands");
+  }
+  if (s.context_size.value_or(1) > 1) {
+    const bool gathers = IsOn(root, "sample_packing");  // varlen_llama3, otherwise batch_ring
+    file.script.context_method = gathers ? ContextMethod::kGather : ContextMethod::kRing;
+    file.script.assumed.push_back(
+        {"context_parallel_size", gathers
+                                      ? "keys and values gathered at once, head and tail shared out"
+                                      : "a ring with head and tail shared out"});
   }
   file.script.attention =
       IsOn(root, "eager_attention") ? "materialized" : AttentionOf(root, {"attn_implementation"});

@@ -174,7 +174,7 @@ void ReadPeft(const JsonValue& root, const std::string& file, RunSettings& run) 
   if (run.peft) {
     throw InputError(file, "a second file of adapters", "one file of each kind");
   }
-  run.peft = ReadAdapters(root, PeftAdapters(), FrozenFormat::kMaster);
+  run.peft = ReadAdapters(root, "peft", FrozenFormat::kMaster);
   run.peft_file = file;
 }
 

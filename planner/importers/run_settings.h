@@ -41,11 +41,13 @@ struct Adapters {
 // What a recipe of NeMo Automodel says beside the Trainer's words.
 struct AutomodelFacts {
   bool is_own = false;  // the model is Automodel's own code, not transformers'
-  std::int64_t expert_size = 1;
-  std::int64_t replicate_size = 1;
-  std::int64_t ranks = 0;        // 0: as many as there are
-  std::optional<bool> reshards;  // after forward; none: all but the last layer, no mixture's
-  bool prefetches = false;       // layers name those to gather early
+  // Sizes of the mesh, with the fewest shards, and the pipeline's schedule and micro-batch.
+  Plan mesh;
+  std::int64_t stage_layers = 0;  // of a pipeline; 0: not said
+  std::string stage_round;        // "up", "down": stages to a multiple of its ranks
+  std::int64_t ranks = 0;         // 0: as many as there are
+  std::optional<bool> reshards;   // after forward; none: all but the last layer, no mixture's
+  bool prefetches = false;        // layers name those to gather early
   bool recomputes = false;
   DType master = DType::kBf16;  // of weights as they were loaded, and so of states
   OptimizerSpec optimizer;
@@ -64,6 +66,7 @@ struct ScriptFacts {
   std::int64_t loss_chunks = 0;       // or in so many chunks; both 0: as the kernel set has it
   std::int64_t dp_shard = 0;          // axolotl's mesh
   std::int64_t dp_replicate = 0;
+  ContextMethod context_method = ContextMethod::kRingGather;  // where ranks cut tokens
   std::string accelerate_file;  // that `accelerate launch` is told to read
   std::int64_t nodes = 0;
   std::int64_t gpus_per_node = 0;

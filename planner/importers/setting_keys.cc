@@ -131,6 +131,14 @@ const std::vector<std::pair<std::string, std::string>>& SettingKeys::Marks() {
   return marks;
 }
 
+std::vector<std::string> SettingKeys::Words(std::string_view list) {
+  return ListOf(Data(), list, false);
+}
+
+JsonValue SettingKeys::Table(std::string_view name) {
+  return Data().At(name);
+}
+
 const SettingKey* SettingKeys::Find(const std::string& key) const {
   if (const auto found = keys_.find(key); found != keys_.end()) {
     return &found->second;

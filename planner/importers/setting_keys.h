@@ -40,6 +40,13 @@ class SettingKeys {
   // and framework.
   [[nodiscard]] static const std::vector<std::pair<std::string, std::string>>& Marks();
 
+  // A list of the data file: "silent", the settings that name no choice of a plan; "own_models",
+  // how the checkpoints of Automodel's own models begin; "recomputed_parts", of a layer, in
+  // Automodel.
+  [[nodiscard]] static std::vector<std::string> Words(std::string_view list);
+  // Another table of the data file, whose reader knows it.
+  [[nodiscard]] static JsonValue Table(std::string_view name);
+
   // By the whole key, by its last word among the features of all frameworks, or by a table
   // ("checkpoint.") that it stands in. Null: unknown.
   [[nodiscard]] const SettingKey* Find(const std::string& key) const;

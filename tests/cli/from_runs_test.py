@@ -538,12 +538,10 @@ GENERATORS = {"torchtitan": torchtitan, "accelerate-fsdp1": lambda rng: accelera
 
 # --- The way around
 
-# Keys of the readers that no run has, since what they turn on is refused or is another file's: {table: keys}.
+# Keys of the readers that no run has, since what they turn on is refused, is another file's or is not written by emit: {table: keys}.
 NOT_DRAWN = {
-    "trainer": {"lora_bias", "lora_target_parameters", "bnb_4bit_quant_storage"},
-    "axolotl": {"lora_target_parameters", "lora_rank_pattern.", "lora_alpha_pattern.", "peft_layer_replication", "peft_trainable_token_indices",
-                "peft_autocast_adapter_dtype", "fsdp_config.min_num_params"},
-    "llamafactory-v1": {"peft_config.use_dora", "peft_config.modules_to_save", "peft_config.adapter_name_or_path", "optim_config.name"}}
+    "axolotl": {"context_parallel_size", "sequence_parallel_degree", "fsdp_config.min_num_params"},
+    "llamafactory-v1": {"cp_size", "peft_config.use_dora", "peft_config.modules_to_save", "peft_config.adapter_name_or_path", "optim_config.name"}}
 
 
 def parts(plan):

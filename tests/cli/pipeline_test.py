@@ -69,6 +69,7 @@ class Pipelines(ShardwrightTestCase):
     def test_what_cannot_be_is_said(self):
         for more, text in (('pipeline_parallel_schedule = "ZBVZeroBubble"', "expected GPipe, 1F1B, Interleaved1F1B or LoopedBFS"),
                            ("pipeline_parallel_microbatch_size = 3", "a divisor of local_batch_size 16"),
+                           ("pipeline_parallel_layers_per_stage = 0", "expected an integer in [1, "),
                            ("pipeline_parallel_layers_per_stage = 4", "one stage for each of 4 ranks"),
                            ('pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 9', "several stages"),
                            ("data_parallel_shard_degree = 8", "pipeline degree 4, expected a product of 16 ranks"),

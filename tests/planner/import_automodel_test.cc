@@ -83,6 +83,56 @@ TEST_CASE("Automodel: layers and the root under FSDP2") {
         std::vector{other.plan.units[2].name, other.plan.units[1].name});
 }
 
+// FusedAdam's masters are whole: 16 bits of each are the weight, the others are kept beside it.
+TEST_CASE("Automodel: Transformer Engine's FusedAdam") {
+  const auto fused = [](const std::string& more) {
+    std::string text = kRecipe;
+    const std::size_t at = text.find("torch.optim.Adam, lr: 1.0e-5, weight_decay: 0");
+    text.replace(at, 45, "transformer_engine.pytorch.optimizers.FusedAdam" + more);
+    return text + ModelNamed("gpt2") + Distributed();
+  };
+  PlanFile file = Base(2);
+  ApplyRun(Read(Folder(), {{"r.yaml", fused(", master_weights: true, weight_decay: 0.1")}}), file);
+  CHECK(file.job.optimizer.kind == OptimizerKind::kAdamW);
+  CHECK(file.job.optimizer.impl == OptimizerImpl::kFused);
+  CHECK(file.job.optimizer.weight_decay);
+  CHECK(file.job.precision == Precision{DType::kFp32, DType::kBf16, DType::kFp32});
+  ApplyRun(Read(Folder(), {{"r.yaml", fused(", master_weights: true, adam_w_mode: false")}}), file);
+  CHECK(file.job.optimizer.kind == OptimizerKind::kAdam);
+  CHECK_FALSE(file.job.optimizer.weight_decay);
+  CHECK(file.job.optimizer.states == StateFormat::kMaster);
+  ApplyRun(Read(Folder(), {{"r.yaml", fused("")}}), file);
+  CHECK(file.job.optimizer.states == StateFormat::kFp32);
+  CHECK(file.job.precision.master == DType::kBf16);
+  std::string flash = fused(", weight_decay: 0, master_weight_bits: 24");
+  flash.replace(flash.find("transformer_engine.pytorch.optimizers.FusedAdam"), 47,
+                "flashoptim.FlashAdamW");
+  ApplyRun(Read(Folder(), {{"r.yaml", flash}}), file);
+  CHECK(file.job.optimizer.states == StateFormat::kAo8);
+  CHECK(file.job.optimizer.kind == OptimizerKind::kAdamW);
+  CHECK_FALSE(file.job.optimizer.weight_decay);
+  CHECK(file.job.precision.master == DType::kFp32);
+  CHECK(ErrorOf({{"r.yaml", fused(", master_weights: true, master_weight_dtype: bfloat16")}})
+            .ends_with("since states of FusedAdam in 16 bits cannot be predicted"));
+  CHECK(ErrorOf({{"r.yaml", fused(", quantize: false")}})
+            .ends_with("since FlashAdamW without 8 bits cannot be predicted"));
+  CHECK(ErrorOf({{"r.yaml", fused(", master_weights: true, exp_avg_dtype: torch.bfloat16")}})
+            .ends_with("since states of FusedAdam in 16 bits cannot be predicted"));
+}
+
+TEST_CASE("Automodel: losses") {
+  const auto run = [](const std::string& name) {
+    std::string text = kRecipe;
+    const std::string given = "masked_ce.MaskedCrossEntropy";
+    text.replace(text.find(given), given.size(), name);
+    return Read(Folder(), {{"r.yaml", text + ModelNamed("gpt2") + Distributed()}});
+  };
+  const RunSettings te = run("te_parallel_ce.TEParallelCrossEntropy");
+  CHECK(FactsOf(te).loss_chunks == 1);
+  CHECK(te.script.assumed.back().value == "MaskedCrossEntropy, which keeps more");
+  CHECK(FactsOf(run("linear_ce.FusedLinearCrossEntropy")).loss_chunks > 1);
+}
+
 // FSDP2Manager leaves the model of a single rank as it is.
 TEST_CASE("Automodel: one GPU") {
   PlanFile file = Base(1);
@@ -126,6 +176,132 @@ TEST_CASE("Automodel: experts that ranks share out") {
   CHECK(freed.plan.recompute.size() == 48);
 }
 
+// What FactsOf and the plan say a key is taken for; empty: not in the list.
+std::string Said(const std::string& model, const std::string& text, const std::string& key) {
+  const RunSettings run = ReadRecipe(text);
+  PlanFile file = Base(2);
+  file.model = LoadModelForJob(model, file.job, Path("test"));
+  ApplyRun(run, file);
+  for (const Assumption& one : AssumptionsOf(run, file)) {
+    if (one.key == key) {
+      return one.value;
+    }
+  }
+  return "";
+}
+
+std::string RefusalOf(const std::string& model, const std::string& text) {
+  try {
+    Applied(model, text);
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// 8 GPUs: 2 stages of 4 data-parallel ranks. A step of 48 samples has 6 passes of 2 micro-batches;
+// with one stage a rank, 1F1B's bubble is as long as one micro-batch: 5 more than in one pass of
+// 12, which takes as long as 13.
+TEST_CASE("Automodel: pipelines") {
+  const std::string llama = ModelNamed("meta-llama/Meta-Llama-3-8B");
+  const Plan plan = Applied("llama-3-8b", llama + Distributed(", pp_size: 2")).plan;
+  CHECK(plan.pipeline_size == 2);
+  CHECK(plan.pipeline_stages == 1);
+  CHECK(plan.pipeline_schedule == PipelineSchedule::k1F1B);
+  CHECK(plan.shard_size == 4);
+  CHECK(plan.micro_batch == 1);
+  CHECK(plan.accumulation == 12);
+  CHECK(plan.sync == SyncMode::kLast);
+  CHECK(Kept(plan) == 33);  // no stage frees what it gathered
+  CHECK(
+      Said("llama-3-8b", llama + Distributed(", pp_size: 2"), "step_scheduler.global_batch_size") ==
+      "as one pass of the pipeline; 6 passes take about 38 % longer");
+  CHECK(Said("llama-3-8b", llama + Distributed(), "step_scheduler.global_batch_size").empty());
+  CHECK(Said("llama-3-8b", llama + Distributed(", pp_size: 2"), "distributed.pp_size") ==
+        "stages that count embedding and head as a layer each");
+  const auto pipeline = [&](const std::string& more) {
+    return llama +
+           Distributed(", pp_size: 2, pipeline: {pp_schedule: Interleaved1f1b" + more + "}");
+  };
+  const auto stages = [&](const std::string& more) {
+    return Applied("llama-3-8b", pipeline(more)).plan.pipeline_stages;
+  };
+  CHECK(stages("") == 2);
+  CHECK(stages(", layers_per_stage: 4") == 4);
+  // 32 layers by 5 are 7 stages: 6 or 8 for 2 ranks.
+  CHECK(stages(", layers_per_stage: 5, round_virtual_stages_to_pp_multiple: down") == 3);
+  CHECK(stages(", layers_per_stage: 5, round_virtual_stages_to_pp_multiple: up") == 4);
+  for (const auto& [text, end] : std::initializer_list<std::pair<std::string, const char*>>{
+           {pipeline(", layers_per_stage: 5"), "several stages for each of 2 ranks"},
+           {pipeline(", layers_per_stage: 5, round_virtual_stages_to_pp_multiple: near"),
+            "several stages for each of 2 ranks"},
+           {pipeline(", layers_per_stage: 16"), "several stages for each of 2 ranks"},
+           {pipeline(", pp_microbatch_size: 2"),
+            "local_batch_size: got 2, expected 2 micro-batches of 2 or more"},
+           {llama + Distributed(", pp_size: 'two'"), "pp_size: got \"two\", expected an integer"},
+           {pipeline(", pp_microbatch_size: 4"),
+            "8, which one pass of all ranks has in "
+            "micro-batches of 4"},
+           {llama + Distributed(", pp_size: 3"),
+            "distributed.*_size: got 3, expected a divisor of "
+            "the 8 GPUs of the cluster"},
+           {llama + Distributed(", pp_size: 2, defer_fsdp_grad_sync: false"), "with sync last"},
+           {llama + Distributed(", pp_size: 2, reshard_after_forward: true"),
+            "with reshard never"}}) {
+    CAPTURE(text);
+    const std::string said = RefusalOf("llama-3-8b", text);
+    CHECK_MESSAGE(said.find(end) != std::string::npos, said);
+  }
+  std::string recipe = kRecipe;
+  recipe.replace(recipe.find("local_batch_size: 2"), 19, "local_batch_size: 4");
+  PlanFile file = Base(2);
+  file.model = LoadModelForJob("llama-3-8b", file.job, Path("test"));
+  ApplyRun(Read(Folder(), {{"r.yaml", recipe + pipeline(", pp_microbatch_size: 2")}}), file);
+  CHECK(file.plan.micro_batch == 2);
+  CHECK(file.plan.accumulation == 6);  // 3 passes of 2
+  // Its head is its embedding, which another stage has.
+  const std::string tied = RefusalOf(
+      "llama-3.2-1b", ModelNamed("meta-llama/Llama-3.2-1B") + Distributed(", pp_size: 2"));
+  CHECK_MESSAGE(tied.find("distributed.pp_size: got 2") != std::string::npos, tied);
+}
+
+TEST_CASE("Automodel: cut layers and tokens") {
+  const std::string llama = ModelNamed("meta-llama/Meta-Llama-3-8B");
+  const auto cut = [](const std::string& sizes) {
+    return "distributed: {strategy: fsdp2, " + sizes + "}\n";
+  };
+  const PlanFile tensor = Applied("llama-3-8b", llama + cut("tp_size: 4, dp_size: 2"));
+  CHECK(tensor.plan.tensor_size == 4);
+  CHECK(tensor.plan.shard_size == 2);
+  CHECK(tensor.plan.accumulation == 12);
+  CHECK(tensor.model.tensor_ranks == 4);
+  CHECK(Said("llama-3-8b", llama + cut("tp_size: 4"), "distributed.tp_size")
+            .starts_with("as sequence parallel"));
+  CHECK(Said("llama-3-8b",
+             llama + cut("tp_size: 4, sequence_parallel: true, enable_async_tensor_parallel: true"),
+             "distributed.enable_async_tensor_parallel") ==
+        "as products whose transfers nothing hides");
+  CHECK(Said("llama-3-8b", llama + cut("cp_size: 2"), "distributed.cp_size") ==
+        "as torch's context_parallel");
+  const Plan tokens = Applied("llama-3-8b", llama + cut("cp_size: 2")).plan;
+  CHECK(tokens.context_size == 2);
+  CHECK(tokens.context_method == ContextMethod::kRingGather);
+  CHECK(tokens.shard_size == 8);
+  CHECK(tokens.accumulation == 6);
+  const Plan all =
+      Applied("qwen3-30b-a3b", ModelNamed("Qwen/Qwen3-30B-A3B", ", backend: {attn: te}") +
+                                   cut("ep_size: 4, cp_size: 2, pp_size: 2"))
+          .plan;
+  CHECK(all.context_method == ContextMethod::kRing);
+  CHECK(all.expert_size == 4);
+  CHECK(all.shard_size == 4);
+  CHECK(all.accumulation == 24);
+  CHECK(RefusalOf("llama-3-8b", llama + cut("tp_size: 4, dp_size: 4"))
+            .ends_with("got 16, expected the 8 GPUs of the cluster"));
+  CHECK(RefusalOf("phi-4", ModelNamed("microsoft/phi-4") + cut("tp_size: 2"))
+            .ends_with("since no plan of Automodel's cuts attention without q_proj"));
+}
+
 TEST_CASE("Automodel: adapters") {
   const std::string lora =
       ModelNamed("gpt2") + Distributed() +
@@ -145,7 +321,15 @@ TEST_CASE("Automodel: adapters") {
 TEST_CASE("Automodel: what cannot be predicted is said") {
   const std::string model = ModelNamed("gpt2");
   for (const auto& [text, end] : std::initializer_list<std::pair<std::string, const char*>>{
-           {Distributed(", pp_size: 2"), "since pipeline parallelism cannot be predicted"},
+           {Distributed(", pp_size: 2, pipeline: {pp_schedule: zero_bubble}"),
+            "distributed.pipeline.pp_schedule: got \"zero_bubble\", expected GPipe, 1F1B, "
+            "Interleaved1F1B or LoopedBFS"},
+           {Distributed(", pipeline: {pp_schedule_csv: a.csv}"),
+            "since a pipeline by a file of its schedule cannot be predicted"},
+           {Distributed(", pipeline: {module_fqns_per_model_part: [[a], [b]]}"),
+            "since stages by names of modules cannot be predicted"},
+           {Distributed(", tp_plan: {lm_head: colwise}"),
+            "since layers cut by a plan of one's own cannot be predicted"},
            {"distributed: {strategy: ddp}",
             "since a strategy other than fsdp2 cannot be predicted"},
            {Distributed(", activation_checkpointing: selective"),

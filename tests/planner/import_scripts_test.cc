@@ -14,6 +14,7 @@
 #include "planner/importers/read_adapters.h"
 #include "planner/importers/run_settings.h"
 #include "tests/planner/run_files.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -453,7 +454,8 @@ TEST_CASE("Scripts: version 1 of LLaMA-Factory") {
            {"dist_config: {name: fsdpturbo}",
             "expected fsdp2 or deepspeed, since fsdpturbo cannot be predicted"},
            {quant, "expected a peft_config beside it, since bnb cannot be predicted"},
-           {"cp_size: 2", "since context parallelism cannot be predicted"},
+           {"cp_size: 2\ncp_mode: ring",
+            "since context parallelism by another method cannot be predicted"},
            {"global_batch_size: 3\nmicro_batch_size: 2", "which one pass of all ranks has"}}) {
     CAPTURE(more);
     CHECK(ErrorOf({{"v1.yaml", run + more + "\n"}}).ends_with(end));
@@ -538,6 +540,57 @@ TEST_CASE("Scripts: what trains beside low ranks") {
             .ends_with("since DoRA under FSDP1 or ZeRO-3 cannot be predicted"));
 }
 
+// 8 GPUs, 2 of which share out each sample: FSDP has 8 ranks, the batch 4 samples. Shards of
+// axolotl and Accelerate are counted without them.
+TEST_CASE("Scripts: tokens that ranks cut") {
+  const Folder folder;
+  const auto applied = [&](const std::string& name, const std::string& text) {
+    PlanFile file = Base(2);
+    file.model = LoadModelForJob("llama-3.2-1b", file.job, Path("test"));
+    ApplyRun(Read(folder, {{name, text}}), file);
+    CheckPlan(file, file.plan, "test");
+    CHECK(file.plan.context_size == 2);
+    CHECK(file.job.global_batch == 4);
+    CHECK(MeshOf(file.plan).RankCount() == 8);
+    return file.plan;
+  };
+  const std::string axolotl =
+      "base_model: meta-llama/Llama-3.2-1B\nsequence_len: 2048\nfsdp_version: 2\nfsdp_config:\n"
+      "  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n";
+  const std::string two = "context_parallel_size: 2\n";
+  const Plan packed = applied("a.yml", axolotl + two + "sample_packing: true\n");
+  CHECK(packed.shard_size == 8);
+  CHECK(packed.context_method == ContextMethod::kGather);
+  CHECK(applied("a.yml", axolotl + two).context_method == ContextMethod::kRing);
+  const Plan hybrid = applied("a.yml", axolotl + two +
+                                           "sample_packing: true\ndp_shard_size: 2\n"
+                                           "dp_replicate_size: 2\n");
+  CHECK(hybrid.shard_size == 4);
+  CHECK(hybrid.replicate_size == 2);
+  CHECK(applied("a.yml", axolotl + "sequence_parallel_degree: 2\n").shard_size == 8);
+  CHECK(Read(folder, {{"a.yml", axolotl + two + "heads_k_stride: 2\n"}})
+            .script.assumed.back()
+            .value == "as all-gathers of whole keys and values");
+  const std::string v1 =
+      "model: meta-llama/Llama-3.2-1B\nmodel_class: llm\ndist_config: {name: fsdp2}\ncp_size: 2\n";
+  CHECK(applied("v1.yaml", v1).context_method == ContextMethod::kUlysses);
+  const std::string accelerate =
+      "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\n"
+      "fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"
+      "num_processes: 8\nparallelism_config:\n  parallelism_config_cp_size: 2\n"
+      "  parallelism_config_dp_shard_size: 4\n";
+  CHECK(applied("f.yaml", accelerate).context_method == ContextMethod::kRingGather);
+  for (const auto& [text, end] : std::initializer_list<std::pair<std::string, const char*>>{
+           {axolotl + "context_parallel_size: 0\n",
+            "a.yml: context_parallel_size: got 0, expected an integer in [1, 16777216]"},
+           {accelerate + "  parallelism_config_cp_comm_strategy: alltoall\n",
+            "since context parallelism by alltoall cannot be predicted"},
+           {axolotl + two + "ring_attn_func: batch_zigzag\n",
+            "since context parallelism by another ring cannot be predicted"}}) {
+    CHECK_MESSAGE(ErrorOf({{"a.yml", text}}).ends_with(end), ErrorOf({{"a.yml", text}}));
+  }
+}
+
 // PEFT's own file beside one of the run.
 TEST_CASE("Scripts: adapter_config.json") {
   const Folder folder;
@@ -599,6 +652,15 @@ TEST_CASE("Scripts: what else people do with adapters is refused by name") {
       "base_model: gpt2\nadapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n";
   for (const auto& [line, feature] : std::initializer_list<std::pair<const char*, const char*>>{
            {"lora_target_parameters: [mlp.experts]", "adapters of the experts' tensors"},
+           {"lora_bias: all", "biases trained beside adapters"},
+           {"peft_layer_replication: [[0, 4]]", "replicated layers"},
+           {"peft_trainable_token_indices: [1]", "tokens trained beside adapters"},
+           {"peft_trainable_token_indices:\n  embed_tokens: [1]", "tokens trained beside adapters"},
+           {"peft_autocast_adapter_dtype: true", "adapters in the base's dtype by a key"},
+           {"bnb_4bit_quant_storage: bfloat16",
+            "quantized weights stored in another dtype by a key"},
+           {"loftq_config:\n  loftq_bits: 4", "LoftQ"},
+           {"lora_alpha_pattern:\n  q_proj: 4", "several alphas by pattern"},
            {"lora_rank_pattern:\n  q_proj: 4", "several ranks by pattern"}}) {
     CAPTURE(std::string(line));
     CHECK(ErrorOf({{"a.yml", run + line + "\n"}})
