@@ -405,6 +405,48 @@ ShardChoice ReadShard(const Flag& flag) {
   return choice;
 }
 
+void ReadMode(const Flag& flag, Job& job) {
+  const std::vector<std::string> words = Split(flag.text, ',');
+  std::vector<std::string_view> names(kJobModeNames.begin(), kJobModeNames.end());
+  names.insert(names.end(), kTrainsByNames.begin() + 1, kTrainsByNames.end());
+  const std::size_t name = ReadChoice({flag.name, words[0]}, names);
+  job.mode = name == 1 ? JobMode::kForward : JobMode::kTrain;
+  job.trains_by = name < 2 ? TrainsBy::kOwn : static_cast<TrainsBy>(name - 1);
+  const bool is_grpo = job.trains_by == TrainsBy::kGrpo;
+  Rollout& rollout = job.rollout = {};
+  rollout.engine = is_grpo ? 0.3 : 0.0;  // TRL's vllm_gpu_memory_utilization
+  const auto count = [](const Flag& value, std::int64_t least) {
+    return ReadCount(value, least, std::int64_t{1} << 24);
+  };
+  for (std::size_t i = 1; i < words.size(); ++i) {
+    const std::vector<std::string> parts = Split(words[i], '=');
+    const Flag value{flag.name + ' ' + parts[0], parts.back()};
+    if (parts.size() != (parts[0] == "sleep" ? 1 : 2) || !is_grpo) {
+      throw FlagError(flag, "words such as completion=1024 or sleep, behind grpo alone");
+    }
+    if (parts[0] == "completion") {
+      rollout.completion = count(value, 1);
+    } else if (parts[0] == "generations") {
+      rollout.generations = count(value, 2);
+    } else if (parts[0] == "updates") {
+      rollout.updates = count(value, 1);
+    } else if (parts[0] == "engine") {
+      rollout.by_trainer = parts[1] == "trainer";
+      rollout.engine = rollout.by_trainer || parts[1] == "apart" ? 0.0 : ReadFraction(value);
+    } else if (parts[0] == "beta") {
+      rollout.has_reference = ReadFraction(value) > 0;
+    } else if (parts[0] == "seconds") {
+      rollout.seconds = ReadPositive(value, kMaxGeneration);
+    } else if (parts[0] == "sleep") {
+      rollout.sleeps = true;
+    } else {
+      throw FlagError(value, "completion, generations, updates, beta, engine, sleep or seconds");
+    }
+  }
+  // TRL corrects what an engine samples by a forward, and needs one where updates share it.
+  rollout.has_old = is_grpo && (!rollout.by_trainer || rollout.updates > 1);
+}
+
 WrapSpec ReadWrap(const Flag& flag) {
   return AsUsage([&] { return ParseWrap(flag.text, flag.name); });
 }

@@ -494,11 +494,12 @@ std::vector<std::string> MatchedTargets(const Model& model, const std::vector<st
 }
 
 std::int64_t SamplesPerExample(TrainsBy trains_by) {
-  return trains_by == TrainsBy::kOwn || trains_by == TrainsBy::kKto ? 1 : 2;
+  return trains_by == TrainsBy::kOwn || trains_by >= TrainsBy::kKto ? 1 : 2;
 }
 
-bool HasReference(TrainsBy trains_by) {
-  return trains_by == TrainsBy::kDpo || trains_by == TrainsBy::kKto;
+bool HasReference(TrainsBy trains_by, const Rollout& rollout) {
+  return trains_by == TrainsBy::kDpo || trains_by == TrainsBy::kKto ||
+         (trains_by == TrainsBy::kGrpo && rollout.has_reference);
 }
 
 namespace {
@@ -547,12 +548,12 @@ void ApplyAdapters(Model& model, const TrainableSpec& spec, const Path& where) {
 void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) {
   if (spec.trains_by == TrainsBy::kReward) {
     AddScore(model, where);
+  } else if (spec.trains_by == TrainsBy::kGrpo) {
+    ScoreCompletions(model, spec.rollout.completion, where);
   }
   Freeze(model, spec.frozen, where);
   ApplyAdapters(model, spec, where);
-  if (HasReference(spec.trains_by)) {
-    AddReference(model, spec.lora_rank > 0, spec.trains_by == TrainsBy::kKto);
-  }
+  AddForwards(model, spec);
 }
 
 }  // namespace shardwright

@@ -122,6 +122,7 @@ struct Job {
   std::vector<std::string> lora_saved;    // globs of modules of which a copy learns whole
   bool lora_magnitudes = false;           // DoRA: the lengths of the weights' rows learn, too
   TrainsBy trains_by = TrainsBy::kOwn;    // what a step trains by
+  Rollout rollout;                        // of kGrpo
   FrozenFormat frozen_format = FrozenFormat::kMaster;
   bool quantized_experts = false;  // experts, too, are stored in a frozen format of 8 or 4 bits
   double memory_margin = 0.0;      // fraction of device memory that plans leave free

@@ -13,8 +13,8 @@ namespace shardwright {
 using NameList = std::span<const std::string_view>;
 
 inline constexpr std::array<std::string_view, 2> kJobModeNames = {"train", "forward"};
-inline constexpr std::array<std::string_view, 6> kTrainsByNames = {
-    "own", "dpo", "dpo_precomputed", "orpo", "reward", "kto"};
+inline constexpr std::array<std::string_view, 7> kTrainsByNames = {
+    "own", "dpo", "dpo_precomputed", "orpo", "reward", "kto", "grpo"};
 inline constexpr std::array<std::string_view, 7> kOptimizerNames = {
     "sgd", "momentum", "adam", "adamw", "adadelta", "lion", "adafactor"};
 inline constexpr std::array<std::string_view, 3> kOptimizerImplNames = {"foreach", "fused",

@@ -55,6 +55,7 @@ void CheckJob(const Job& job, const std::string& where) {
   CheckJobRange(job.lora_rank, 0, kMaxSequence, where, "lora_rank");
   CheckFraction(job.lora_dropout, where, "lora_dropout");
   CheckFraction(job.memory_margin, where, "memory_margin");
+  CheckFraction(job.memory_margin + job.rollout.engine, where, "memory_margin + rollout.engine");
 }
 
 void CheckAllocator(const AllocatorSettings& allocator, const std::string& where) {
@@ -93,6 +94,19 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
                      "an even number, since job.trains_by " +
                          std::string(NameIn(kTrainsByNames, job.trains_by)) +
                          " compares pairs, each of 2 samples");
+  }
+  const Rollout& rollout = job.rollout;
+  const std::int64_t generated =
+      plan.micro_batch * (rollout.batches > 0 ? rollout.batches : plan.accumulation);
+  if (job.trains_by == TrainsBy::kGrpo && (generated % rollout.generations) *
+                                                  (MeshOf(plan).DataCount() % rollout.generations) %
+                                                  rollout.generations !=
+                                              0) {
+    throw InputError(
+        where,
+        std::to_string(generated) + " completions of each of " +
+            std::to_string(MeshOf(plan).DataCount()) + " ranks",
+        "in all a multiple of rollout.generations " + std::to_string(rollout.generations));
   }
   if (MeshOf(plan).RankCount() > kMaxRanks) {
     throw InputError(FieldOf(where, "replicate_size"), std::to_string(plan.replicate_size),

@@ -383,13 +383,15 @@ RunFacts FactsOf(const RunSettings& run) {
   facts.attention = run.script.attention;
   facts.adapters = run.script.adapters;
   facts.trains_by = run.script.trains_by;
+  facts.rollout = run.script.rollout;
   facts.loss_chunks = run.script.loss_chunks;
   if (run.script.loss_rows > 0) {
     const std::int64_t micro = run.trainer->per_device_train_batch_size.value_or(8) *
                                SamplesPerExample(run.script.trains_by);
     constexpr std::int64_t kMost = std::int64_t{1} << 20;  // as --loss-chunks
-    facts.loss_chunks = std::clamp<std::int64_t>(
-        run.script.sequence_length * micro / run.script.loss_rows, 2, kMost);
+    const std::int64_t tokens = run.script.rollout.completion > 0 ? run.script.rollout.completion
+                                                                  : run.script.sequence_length;
+    facts.loss_chunks = std::clamp<std::int64_t>(tokens * micro / run.script.loss_rows, 2, kMost);
   }
   facts.nodes = run.script.nodes;
   facts.gpus_per_node = run.script.gpus_per_node;

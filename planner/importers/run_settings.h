@@ -73,6 +73,7 @@ struct ScriptFacts {
   std::int64_t global_batch = 0;        // of trainers of their own: samples of a step on all ranks
   bool has_bf16_adapters = false;       // otherwise fp32 (PEFT's autocast_adapter_dtype)
   TrainsBy trains_by = TrainsBy::kOwn;  // batch sizes of a file count pairs
+  Rollout rollout;                      // of GRPO
   std::vector<Assumption> assumed;      // the script's own defaults
 
   // Neither the Trainer nor Accelerate wraps the model.
@@ -108,6 +109,7 @@ struct RunFacts {
   std::int64_t loss_chunks = 0;  // as --loss-chunks
   Adapters adapters;
   TrainsBy trains_by = TrainsBy::kOwn;
+  Rollout rollout;
   bool has_micro_batch = false;   // otherwise the user's script decides
   bool has_accumulation = false;  // the same
   bool has_optimizer = false;     // the same

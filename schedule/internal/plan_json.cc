@@ -57,6 +57,20 @@ constexpr auto kAllocatorFields = [](auto& allocator, auto& visit) {
   visit("pinned_max_round_mib", allocator.pinned_max_round_mib,
         {.most = 1 << 20, .is_written = allocator.pinned_max_round_mib > 0});
 };
+constexpr auto kRolloutFields = [](auto& rollout, auto& visit) {
+  visit("completion", rollout.completion, {.most = std::int64_t{1} << 30});
+  visit("generations", rollout.generations, {.least = 2, .most = kMaxAccumulation});
+  visit("updates", rollout.updates, {.least = 1, .most = kMaxAccumulation});
+  visit("batches", rollout.batches, {.most = kMaxAccumulation});
+  visit("has_old", rollout.has_old);
+  visit("has_reference", rollout.has_reference);
+  visit("engine", rollout.engine, kFraction);
+  visit("sleeps", rollout.sleeps);
+  visit("by_trainer", rollout.by_trainer);
+  visit("seconds", rollout.seconds,
+        {.holds = [](double s) { return s >= 0 && s <= kMaxGeneration; },
+         .expected = "seconds, at most 1e6"});
+};
 constexpr auto kJobFields = [](auto& job, auto& visit) {
   visit("mode", job.mode, {.names = kJobModeNames});
   visit("sequence_length", job.sequence_length,
@@ -79,6 +93,7 @@ constexpr auto kJobFields = [](auto& job, auto& visit) {
   visit("lora_magnitudes", job.lora_magnitudes, {.is_written = job.lora_magnitudes});
   visit("trains_by", job.trains_by,
         {.names = kTrainsByNames, .is_written = job.trains_by != TrainsBy::kOwn});
+  visit("rollout", job.rollout, kRolloutFields, job.trains_by == TrainsBy::kGrpo);
   visit("frozen_format", job.frozen_format,
         {.names = kFrozenFormatNames, .is_written = job.frozen_format != FrozenFormat::kMaster});
   visit("quantized_experts", job.quantized_experts, {.is_written = job.quantized_experts});
