@@ -111,7 +111,7 @@ void Generate(const PlanFile& file, RolloutPhases& p) {
   const Decoder decoder = DecoderOf(file.model, p.samples);
   p.engine = EngineMemory(file);
   const double room = static_cast<double>(p.engine.value) - decoder.weights;
-  p.concurrent = static_cast<std::int64_t>(room / (decoder.cache * length));
+  p.concurrent = static_cast<std::int64_t>(room / std::max(1.0, decoder.cache * length));
   if (room < 0 || p.concurrent < 1) {
     throw InputError("job.rollout.engine", Format(p.engine) + " of the GPU's memory",
                      "more: the weights take " + Format(Bytes(std::llround(decoder.weights))) +
@@ -121,6 +121,7 @@ void Generate(const PlanFile& file, RolloutPhases& p) {
   p.cache = Bytes(std::llround(room));
   const double bandwidth = file.cluster.gpu.memory_bandwidth.value.value;
   const double peak = RatesOf(file, file.plan, Seconds(1)).peak.value;
+  const double computed = peak > 0 ? decoder.flops / peak : 0;  // per token and sample
   const auto waves = static_cast<double>((p.samples + p.concurrent - 1) / p.concurrent);
   const double at_once = static_cast<double>(p.samples) / waves;
   const double prompt = length - completion;
@@ -128,8 +129,8 @@ void Generate(const PlanFile& file, RolloutPhases& p) {
       (decoder.read + at_once * decoder.cache * (prompt + completion / 2)) / bandwidth;
   const double prompts =
       std::max(1.0, static_cast<double>(p.samples) / static_cast<double>(rollout.generations));
-  const double least = waves * completion * std::max(read, decoder.flops * at_once / peak) +
-                       prompts * prompt * decoder.flops / peak;
+  const double least =
+      waves * completion * std::max(read, computed * at_once) + prompts * prompt * computed;
   p.least = Seconds(kLeastOverRead * least);
   p.most = Seconds(kMostOverRead * least);
   p.generation = Seconds((p.least.value + p.most.value) / 2);

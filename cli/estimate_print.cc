@@ -267,11 +267,9 @@ std::string MisfitText(const Question& question, const Estimate& e) {
   text += "\n";
   Table table({kLeft, kLeft});
   table.Row({"least", Format(least.Needs()) + " per GPU: " + least.family + ", " + least.label});
-  if (const Rollout& rollout = e.file.job.rollout; rollout.engine > 0) {
+  if (const Rollout& rollout = e.file.job.rollout; rollout.engine > 0 && !rollout.sleeps) {
     table.Row(
-        {"engine", Format(EngineMemory(e.file)) + " of each GPU" +
-                       (rollout.sleeps ? " while it generates"
-                                       : "; with --mode grpo,sleep none while the model learns")});
+        {"engine", Format(EngineMemory(e.file)) + " of each GPU; --mode grpo,sleep frees it"});
   }
   for (const Fix& fix : e.fixes) {
     table.Row({fix.change, Format(fix.step_time) + " per step, " + Format(fix.memory) +

@@ -3,6 +3,8 @@
 #include <array>
 #include <cmath>
 #include <ctime>
+#include <functional>
+#include <map>
 #include <optional>
 #include <system_error>
 
@@ -415,33 +417,27 @@ void ReadMode(const Flag& flag, Job& job) {
   const bool is_grpo = job.trains_by == TrainsBy::kGrpo;
   Rollout& rollout = job.rollout = {};
   rollout.engine = is_grpo ? 0.3 : 0.0;  // TRL's vllm_gpu_memory_utilization
-  const auto count = [](const Flag& value, std::int64_t least) {
-    return ReadCount(value, least, std::int64_t{1} << 24);
-  };
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  const std::map<std::string, std::function<void(const Flag&)>> readers = {
+      {"completion", [&](const Flag& f) { rollout.completion = ReadCount(f, 1, kMost); }},
+      {"generations", [&](const Flag& f) { rollout.generations = ReadCount(f, 2, kMost); }},
+      {"updates", [&](const Flag& f) { rollout.updates = ReadCount(f, 1, kMost); }},
+      {"beta", [&](const Flag& f) { rollout.has_reference = ReadFraction(f) > 0; }},
+      {"seconds", [&](const Flag& f) { rollout.seconds = ReadPositive(f, kMaxGeneration); }},
+      {"sleep", [&](const Flag& f) { rollout.sleeps = f.text == "sleep"; }},
+      {"engine", [&](const Flag& f) {
+         rollout.by_trainer = f.text == "trainer";
+         rollout.engine = rollout.by_trainer || f.text == "apart" ? 0.0 : ReadFraction(f);
+       }}};
   for (std::size_t i = 1; i < words.size(); ++i) {
     const std::vector<std::string> parts = Split(words[i], '=');
-    const Flag value{flag.name + ' ' + parts[0], parts.back()};
-    if (parts.size() != (parts[0] == "sleep" ? 1 : 2) || !is_grpo) {
-      throw FlagError(flag, "words such as completion=1024 or sleep, behind grpo alone");
+    const auto reader = readers.find(parts[0]);
+    if (!is_grpo || reader == readers.end() || parts.size() > 2) {
+      throw FlagError(flag,
+                      "behind grpo alone completion, generations, updates, beta, engine, "
+                      "sleep or seconds, such as completion=1024");
     }
-    if (parts[0] == "completion") {
-      rollout.completion = count(value, 1);
-    } else if (parts[0] == "generations") {
-      rollout.generations = count(value, 2);
-    } else if (parts[0] == "updates") {
-      rollout.updates = count(value, 1);
-    } else if (parts[0] == "engine") {
-      rollout.by_trainer = parts[1] == "trainer";
-      rollout.engine = rollout.by_trainer || parts[1] == "apart" ? 0.0 : ReadFraction(value);
-    } else if (parts[0] == "beta") {
-      rollout.has_reference = ReadFraction(value) > 0;
-    } else if (parts[0] == "seconds") {
-      rollout.seconds = ReadPositive(value, kMaxGeneration);
-    } else if (parts[0] == "sleep") {
-      rollout.sleeps = true;
-    } else {
-      throw FlagError(value, "completion, generations, updates, beta, engine, sleep or seconds");
-    }
+    reader->second({flag.name + ' ' + parts[0], parts.back()});
   }
   // TRL corrects what an engine samples by a forward, and needs one where updates share it.
   rollout.has_old = is_grpo && (!rollout.by_trainer || rollout.updates > 1);

@@ -506,20 +506,16 @@ namespace {
 
 void ApplyAdapters(Model& model, const TrainableSpec& spec, const Path& where) {
   if (spec.lora_rank == 0) {
-    if (!spec.lora_targets.empty()) {
-      throw InputError(where.Field("lora_rank").str(), "0 with lora_targets", "a rank above 0");
-    }
-    if (spec.lora_dropout != 0.0) {
-      throw InputError(where.Field("lora_rank").str(), "0 with lora_dropout", "a rank above 0");
-    }
-    if (spec.lora_alpha != 0.0) {
-      throw InputError(where.Field("lora_rank").str(), "0 with lora_alpha", "a rank above 0");
-    }
-    if (!spec.lora_saved.empty() || spec.lora_magnitudes) {
-      throw InputError(
-          where.Field("lora_rank").str(),
-          std::string("0 with ") + (spec.lora_magnitudes ? "lora_magnitudes" : "lora_saved"),
-          "a rank above 0");
+    const std::pair<const char*, bool> others[] = {{"lora_targets", !spec.lora_targets.empty()},
+                                                   {"lora_dropout", spec.lora_dropout != 0.0},
+                                                   {"lora_alpha", spec.lora_alpha != 0.0},
+                                                   {"lora_magnitudes", spec.lora_magnitudes},
+                                                   {"lora_saved", !spec.lora_saved.empty()}};
+    for (const auto& [name, is_given] : others) {
+      if (is_given) {
+        throw InputError(where.Field("lora_rank").str(), std::string("0 with ") + name,
+                         "a rank above 0");
+      }
     }
     return;
   }

@@ -129,12 +129,12 @@ std::vector<Misfit> FindMisfits(const Problem& problem, const Plan& plan, Bytes 
                            Format(result.memory.outside) + ", of " + limit});
   }
   if (problem.job.rollout.sleeps) {  // it wakes beside what no step frees
-    const auto& by = result.memory.allocated.DevicePeak().by_category;
-    Bytes needed = EngineMemory(problem) + result.memory.outside;
-    for (const Category kept :
-         {Category::kParameterShard, Category::kOptimizerState, Category::kModelBuffer}) {
-      needed += by[static_cast<std::size_t>(kept)];
-    }
+    const auto kept = [&](Category category) {
+      return result.memory.allocated.DevicePeak().by_category[static_cast<std::size_t>(category)];
+    };
+    const Bytes needed = EngineMemory(problem) + result.memory.outside +
+                         kept(Category::kParameterShard) + kept(Category::kOptimizerState) +
+                         kept(Category::kModelBuffer);
     if (needed > usable) {
       misfits.push_back({Misfit::Kind::kDevice, needed, usable,
                          "does not fit: the engine's " + Format(EngineMemory(problem)) +

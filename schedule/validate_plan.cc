@@ -70,6 +70,24 @@ void CheckAllocator(const AllocatorSettings& allocator, const std::string& where
                 "allocator.garbage_collection_threshold");
 }
 
+void CheckRollout(const Job& job, const Plan& plan, const std::string& where) {
+  const Rollout& rollout = job.rollout;
+  const bool is_grpo = job.trains_by == TrainsBy::kGrpo;
+  if (is_grpo ? (rollout.engine > 0 ? rollout.by_trainer : rollout.sleeps) : rollout != Rollout()) {
+    throw InputError(FieldOf(where, "rollout"), "settings that contradict each other",
+                     "trains_by grpo, sleeps with an engine, by_trainer without one");
+  }
+  const std::int64_t ranks = MeshOf(plan).DataCount(), group = rollout.generations;
+  const std::int64_t generated =
+      plan.micro_batch * (rollout.batches > 0 ? rollout.batches : plan.accumulation);
+  if (is_grpo && (generated % group) * (ranks % group) % group != 0) {
+    throw InputError(
+        where,
+        std::to_string(generated) + " completions of each of " + std::to_string(ranks) + " ranks",
+        "in all a multiple of rollout.generations " + std::to_string(group));
+  }
+}
+
 void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
   CheckRange(plan.shard_size, 1, kMaxRanks, where, "shard_size");
   CheckRange(plan.replicate_size, 1, kMaxRanks, where, "replicate_size");
@@ -95,19 +113,7 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
                          std::string(NameIn(kTrainsByNames, job.trains_by)) +
                          " compares pairs, each of 2 samples");
   }
-  const Rollout& rollout = job.rollout;
-  const std::int64_t generated =
-      plan.micro_batch * (rollout.batches > 0 ? rollout.batches : plan.accumulation);
-  if (job.trains_by == TrainsBy::kGrpo && (generated % rollout.generations) *
-                                                  (MeshOf(plan).DataCount() % rollout.generations) %
-                                                  rollout.generations !=
-                                              0) {
-    throw InputError(
-        where,
-        std::to_string(generated) + " completions of each of " +
-            std::to_string(MeshOf(plan).DataCount()) + " ranks",
-        "in all a multiple of rollout.generations " + std::to_string(rollout.generations));
-  }
+  CheckRollout(job, plan, where);
   if (MeshOf(plan).RankCount() > kMaxRanks) {
     throw InputError(FieldOf(where, "replicate_size"), std::to_string(plan.replicate_size),
                      "at most " + std::to_string(kMaxRanks) + " ranks in all");

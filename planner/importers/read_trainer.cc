@@ -333,11 +333,9 @@ std::string TrlScript(const JsonValue& root) {
   const std::filesystem::path path(where);
   const std::string name = (path.parent_path().filename() / path.filename()).string();
   const auto says = [&](std::string_view word) { return name.find(word) != name.npos; };
-  if (says("grpo") || CompletionKey(root)) {
-    if (says("rloo") || says("dppo") || says("gkd") || says("online")) {
-      throw InputError(where, "a script of TRL that generates by itself",
-                       "grpo, since the other ones cannot be predicted");
-    }
+  const bool is_unread =
+      says("cpo") || says("gkd") || says("rloo") || says("dppo") || says("online");
+  if (!is_unread && (says("grpo") || CompletionKey(root))) {
     return "grpo";
   }
   const bool compares = FindOne(root, {"beta", "max_prompt_length", "precompute_ref_log_probs",
@@ -348,7 +346,7 @@ std::string TrlScript(const JsonValue& root) {
   }
   const auto loss = root.Find("loss_type");
   const bool is_kto = loss ? loss->AsString() == "kto" : says("kto");
-  const bool is_other = (says("kto") && !is_kto) || says("cpo") || says("gkd");
+  const bool is_other = (says("kto") && !is_kto) || is_unread;
   if (is_other || !(says("orpo") || is_kto || says("dpo") || loss)) {
     throw InputError(where,
                      is_other ? "a script of TRL that compares no answers with a reference"

@@ -99,17 +99,8 @@ struct RunSettings {
 };
 
 // What a plan must be made with before the settings can be applied to it; 0 and empty: not said.
-struct RunFacts {
-  std::int64_t sequence_length = 0;
-  std::int64_t nodes = 0;
-  std::int64_t gpus_per_node = 0;
-  std::string model;             // of the zoo, for torchtitan's own models, or as a script names it
-  std::string kernel_set;        // the stack that the framework runs on
-  std::string attention;         // as --attention
-  std::int64_t loss_chunks = 0;  // as --loss-chunks
-  Adapters adapters;
-  TrainsBy trains_by = TrainsBy::kOwn;
-  Rollout rollout;
+struct RunFacts : ScriptFacts {
+  std::string kernel_set;         // the stack that the framework runs on
   bool has_micro_batch = false;   // otherwise the user's script decides
   bool has_accumulation = false;  // the same
   bool has_optimizer = false;     // the same

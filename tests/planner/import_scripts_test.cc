@@ -876,7 +876,7 @@ TEST_CASE("Scripts: GRPO, with who generates and what is forwarded") {
   CHECK(error("vllm_tensor_parallel_size: 2\n").find("vllm_tensor_parallel_size") !=
         std::string::npos);
   CHECK(ErrorOf({{"rloo.yaml", "output_dir: o\nnum_generations: 4\n"}})
-            .find("expected grpo, since the other ones cannot be predicted") != std::string::npos);
+            .find("since sft that generates cannot be predicted") != std::string::npos);
   const std::string axolotl =
       "base_model: b\nmicro_batch_size: 2\nsequence_len: 4096\nrl: grpo\n"
       "trl:\n  max_completion_length: 64\n  num_generations: 4\n  beta: 0.04\n  use_vllm: true\n";

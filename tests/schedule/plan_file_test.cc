@@ -158,6 +158,7 @@ TEST_CASE("PlanFile: every field comes back") {
               .lora_alpha = 12.5,
               .lora_targets = {"q_proj"},
               .lora_saved = {},
+              .rollout = {},
               .memory_margin = 0.125,
               .allocator = {}};
   file.model = LoadModelForJob("llama-3.2-1b", file.job, Path("test"));
