@@ -74,7 +74,7 @@ void CheckRollout(const Job& job, const Plan& plan, const std::string& where) {
   const Rollout& rollout = job.rollout;
   const bool is_grpo = job.trains_by == TrainsBy::kGrpo;
   if (is_grpo ? (rollout.engine > 0 ? rollout.by_trainer : rollout.sleeps) : rollout != Rollout()) {
-    throw InputError(FieldOf(where, "rollout"), "settings that contradict each other",
+    throw InputError(where, "a job whose rollout contradicts itself",
                      "trains_by grpo, sleeps with an engine, by_trainer without one");
   }
   const std::int64_t ranks = MeshOf(plan).DataCount(), group = rollout.generations;

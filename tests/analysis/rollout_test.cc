@@ -99,6 +99,28 @@ TEST_CASE("PhasesOf: updates share a generation and its forwards") {
             ->generations_per_step == doctest::Approx(2));
 }
 
+TEST_CASE("CheckPlan: groups are whole, and an engine that sleeps exists") {
+  const auto refuses = [](const char* text, const auto&... plan) {
+    try {
+      (void)Plan8B(plan...);
+    } catch (const InputError& e) {
+      return std::string(e.what()).ends_with(text);
+    }
+    return *text == '\0';
+  };
+  const std::string one = R"("micro_batch": 1, "accumulation": 3)";
+  CHECK(refuses("", R"(, "generations": 12)", "fsdp2", one));
+  CHECK(refuses(
+      "got 3 completions of each of 8 ranks, expected in all a multiple of rollout.generations 16",
+      R"(, "generations": 16)", "fsdp2", one));
+  CHECK(refuses("", R"(, "generations": 16, "batches": 2)", "fsdp2", one));
+  const char* contradicts =
+      "got a job whose rollout contradicts itself, expected trains_by grpo, sleeps with an engine, "
+      "by_trainer without one";
+  CHECK(refuses(contradicts, R"(, "sleeps": true)"));
+  CHECK(refuses(contradicts, R"(, "engine": 0.5, "by_trainer": true)"));
+}
+
 TEST_CASE(
     "UsableMemory: an engine that stays takes its part, one that sleeps wakes beside the state") {
   const Bytes all = UsableMemory(Plan8B(""));
