@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 
 #include "core/error.h"
@@ -80,7 +81,7 @@ void CheckRollout(const Job& job, const Plan& plan, const std::string& where) {
   const std::int64_t ranks = MeshOf(plan).DataCount(), group = rollout.generations;
   const std::int64_t generated =
       plan.micro_batch * (rollout.batches > 0 ? rollout.batches : plan.accumulation);
-  if (is_grpo && (generated % group) * (ranks % group) % group != 0) {
+  if (is_grpo && generated % (group / std::gcd(group, ranks)) != 0) {
     throw InputError(
         where,
         std::to_string(generated) + " completions of each of " + std::to_string(ranks) + " ranks",
