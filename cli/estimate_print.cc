@@ -188,7 +188,9 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
                      RecomputeWords(file) + OffloadWords(file.plan.offload) + sharding + "\n";
   text += Rounded(e.outcome.rates.tokens_per_second_per_gpu) + " " + unit + "/s per GPU +- " +
           Percent(BandOf(e)) +
-          (arguments.Get("--lengths").is_given() ? ", all samples as long as --seq; " : "; ") +
+          (e.phases && !e.phases->generation       ? ", without its generation; "
+           : arguments.Get("--lengths").is_given() ? ", all samples as long as --seq; "
+                                                   : "; ") +
           Tokens(static_cast<double>(question.tokens)) + " " + unit + " take " +
           Duration(totals.seconds) + ", " + Few(totals.gpu_hours) + " GPU-hours" +
           (question.price > 0 ? ", " + Few(totals.gpu_hours * question.price) + " at " +

@@ -22,7 +22,7 @@ void AddPhases(const PlanFile& file, const RolloutPhases& p, Table& table) {
                    ", " + Format(p.cache) + " of it for keys and values of " +
                    WithCommas(p.concurrent) + " samples; it generates " + WithCommas(p.samples)});
   }
-  if (!rollout.by_trainer) {
+  if (p.weights > Seconds(0)) {
     table.Row({"weights to engine", Format(p.weights)});
   }
   if (p.log_probabilities > Seconds(0)) {

@@ -76,6 +76,7 @@ class Answers(ShardwrightTestCase):
         self.assertIn("A step with its generation: ", self.succeed("simulate", "plan.json"))
         told = json.loads(self.succeed("estimate", "gpt2", "4xA100-80", "--mode", "grpo,engine=apart,seconds=7", "--global-batch", "64", "--json"))
         self.assertEqual((told["phases"]["generation_s"], told["phases"]["engine_bytes"]), (7, 0))
+        self.assertIn(" %, without its generation; ", self.succeed("estimate", "gpt2", "4xA100-80", "--mode", "grpo,engine=apart", "--global-batch", "64"))
         for words in ("sft", "dpo,sleep", "grpo,groups=8", "grpo,engine=1", "grpo,completion"):
             code, _, err = self.run_program("estimate", "gpt2", "4xA100-80", "--mode", words)
             self.assertEqual((code, err.startswith("error: --mode")), (2, True), err)
