@@ -76,10 +76,12 @@ bool KnowsStack(const std::string& kernels) {
   return HasFit([&](const ProfileFit& fit) { return fit.RunCount(kernels) > 0; });
 }
 
-// No step is known of ranks that cut layers or tokens or share out experts: the stack has not seen
-// them.
+// No step is known of ranks that cut layers or tokens, share out experts or have other layers: the
+// stack has not seen them.
 bool IsOnNewMesh(const PlanFile& file) {
-  return file.plan.tensor_size > 1 || file.plan.expert_size > 1 || file.plan.context_size > 1;
+  return file.plan.tensor_size * file.plan.expert_size * file.plan.context_size *
+             file.plan.pipeline_size >
+         1;
 }
 
 std::string TextOf(const PlanFile& file, const Known& known) {
@@ -172,7 +174,9 @@ Confidence ConfidenceOf(const PlanFile& file, std::string_view source) {
   const Known known = KnownOf(file);
   const auto [kind, least] = LeastBand(file, known, source);
   const std::string text = TextOf(file, known);
-  return {IsOnNewMesh(file) ? text + "; none cuts layers or tokens or shares out experts" : text,
+  return {IsOnNewMesh(file)
+              ? text + "; none cuts layers or tokens, shares out experts or has stages"
+              : text,
           std::max(StepTimeBand(file), least), kind};
 }
 

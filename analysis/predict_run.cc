@@ -10,6 +10,7 @@
 #include "schedule/program.h"
 #include "simulator/plan_programs.h"
 #include "simulator/simulate.h"
+#include "simulator/stages.h"
 
 namespace shardwright {
 namespace {
@@ -41,12 +42,26 @@ RunPrediction PredictRun(const PlanFile& file) {
   return prediction;
 }
 
+// Of a pipeline: the programs of its ranks, with two micro-batches of each at most.
+static std::vector<Program> FewOfStages(const PlanFile& file) {
+  Plan plan = file.plan;
+  plan.accumulation = std::min(plan.accumulation, 2 * plan.pipeline_size);
+  Job job = file.job;
+  job.global_batch = 0;
+  return plan.pipeline_size > 1 ? LowerStages({file.model, file.kernels, job, plan})
+                                : std::vector<Program>();
+}
+
 double StepTimeBand(const PlanFile& file) {
   PlanPrograms programs({file, file.plan});
+  const std::vector<Program> stages = FewOfStages(file);
   SimulateOptions options;
   options.reserved = false;
   Simulator simulator(file.cluster, file.profile);
   const auto step_time = [&](const Profile& profile) {
+    if (!stages.empty()) {
+      return ToSeconds(TimeOfStages(stages, file.cluster, profile, true).step_time).value;
+    }
     simulator.Use(file.cluster, profile);
     return ToSeconds(SimulatePlan(simulator, programs, options).step_time).value;
   };

@@ -1,4 +1,4 @@
-"""Published runs whose ranks cut layers, share out experts or are the stages of a pipeline (1F1B): steps and peaks, ours beside them.
+"""Published runs whose ranks cut layers, share out experts or are the stages of a pipeline, also several each (vpp): steps and peaks, ours beside them.
 
     bench/meshes.py build/shardwright [--kernel-set NAME] [--csv bench/published/mesh_runs.csv]
 
@@ -25,8 +25,17 @@ DEEPSEEK = {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalL
             "hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 163840, "rms_norm_eps": 1e-6, "n_group": 8,
             "topk_group": 3, "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0, "scoring_func": "softmax",
             "norm_topk_prob": False}
-MODELS = {"Llama3-405B (4-layer cut, 16 kv heads)": LLAMA, "DeepSeek-V2 (4-layer cut)": DEEPSEEK, "Qwen3-30B-A3B": "qwen3-30b-a3b"}
-CLUSTERS = {("B200-180GB", 8): "8xB200", ("H100-80GB-SXM", 16): "8xH100, nodes 2, nic 8x400 Gbit/s"}
+MODELS = {"Llama3-405B (4-layer cut, 16 kv heads)": LLAMA, "DeepSeek-V2 (4-layer cut)": DEEPSEEK, "Qwen3-30B-A3B": "qwen3-30b-a3b", "DeepSeek-V3": "deepseek-v3",
+          "Qwen3-235B-A22B": "qwen3-235b-a22b"}
+CLUSTERS = {("B200-180GB", 8): ["8xB200"], ("H100-80GB-SXM", 16): ["8xH100, nodes 2, nic 8x400 Gbit/s"],
+            ("H100-80GB-SXM", 256): ["dgx-h100", "--nodes", "32"], ("H100-80GB-SXM", 1024): ["dgx-h100", "--nodes", "128"],
+            ("GB200", 256): ["gb200-nvl72", "--nodes", "4", "--gpus", "64"]}
+
+
+def mesh_of(row, before, between):
+    """",ep=8,pp=4x2": each axis of more than one rank."""
+    sizes = {axis: row[axis] + (f"x{row['vpp']}" if axis == "pp" and row["vpp"] != "1" else "") for axis in ("ep", "tp", "pp")}
+    return "".join(f"{before}{axis}{between}{size}" for axis, size in sizes.items() if size != "1")
 
 
 def predict(program, row, kernel_set, folder):
@@ -35,9 +44,9 @@ def predict(program, row, kernel_set, folder):
     if isinstance(model, dict):
         (folder / "config.json").write_text(json.dumps(model), encoding="utf-8")
         model = folder / "config.json"
-    tensor, experts, stages, steps = (int(row[key]) for key in ("tp", "ep", "pp", "grad_accum"))
-    shard = f"ep={experts}" if experts > 1 else f"{int(row['gpus']) // tensor // stages},{f'pp={stages}' if stages > 1 else f'tp={tensor}'}"
-    command = [program, "plan", "--no-search", "--model", model, "--cluster", CLUSTERS[row["gpu"], int(row["gpus"])], "--seq", row["seq_len"],
+    stages, steps = int(row["pp"]), int(row["grad_accum"])
+    shard = f"{int(row['gpus']) // int(row['tp']) // stages}{mesh_of(row, ',', '=')}"
+    command = [program, "plan", "--no-search", "--model", model, "--cluster", *CLUSTERS[row["gpu"], int(row["gpus"])], "--seq", row["seq_len"],
                "--micro-batch", row["micro_batch"], "--accumulation", str(steps), "--shard", shard, "--reshard", "never", "--recompute", "none",
                *(("--sync", "last") if steps > 1 else ()), *(("--kernel-set", kernel_set) if kernel_set else ()), "-o", folder / "plan.json"]
     subprocess.run(command, check=True, capture_output=True)
@@ -59,8 +68,8 @@ def main():
         for row in csv.DictReader(text):
             seconds, peak = predict(arguments.program.resolve(), row, arguments.kernel_set, pathlib.Path(folder))
             error = seconds / float(row["step_time_s"]) - 1
-            mesh = next(f"{axis} {row[axis]}" for axis in ("tp", "pp", "ep") if row[axis] != "1")
-            kind = f"{row['framework'].split(' ')[0]}, {row['compute_dtype']}, {mesh.split(' ', maxsplit=1)[0]}"
+            mesh = mesh_of(row, " ", " ").strip()
+            kind = f"{row['framework'].split(' (')[0].split(' @')[0]}, {row['compute_dtype']}, {'+'.join(mesh.split()[::2])}"
             errors[kind].append((abs(error), abs(peak / float(row["peak_mem_GiB"]) - 1) if row["peak_mem_GiB"] else None))
             print(f"| {row['id']} | {mesh} | {float(row['step_time_s']):.3f} s | {seconds:.3f} s | {100 * error:+.1f} % | {row['peak_mem_GiB']} | {peak:.1f} |")
     for kind, list_of in errors.items():

@@ -105,8 +105,8 @@ TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string 
     device.processes->set_timeout(host.set_up_timeout);  // EndSetUp of the plan before
     JoinRun(*device.processes, run);
   }
-  RunSession session({model, result.file.kernels, result.file.job, result.program, training}, host,
-                     std::move(run), {.gpu = device.gpu});
+  const SessionInput input{model, result.file.kernels, result.file.job, result.program, training};
+  RunSession session({&input, 1}, host, std::move(run), {.gpu = device.gpu});
   EndProcessOnFault(session, device.processes);
   session.runtime().Initialize();
   EndSetUp(device.processes, host.timeout);

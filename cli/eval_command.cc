@@ -71,7 +71,7 @@ int EvalCommand(const Arguments& arguments) {
   DatasetEvaluator evaluator(input, host, {.gpu = device.GpuOf(launch)}, *data,
                              forward.job.global_batch);
   EndProcessOnFault(evaluator.session(), group.get());
-  Resume(*checkpoint, model, forward.job, evaluator.runtime(), false);
+  Resume(*checkpoint, evaluator.runtime(), false);
   EndSetUp(group.get(), host.timeout);
   const Evaluation result = evaluator.Run();
   FinishTogether(group.get());

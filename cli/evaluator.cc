@@ -17,11 +17,10 @@ RunPlace Counting(RunPlace place, EvaluationCounter& counter) {
 
 DatasetEvaluator::DatasetEvaluator(const SessionInput& input, const HostOptions& host,
                                    RunPlace place, const Dataset& data, std::int64_t global_batch)
-    : model_(input.model),
-      data_(data),
+    : data_(data),
       sampler_{data.size(), global_batch, 0, false, EpochTail::kPad},
       processes_(host.processes),
-      session_(input, host, Options(), Counting(place, counter_)) {
+      session_({&input, 1}, host, Options(), Counting(place, counter_)) {
   session_.runtime().Initialize();
 }
 
@@ -29,7 +28,7 @@ RunOptions DatasetEvaluator::Options() {
   RunOptions run;
   run.inputs = [this](const BatchKey& key, std::span<const View> views) {
     const BatchRange range = {key.step, key.first_sample, key.count, key.cut};
-    WriteBatch(model_, data_, sampler_, range, views);
+    WriteBatch(*key.model, data_, sampler_, range, views);
   };
   if (processes_ != nullptr) {
     JoinRun(*processes_, run);

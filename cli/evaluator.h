@@ -29,7 +29,6 @@ class DatasetEvaluator {
  private:
   [[nodiscard]] RunOptions Options();
 
-  const Model& model_;
   const Dataset& data_;
   const Sampler sampler_;
   MessagePassing* const processes_;

@@ -29,25 +29,20 @@ struct Answer {
   double bubble = 0.0;           // part of the step, in the mean of the stages
 };
 
-Bytes NeededBy(const SimulatedMemory& memory) {
-  return memory.allocated.DevicePeak().total + memory.outside;
-}
-
 Seconds ComputeOf(const StepTiming& stage) {
   return ToSeconds(stage.busy[static_cast<std::size_t>(Stream::kCompute)]);
 }
 
 Answer Find(const PlanFile& file, bool contention) {
-  const std::vector<Program> programs = LowerAndVerifyStages(file);
-  Answer answer = {file, SimulateStages(programs, file.cluster, file.profile, contention)};
-  const Seconds step = ToSeconds(answer.result.timing.step_time);
+  const std::vector<Program> programs = LowerAndVerifyStages(file, file.plan);
+  Answer answer = {file, MemoryOfStages(programs, file.cluster, file.profile)};
+  answer.result.timing = TimeOfStages(programs, file.cluster, file.profile, contention);
+  const SimulationResult sum = SumOf(answer.result);
+  const Seconds step = ToSeconds(sum.step_time);
   answer.rates = RatesOf(file, file.plan, step);
   answer.usable = UsableMemory(file);
-  for (std::size_t s = 0; s < programs.size(); ++s) {
-    answer.most = std::max(answer.most, NeededBy(answer.result.memory[s]));
-    answer.bubble += ToSeconds(answer.result.Bubble(s)).value /
-                     (step.value * static_cast<double>(programs.size()));
-  }
+  answer.most = sum.memory.Needs();
+  answer.bubble = ToSeconds(sum.bubble).value / step.value;
   return answer;
 }
 
@@ -68,7 +63,7 @@ std::string Text(const Answer& a) {
     }
     stages.Row({own, Format(ComputeOf(timing.last[s])), Format(ToSeconds(a.result.Bubble(s))),
                 Format(ToSeconds(timing.last[s].ExposedCommunication())),
-                Format(NeededBy(a.result.memory[s]))});
+                Format(a.result.memory[s].Needs())});
   }
   return TitleOf(a.file) + "\n" + MeshText(a.file.plan) + ", micro-batch " +
          WithCommas(a.file.plan.micro_batch) + " x " + WithCommas(a.file.plan.accumulation) +
@@ -99,20 +94,26 @@ Json ToJson(const Answer& a) {
         {{"compute_s", ComputeOf(timing.last[s]).value},
          {"bubble_s", ToSeconds(a.result.Bubble(s)).value},
          {"exposed_communication_s", ToSeconds(timing.last[s].ExposedCommunication()).value},
-         {"peak_bytes", NeededBy(a.result.memory[s]).value}});
+         {"peak_bytes", a.result.memory[s].Needs().value}});
   }
   return json;
 }
 
 }  // namespace
 
-int SimulatePipeline(const Arguments& arguments, const PlanFile& file, bool contention) {
-  for (const char* flag :
-       {"--trace", "--allocator", "--jitter", "--rank-jitter", "--slow-rank", "--lengths"}) {
-    if (arguments.Get(flag).is_given()) {
+void RefuseWithPipeline(const Arguments& arguments, const Plan& plan,
+                        std::initializer_list<const char*> flags) {
+  for (const char* flag : flags) {
+    if (plan.pipeline_size > 1 && (arguments.Get(flag).is_given() || arguments.Has(flag))) {
       throw UsageError(std::string(flag) + ": not known of plans with a pipeline so far");
     }
   }
+}
+
+int SimulatePipeline(const Arguments& arguments, const PlanFile& file, bool contention) {
+  RefuseWithPipeline(
+      arguments, file.plan,
+      {"--trace", "--allocator", "--jitter", "--rank-jitter", "--slow-rank", "--lengths"});
   const Answer answer = Find(file, contention);
   arguments.Print(arguments.IsJson() ? ToJson(answer).dump(2) + "\n" : Text(answer));
   return answer.most <= answer.usable ? kExitOk : kExitNo;
@@ -122,7 +123,7 @@ std::string StagesText(const PlanFile& file, bool whole) {
   const Plan& plan = file.plan;
   const Pipeline pipeline = PipelineOf(plan);
   std::string text;
-  for (const Program& program : LowerAndVerifyStages(file)) {
+  for (const Program& program : LowerAndVerifyStages(file, file.plan)) {
     text += "rank " + std::to_string(program.pipeline_rank) +
             " of the pipeline: " + ActionsText(AddTransfers(pipeline, program.pipeline_rank)) +
             "\n" + (whole ? Print(program) : PrintSummary(program)) + "\n";

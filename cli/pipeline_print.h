@@ -1,8 +1,9 @@
 #pragma once
 
 // What plan, simulate and inspect say of a plan whose ranks have other layers each. All of its
-// stages are lowered and simulated; no search, run or emission knows it so far.
+// stages are lowered and simulated; no search or emission knows it so far.
 
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,11 @@
 #include "schedule/program.h"
 
 namespace shardwright {
+
+// Throws UsageError for flags that are given and that no command knows of a pipeline, if the plan
+// has one.
+void RefuseWithPipeline(const Arguments& arguments, const Plan& plan,
+                        std::initializer_list<const char*> flags);
 
 // The answer of `simulate`; returns the exit code. Throws UsageError for flags that it does not
 // know of a pipeline.

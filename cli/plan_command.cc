@@ -18,6 +18,7 @@
 #include "core/ordered_json.h"
 #include "core/printable.h"
 #include "models/cut_experts.h"
+#include "models/cut_stage.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
 #include "planner/fastest_emitted.h"
@@ -57,7 +58,7 @@ void Count(const Program& program, Lowered& lowered) {
 Lowered LowerPlan(const PlanFile& file) {
   Lowered lowered;
   if (file.plan.pipeline_size > 1) {
-    for (const Program& program : LowerAndVerifyStages(file)) {
+    for (const Program& program : LowerAndVerifyStages(file, file.plan)) {
       Count(program, lowered);
       lowered.step_ops += static_cast<std::int64_t>(program.step.size());
     }
@@ -199,19 +200,26 @@ struct DialectSearch {
   }
 };
 
+// Of a pipeline: " (6.1 % bubble)".
+std::string BubbleText(const SearchResult& result) {
+  const double bubble = result.best.bubble.value;
+  return bubble == 0 ? "" : " (" + Percent(bubble / result.best.step_time.value) + " bubble)";
+}
+
 // "fsdp2 is best: 2.38 s; fsdp1 2.58 s, 8.4 % slower; ddp: nothing fits".
 std::string DialectsLine(const std::vector<DialectSearch>& searches) {
   if (!searches.front().searched.result.is_feasible) {
     return "";
   }
   const Seconds best = searches.front().searched.result.best.step_time;
-  std::string line = searches.front().Name() + " is best: " + Format(best);
+  std::string line = searches.front().Name() + " is best: " + Format(best) +
+                     BubbleText(searches.front().searched.result);
   for (std::size_t i = 1; i < searches.size(); ++i) {
     const SearchResult& r = searches[i].searched.result;
     const double change = r.is_feasible ? r.best.step_time.value / best.value - 1 : 0;
     line += "; " + searches[i].Name() +
-            (r.is_feasible ? " " + Format(r.best.step_time) + ", " + Percent(std::abs(change)) +
-                                 (change < 0 ? " faster" : " slower")
+            (r.is_feasible ? " " + Format(r.best.step_time) + BubbleText(r) + ", " +
+                                 Percent(std::abs(change)) + (change < 0 ? " faster" : " slower")
                            : ": nothing fits");
   }
   return line + "\n";
@@ -225,6 +233,9 @@ Json DialectsJson(const std::vector<DialectSearch>& searches) {
                     {"expert_size", search.options.plan.expert_size},
                     {"tensor_size", search.options.plan.tensor_size},
                     {"context_size", search.options.plan.context_size},
+                    {"pipeline_size", search.options.plan.pipeline_size},
+                    {"pipeline_stages", search.options.plan.pipeline_stages},
+                    {"bubble_s", r.best.bubble.value},
                     {"feasible", r.is_feasible},
                     {"step_time_s", r.is_feasible ? Json(r.best.step_time.value) : Json()}});
   }
@@ -259,6 +270,33 @@ std::vector<std::string> PartWords(const Arguments& arguments, const std::string
   return words.empty() ? std::vector<std::string>{kind + "1"} : words;
 }
 
+// The words that `pp=any` stands for: 1, 2, 4, ... ranks with one stage each, and with two, as far
+// as the blocks, the ranks and the batch go.
+std::vector<std::string> PipelineWords(const Arguments& arguments) {
+  constexpr std::int64_t kMostStages = 2;  // of a rank
+  const std::string text = arguments.Get("--shard").text;
+  const std::string others = text.substr(0, text.size() - std::string_view("pp=any").size());
+  Arguments one = arguments;
+  one.text["--shard"] = others + "pp=1";
+  one.text["--dialect"] = std::string(NameOf(Dialect::kFsdp2));
+  const PlanOptions options = ReadPlanOptions(one);
+  const PlanFile file = MakeJobFile(options);
+  std::vector<std::string> words = {others + "pp=1"};
+  Mesh cut = MeshOf(options.plan);
+  try {
+    for (cut.pipeline = 2;; cut.pipeline *= 2) {
+      const std::int64_t passes = options.global_batch / DataRanks(file.cluster, cut);
+      for (std::int64_t stages = 1; stages <= kMostStages && passes >= cut.pipeline; ++stages) {
+        Model model = file.model;
+        CutStage(model, cut.pipeline * stages, 0, cut.pipeline, "--shard");
+        words.push_back(others + "pp=" + std::to_string(cut.pipeline) + (stages > 1 ? "x2" : ""));
+      }
+    }
+  } catch (const InputError&) {  // more stages than blocks, or than ranks
+    return words;
+  }
+}
+
 // The words of `--shard` that `ep=any` stands for: 1, 2, 4, ... ranks that share out the experts,
 // as far as they divide the ranks and the experts of each layer.
 std::vector<std::string> ShardWords(const Arguments& arguments) {
@@ -267,6 +305,9 @@ std::vector<std::string> ShardWords(const Arguments& arguments) {
     if (text.ends_with(std::string(kind) + "any")) {
       return PartWords(arguments, kind);
     }
+  }
+  if (text.ends_with("pp=any")) {
+    return PipelineWords(arguments);
   }
   if (!text.ends_with(kAnyExperts)) {
     return {text};
@@ -326,10 +367,10 @@ int RunVariants(const Arguments& arguments) {
     ReadSearchOptions(one, search.options);
     if (!search.options.search || search.options.objective == Objective::kCost) {
       const bool is_dialects = arguments.Get("--dialect").text.find(',') != std::string::npos;
-      throw UsageError(std::string(is_dialects ? "--dialect" : "--shard: ep=any, tp=any, cp=any") +
-                       (search.options.search
-                            ? ": several are for a search of one number of nodes"
-                            : ": a search compares several; add --search and --global-batch"));
+      throw UsageError(
+          std::string(is_dialects ? "--dialect" : "--shard: ep=any, tp=any, cp=any, pp=any") +
+          (search.options.search ? ": several are for a search of one number of nodes"
+                                 : ": a search compares several; add --search and --global-batch"));
     }
     searches.push_back(std::move(search));
   }
@@ -339,12 +380,12 @@ int RunVariants(const Arguments& arguments) {
       search->searched = SearchPlan(search->options, arguments.streams.stop);
     } catch (const InputError& error) {
       const Plan& plan = search->options.plan;
-      if (search == searches.begin() || plan.tensor_size * plan.context_size == 1) {
+      const bool is_piped = plan.pipeline_size > 1;
+      if (search == searches.begin() || (!is_piped && plan.tensor_size * plan.context_size == 1)) {
         throw;
       }
-      Say("note: not " + search->Name() + " or more: " + error.what());
-      searches.erase(search, searches.end());
-      break;
+      Say("note: not " + search->Name() + (is_piped ? ": " : " or more: ") + error.what());
+      search = searches.erase(search, is_piped ? search + 1 : searches.end()) - 1;
     }
     if (search->searched.is_interrupted) {
       break;

@@ -254,8 +254,8 @@ void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
   }
   options.search = arguments.Has("--search") ||
                    (!arguments.Has("--no-search") && given("--global-batch") && says_nothing);
-  if (options.search && options.plan.pipeline_size > 1) {
-    throw UsageError("--shard: a pipeline (pp) is for --no-search so far");
+  if (options.plan.pipeline_size > 1) {  // has no choice of these
+    options.fixed.sync = options.fixed.offload = true;
   }
   options.has_dialect = given("--dialect");
   options.has_margin = given("--memory-margin") || given("--mem");

@@ -190,7 +190,9 @@ std::string VariantName(const Plan& plan) {
   return std::string(NameOf(plan.dialect)) +
          (plan.expert_size > 1 ? " with ep " + std::to_string(plan.expert_size) : "") +
          (plan.tensor_size > 1 ? " with tp " + std::to_string(plan.tensor_size) : "") +
-         (plan.context_size > 1 ? " with cp " + std::to_string(plan.context_size) : "");
+         (plan.context_size > 1 ? " with cp " + std::to_string(plan.context_size) : "") +
+         (plan.pipeline_size > 1 ? " with pp " + std::to_string(plan.pipeline_size) : "") +
+         (plan.pipeline_stages > 1 ? "x" + std::to_string(plan.pipeline_stages) : "");
 }
 
 SearchedPlan SearchPlan(const PlanOptions& options, const std::atomic<bool>* stop) {

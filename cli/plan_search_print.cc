@@ -45,8 +45,15 @@ std::string PlanRows(const SearchedPlan& searched) {
            " plan of this search takes less, so at most " + Percent(r.proven_gap) +
            " of the step could be saved" +
            (FactsOf(searched.file.plan).is_zero ? " (ZeRO's communication is not counted)" : "")});
-  table.Row({"memory", Format(chosen.Needs()) + " of " + Format(r.memory_limit) + " per GPU"});
-  if (searched.is_explained) {
+  const bool is_piped = searched.file.plan.pipeline_size > 1;
+  if (is_piped) {
+    table.Row({"bubble", Percent(r.best.bubble.value / r.best.step_time.value) +
+                             " of the step: GPUs wait for other stages, in the mean of all"});
+  }
+  table.Row(
+      {"memory", Format(chosen.Needs()) + " of " + Format(r.memory_limit) + " per GPU" +
+                     (is_piped ? " of the fullest stage; PyTorch's allocator keeps more" : "")});
+  if (searched.is_explained && !is_piped) {
     const bool has_arena = FactsOf(searched.file.plan).has_arena;
     table.Row({"", Format(r.best.reserved) +
                        (has_arena ? " in the arena, " : " reserved by PyTorch's allocator, ") +
@@ -219,6 +226,9 @@ void AddChosen(const SearchedPlan& searched, Json& json) {
     json["native_step_time_s"] = searched.native_time->value;
   }
   json["host_memory_bytes"] = r.best.host_memory.value;
+  if (plan.pipeline_size > 1) {
+    json["bubble_fraction"] = r.best.bubble.value / r.best.step_time.value;
+  }
 }
 
 // `with_plans`: each with its choices, as they stand under "plan" of a plan file.

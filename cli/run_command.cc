@@ -9,6 +9,7 @@
 #include "cli/first_weights.h"
 #include "cli/flow.h"
 #include "cli/forward_plan.h"
+#include "cli/pipeline_print.h"
 #include "cli/rank_facts.h"
 #include "cli/run_flags.h"
 #include "cli/run_loop.h"
@@ -29,6 +30,7 @@
 #include "executor/data/batch.h"
 #include "executor/host/session.h"
 #include "executor/host/together.h"
+#include "models/cut_stage.h"
 #include "planner/evaluate.h"
 #include "schedule/lower.h"
 #include "schedule/plan_file.h"
@@ -136,7 +138,7 @@ bool ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& s
   });
   CheckAlike(group.get(), FactsOf(*checkpoint));
   AllOrNone(group.get(), MessagePassing::kAll, wait, [&] {
-    Resume(*checkpoint, file.model, file.job, runtime, true);
+    Resume(*checkpoint, runtime, true);
     identity.id = checkpoint->manifest().run;
     if (!group.is_first()) {
       return;
@@ -189,8 +191,8 @@ bool WantsGraphs(const PlanFile& file, const RunFlags& flags) {
 // What a run is of.
 struct RunParts {
   const PlanFile& file;
-  const Program& program;
-  const SessionInput& input;
+  const Program& program;                // of a pipeline that of its first stage
+  std::span<const SessionInput> inputs;  // by stage; one without a pipeline
   const Launch& launch;
   const Dataset& data;
   const Sampler& sampler;
@@ -219,7 +221,7 @@ RunOptions OptionsOf(const Arguments& arguments, const RunFlags& flags, const Ru
   run.trace = !flags.trace.empty();
   run.poison = arguments.Has("--poison");
   run.inputs = [&parts](const BatchKey& key, std::span<const View> views) {
-    WriteBatch(parts.file.model, parts.data, parts.sampler,
+    WriteBatch(*key.model, parts.data, parts.sampler,
                {key.step, key.first_sample, key.count, key.cut}, views);
   };
   run.epoch_of = [&parts](std::int64_t step) { return EpochOf(parts.sampler, step); };
@@ -245,11 +247,9 @@ void StartTogether(const RunParts& parts, const std::string& init, const RunProc
   if (parts.weights == nullptr) {
     return;
   }
-  const Model& model = parts.file.model;
-  const Job& job = parts.file.job;
   AllOrNone(group.get(), MessagePassing::kAll,
-            WaitForFiles(model, job, "reading of the first weights"),
-            [&] { StartFrom(*parts.weights, model, job, runtime); });
+            WaitForFiles(parts.file.model, parts.file.job, "reading of the first weights"),
+            [&] { StartFrom(*parts.weights, runtime); });
   if (group.is_first()) {
     Say("first weights from " + init);
   }
@@ -282,7 +282,7 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
         MakeProgress(file, flags.training, parts.sampler, TotalSteps(flags.loop, parts.sampler));
   }
   const RunPlace place{.gpu = flags.device.GpuOf(parts.launch), .graphs = WantsGraphs(file, flags)};
-  RunSession session(parts.input, flags.host, run, place);
+  RunSession session(parts.inputs, flags.host, run, place);
   EndProcessOnFault(session, processes);
   session.runtime().Initialize();
   RunIdentity identity{NewRunId()};
@@ -308,8 +308,8 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   AllOrNone(processes, MessagePassing::kAll, {"trace"}, [&] { CheckTrace(flags, is_first); });
   EndSetUp(processes, flags.host.timeout);
   const LoopReport loop =
-      RunLoop(flags.loop, {file.model, parts.sampler, session.runtime(),
-                           session.runtime().rank_count() * file.plan.accumulation,
+      RunLoop(flags.loop, {parts.sampler, session.runtime(),
+                           session.runtime().mesh().CopyCount() * file.plan.accumulation,
                            checkpoints.get(), test ? &test->evaluator : nullptr});
   const Trace trace =
       flags.trace.empty() ? Trace() : TakeWholeTrace(session, parts.program, processes);
@@ -317,7 +317,7 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   if (is_first && !flags.trace.empty()) {
     WriteTrace(file, flags.host.threads, parts.program, session, trace, flags.trace);
   }
-  const Ran ran{file, flags, parts.sampler, parts.program, loop, checkpoints.get()};
+  const Ran ran{file, flags, parts.sampler, loop, checkpoints.get()};
   CheckOutcome(ran);
   if (is_first && flags.trace != "-") {
     WriteReport(ran, session, arguments.IsJson());
@@ -359,13 +359,20 @@ int RunCommand(const Arguments& arguments) {
   CheckReduce(flags);
   flags.loop.sum_loss = flags.training.sum_loss;
   const Model& model = file.model;
-  const Program program = LowerAndVerify(file);
+  RefuseWithPipeline(arguments, file.plan, {"--trace", "--emulate-network", "--test-data"});
+  const std::vector<Program> programs = LowerAndVerifyStages(file, file.plan);
   if (auto trained = WithoutMissingGradients({model, file.kernels, file.job, file.plan})) {
     static_cast<Model&>(file.model) = std::move(*trained);
   }
-  const SessionInput input{model, file.kernels, file.job, program, flags.training};
+  std::vector<Model> stages(programs.size(), model);
+  std::vector<SessionInput> inputs;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    CutStage(stages[s], std::ssize(stages) * file.plan.pipeline_stages,
+             static_cast<std::int64_t>(s), std::ssize(stages), plan);
+    inputs.push_back({stages[s], file.kernels, file.job, programs[s], flags.training});
+  }
   if (NeedsProcesses(launch, flags.device)) {
-    return StartProcesses(input, plan);
+    return StartProcesses(inputs.front(), plan);
   }
   const std::unique_ptr<Dataset> data = OpenDataset(flags.data, model, flags.training.seed);
   const Sampler sampler{data->size(), file.job.global_batch, flags.training.seed,
@@ -379,8 +386,9 @@ int RunCommand(const Arguments& arguments) {
   if (flags.saves_on_signal && !(flags.checkpoint.empty() && flags.trace.empty())) {
     signals.emplace();
   }
-  return Train(arguments, flags,
-               {file, program, input, launch, *data, sampler, weights.get(), test_data.get()});
+  return Train(
+      arguments, flags,
+      {file, programs.front(), inputs, launch, *data, sampler, weights.get(), test_data.get()});
 }
 
 }  // namespace shardwright

@@ -120,7 +120,7 @@ class Loop {
   }
 
   [[nodiscard]] Evaluation Evaluate() {
-    CopyParameters(parts_.runtime, parts_.model, parts_.evaluator->runtime());
+    CopyParameters(parts_.runtime, parts_.evaluator->runtime());
     return parts_.evaluator->Run();
   }
 

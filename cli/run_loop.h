@@ -55,10 +55,9 @@ struct LoopReport {
 
 // What a loop works on. `checkpoints` and `evaluator` may be null.
 struct LoopParts {
-  const Model& model;
   Sampler sampler;
   Runtime& runtime;
-  std::int64_t micro_batches = 1;  // per step, over all ranks
+  std::int64_t micro_batches = 1;  // per step, over all ranks with tokens of their own
   RunCheckpoints* checkpoints = nullptr;
   DatasetEvaluator* evaluator = nullptr;
 };

@@ -139,9 +139,10 @@ std::string ReportJson(const Ran& ran, const Throughput& rate, RunSession& sessi
   json["ranks"] = ran.file.cluster.RankCount();
   json["tokens_per_s"] = rate.tokens_per_second;
   json["gflop_per_s"] = rate.gflop_per_second;
-  json["memory"] = {{"arena_bytes", session.placement().device_size.value},
-                    {"host_arena_bytes", session.placement().host_size.value},
-                    {"predicted_peak_allocated_bytes", PeakAllocated(ran.program).value}};
+  const ExecutorInput& largest = session.runtime().LargestInput();
+  json["memory"] = {{"arena_bytes", largest.placement.device_size.value},
+                    {"host_arena_bytes", largest.placement.host_size.value},
+                    {"predicted_peak_allocated_bytes", PeakAllocated(largest.program).value}};
   if (session.is_on_gpu()) {
     const GpuMemory gpu = session.gpu_memory();
     json["memory"]["gpu"] = {{"total_bytes", gpu.total.value},
@@ -162,8 +163,9 @@ std::string ReportJson(const Ran& ran, const Throughput& rate, RunSession& sessi
 }
 
 // The arena, and what it has to do with the peak that `simulate` tells for an allocator.
-std::string MemoryText(RunSession& session, const Program& program) {
-  const Bytes placed = session.placement().device_size;
+std::string MemoryText(RunSession& session) {
+  const auto& program = session.runtime().LargestInput().program;
+  const Bytes placed = session.runtime().LargestInput().placement.device_size;
   const Bytes peak = PeakAllocated(program);
   const Bytes aligned = PeakAllocated(program, PlaceOptions().alignment);
   const auto signed_text = [](Bytes size) {
@@ -182,7 +184,7 @@ std::string MemoryText(RunSession& session, const Program& program) {
 }
 
 std::string ReportText(const PlanFile& file, const std::vector<StepReport>& steps,
-                       const Throughput& rate, RunSession& session, const Program& program) {
+                       const Throughput& rate, RunSession& session) {
   char line[200];
   std::string text = TitleOf(file) + ": " + std::to_string(steps.size()) + " steps\n";
   if (steps.empty()) {
@@ -195,7 +197,7 @@ std::string ReportText(const PlanFile& file, const std::vector<StepReport>& step
                 rate.tokens_per_second, rate.gflop_per_second);
   text += line;
   text += "total time        " + Format(ToSeconds(steps.back().end)) + '\n';
-  return text + MemoryText(session, program);
+  return text + MemoryText(session);
 }
 
 // Throws RunError for a run that came to numbers which are none.
@@ -259,8 +261,8 @@ void WriteReport(const Ran& ran, RunSession& session, bool as_json) {
     rate = MeanOver(ran.file, std::ssize(steps) - static_cast<std::int64_t>(skipped),
                     ToSeconds(steps.back().end - begin));
   }
-  WriteFileAtomically("-", as_json ? ReportJson(ran, rate, session)
-                                   : ReportText(ran.file, steps, rate, session, ran.program));
+  WriteFileAtomically(
+      "-", as_json ? ReportJson(ran, rate, session) : ReportText(ran.file, steps, rate, session));
 }
 
 void CheckOutcome(const Ran& ran) {

@@ -22,7 +22,6 @@ struct Ran {
   const PlanFile& file;
   const RunFlags& flags;
   const Sampler& sampler;
-  const Program& program;
   const LoopReport& loop;
   const RunCheckpoints* checkpoints;  // null: none are saved
 };

@@ -29,16 +29,17 @@ std::unique_ptr<ActivityLog> StartActivities(bool says_why) {
 
 }  // namespace
 
-RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOptions run,
-                       const RunPlace& place) {
+RunSession::RunSession(std::span<const SessionInput> inputs, const HostOptions& host,
+                       RunOptions run, const RunPlace& place) {
   if (!place.gpu.has_value()) {
     HostSession::KernelWrapper watch;
     if (place.counter != nullptr) {
       watch = [&](ModelKernel kernel) { return place.counter->Watch(std::move(kernel)); };
     }
-    host_ = std::make_unique<HostSession>(input, host, std::move(run), watch);
+    host_ = std::make_unique<HostSession>(inputs, host, std::move(run), watch);
     return;
   }
+  const SessionInput& input = inputs.front();
   CheckCudaPlan(input);  // before a GPU is looked for: a wrong plan is wrong everywhere
   const bool is_first = host.processes == nullptr || host.processes->rank() == 0;
   if (run.trace) {
@@ -77,7 +78,7 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
   }
   memory_.total = info.memory;
   memory_.before = info.memory - free;
-  memory_.arenas = std::ssize(cuda_->runtime().LocalRanks()) * placement().device_size;
+  memory_.arenas = std::ssize(cuda_->runtime().LocalRanks()) * cuda_->placement().device_size;
   memory_.set_up = free - gpu_->FreeMemory() - memory_.arenas;
   if (place.beside != nullptr) {
     place.beside->memory_.arenas += memory_.arenas;

@@ -36,13 +36,11 @@ class RunSession {
  public:
   // Opens the device and takes its memory. Throws as HostSession and CudaSession do, and
   // EnvironmentError where there is no such GPU, or no NCCL for ranks in processes.
-  RunSession(const SessionInput& input, const HostOptions& host, RunOptions run,
+  // `inputs`: by stage of the pipeline; one where there is none.
+  RunSession(std::span<const SessionInput> inputs, const HostOptions& host, RunOptions run,
              const RunPlace& place);
 
   [[nodiscard]] Runtime& runtime() { return cuda_ ? cuda_->runtime() : host_->runtime(); }
-  [[nodiscard]] const Placement& placement() const {
-    return cuda_ ? cuda_->placement() : host_->placement();
-  }
   // What was recorded since the last call; DeriveWaits completes the trace of all ranks on GPUs.
   [[nodiscard]] Trace TakeTrace() {
     return cuda_ ? cuda_->TakeTrace() : host_->runtime().TakeTrace();

@@ -38,20 +38,6 @@ else()
   message(STATUS "MPI: not found (ranks are threads)")
 endif()
 
-# oneDNN, for convolutions: any 2.x that shares its work among OpenMP's threads; tested with Debian's 2.6.
-set(SHARDWRIGHT_ONEDNN OFF)
-if(SHARDWRIGHT_OPENBLAS AND NOT SHARDWRIGHT_WHEEL)
-  find_package(OpenMP QUIET COMPONENTS CXX)
-  find_path(SHARDWRIGHT_ONEDNN_INCLUDE oneapi/dnnl/dnnl.hpp)
-  find_library(SHARDWRIGHT_ONEDNN_LIBRARY NAMES libdnnl.so.2)
-  if(OpenMP_CXX_FOUND AND SHARDWRIGHT_ONEDNN_INCLUDE AND SHARDWRIGHT_ONEDNN_LIBRARY)
-    set(SHARDWRIGHT_ONEDNN ON)
-    message(STATUS "oneDNN: ${SHARDWRIGHT_ONEDNN_LIBRARY}")
-  else()
-    message(STATUS "oneDNN: not found (convolutions are unfolded)")
-  endif()
-endif()
-
 # The Python module is a shared object of all libraries, which are position-independent code then.
 if(NOT SHARDWRIGHT_PYTHON MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "SHARDWRIGHT_PYTHON: got \"${SHARDWRIGHT_PYTHON}\", expected AUTO, ON or OFF")

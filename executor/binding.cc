@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "executor/data/batch.h"
 #include "executor/internal/binder.h"
 #include "topologies/mesh.h"
 
@@ -29,6 +30,10 @@ void CheckCuts(const Model& model, const Job& job) {
   for (const ModelOp& op : model.ops) {
     const OpSpec& spec = model.SpecOf(op);
     const bool drops = spec.dropout_p > 0.0 && job.mode == JobMode::kTrain;
+    if (drops && !model.stages.empty()) {
+      throw InputError("plan: pipeline_size", "a pipeline of layers with dropout",
+                       "1, since the host has no masks by the places of layers in the whole model");
+    }
     if ((cuts_tokens || model.tensor_ranks > 1) && (drops || spec.alibi_max > 0.0)) {
       throw InputError(cuts_tokens ? "plan: context_size" : "plan: tensor_size",
                        std::to_string(model.context_ranks * model.tensor_ranks),
@@ -72,19 +77,11 @@ Binding Binder::Run() {
   FillUnits(binding);
   if (host_inputs_.valid()) {
     std::byte* at = At(host_inputs_);
-    std::vector<bool> used(in_.model.tensors.size(), false);
-    for (const ModelOp& op : in_.model.ops) {
-      for (const TensorId t : op.inputs) {
-        used[t.value] = true;
-      }
-    }
-    for (std::size_t t = 0; t < in_.model.tensors.size(); ++t) {
-      const Tensor& tensor = in_.model.tensors[t];
-      if (used[t] && !tensor.producer.valid()) {
-        const std::int64_t n = tensor.elements * (tensor.per_sample ? program_.micro_batch : 1);
-        binding.inputs.push_back({at, DTypeOf(tensor.role), n});
-        at += TensorBytes(tensor, program_.micro_batch, in_.job.precision.param).value;
-      }
+    for (const TensorId t : InputTensors(in_.model)) {
+      const Tensor& tensor = in_.model.tensors[t.value];
+      const std::int64_t n = tensor.elements * (tensor.per_sample ? program_.micro_batch : 1);
+      binding.inputs.push_back({at, DTypeOf(tensor.role), n});
+      at += TensorBytes(tensor, program_.micro_batch, in_.job.precision.param).value;
     }
   }
   return binding;
@@ -200,6 +197,10 @@ Call Binder::BindOp(const Body& body, OpId id) {
     case OpCode::kAllGather:
     case OpCode::kReduceScatter:
     case OpCode::kAllReduce:
+    case OpCode::kPermute:
+    case OpCode::kSend:
+    case OpCode::kReceive:
+    case OpCode::kSendReceive:
       return BindCollective(v);
     case OpCode::kAllToAll:
       return BindAllToAll(v);
@@ -234,10 +235,6 @@ Call Binder::BindOp(const Body& body, OpId id) {
     case OpCode::kStreamWait:
       return std::monostate();
     case OpCode::kBroadcast:
-    case OpCode::kPermute:
-    case OpCode::kSend:
-    case OpCode::kReceive:
-    case OpCode::kSendReceive:
     case OpCode::kBarrier:
       break;
   }

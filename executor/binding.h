@@ -30,8 +30,8 @@ struct ExecutorInput {
   const TrainingOptions& training;
 };
 
-// Throws InputError for what the host does not run of ranks that cut layers or tokens: dropout and
-// ALiBi.
+// Throws InputError for what the host does not run of ranks that cut layers or tokens, dropout and
+// ALiBi, and for dropout in a pipeline.
 void CheckCuts(const Model& model, const Job& job);
 
 struct BoundBody {
@@ -74,9 +74,9 @@ struct Binding {
   std::vector<View> inputs;
   // Running statistics, fp32, module after module; null: the model has none.
   float* model_buffers = nullptr;
-  // By mixture whose experts ranks share out: rows of the micro-batch at hand, as the host has
-  // learnt them. First how many this rank sends to each expert, then how many came from each rank
-  // for each expert here. Calls point into them; all run on one stream, a copy of the next numbers
+  // By mixture whose experts ranks share out: rows of each micro-batch, as the host has learnt
+  // them. First how many this rank sends to each expert, then how many came from each rank for each
+  // expert here. Calls point into them; all run on one stream, a copy of the next step's numbers
   // behind those that need the ones before.
   std::deque<std::vector<std::int64_t>> row_counts;
 };

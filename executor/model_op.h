@@ -52,6 +52,17 @@ enum class OpPart : std::uint8_t {
   kAfterExchange,   // reads it, and writes the rest
 };
 
+// What an op of attention by a ring does; see RingKernels. kFinish: the op itself, behind the
+// steps.
+enum class RingPart : std::uint8_t { kNone, kPack, kAttend, kAdd, kFinish };
+struct RingStep {
+  RingPart part = RingPart::kNone;
+  std::int64_t source = 0;  // the rank whose keys and values are here
+  bool is_first = false;
+  // What came: keys, then values; kAdd: their gradients, in fp32. Empty: nothing did.
+  std::span<const std::byte> came = {};
+};
+
 enum class LossReduction : std::uint8_t { kMean, kSum };
 
 // This rank among those that cut layers and among those that cut tokens.
@@ -122,6 +133,7 @@ struct ModelOpCall {
   OpPart part = OpPart::kWhole;
   std::span<std::byte> exchange;
   CutPlace cut;
+  RingStep ring;
 
   DropoutKey dropout;
   LossReduction reduction = LossReduction::kMean;

@@ -1,5 +1,6 @@
 #include "executor/runtime.h"
 
+#include <algorithm>
 #include <exception>
 #include <future>
 #include <mutex>
@@ -13,12 +14,14 @@
 
 namespace shardwright {
 
-Runtime::Runtime(const ExecutorInput& input, const DeviceFactory& devices, RunOptions options)
-    : input_(input),
+Runtime::Runtime(std::vector<ExecutorInput> inputs, const DeviceFactory& devices,
+                 RunOptions options)
+    : inputs_(std::move(inputs)),
       options_(std::move(options)),
-      losses_(std::make_unique<LossBook>(MeshOf(input.program).RankCount(), options_)) {
+      losses_(std::make_unique<LossBook>(mesh(), options_)) {
   for (const Rank rank : LocalRanks()) {
-    ranks_.push_back(std::make_unique<RankRunner>(input_, options_, rank, devices(rank), *losses_));
+    ranks_.push_back(
+        std::make_unique<RankRunner>(InputOf(rank), options_, rank, devices(rank), *losses_));
   }
 }
 
@@ -48,6 +51,12 @@ Runtime::RankRunner& Runtime::RunnerOf(Rank rank) const {
 
 const Binding& Runtime::BindingOf(Rank rank) const {
   return RunnerOf(rank).binding();
+}
+
+const ExecutorInput& Runtime::LargestInput() const {
+  return *std::max_element(inputs_.begin(), inputs_.end(), [](const auto& a, const auto& b) {
+    return a.placement.device_size < b.placement.device_size;
+  });
 }
 
 void Runtime::CopyMemory(Rank rank, void* to, const void* from, std::int64_t bytes) const {

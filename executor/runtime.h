@@ -24,8 +24,9 @@ struct BatchKey {
   std::int64_t first_sample = 0;  // of this micro-batch, within the step's global batch
   std::int64_t count = 0;         // samples
   CutPlace cut = {};              // which of their tokens, where ranks cut those
+  const Model* model = nullptr;   // of the rank: what reads them
 };
-// Fills the model's input tensors (in tensor order; ids and labels as int64, images in the compute
+// Fills that model's input tensors (in tensor order; ids and labels as int64, images in the compute
 // dtype) for one micro-batch. Called from the host threads of several ranks at once.
 using BatchSource = std::function<void(const BatchKey& key, std::span<const View> tensors)>;
 
@@ -36,7 +37,7 @@ struct DurationTable {
 
 struct StepReport {
   std::int64_t step = 0;
-  double loss = 0.0;  // mean over ranks and micro-batches; 0 without a loss
+  double loss = 0.0;  // mean over ranks (of the last stage) and micro-batches; 0 without a loss
   // Of all gradients before clipping, where there is clipping, on the host device.
   std::optional<double> gradient_norm = {};
   SimTime end;  // when the last op of the last rank was over
@@ -75,9 +76,10 @@ using DeviceFactory = std::function<std::unique_ptr<Device>(Rank rank)>;
 // devices are idle; where BindingOf says that parameters lie, CopyMemory reads and writes them.
 class Runtime {
  public:
-  // Binds the program for every rank: all that cannot run is refused here, with InputError, and
-  // memory is taken (RunError if it does not fit). Keeps references to what `input` names.
-  Runtime(const ExecutorInput& input, const DeviceFactory& devices, RunOptions options);
+  // Binds its program for every rank: all that cannot run is refused here, with InputError, and
+  // memory is taken (RunError if it does not fit). `inputs`: by stage of the pipeline; one where
+  // there is none. Keeps references to what they name.
+  Runtime(std::vector<ExecutorInput> inputs, const DeviceFactory& devices, RunOptions options);
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
   ~Runtime();
@@ -96,7 +98,11 @@ class Runtime {
   [[nodiscard]] const Binding& BindingOf(Rank rank) const;
   // Which part of the experts a rank has, where ranks share them out; otherwise 0.
   [[nodiscard]] std::int64_t PartOf(Rank rank) const {
-    return shardwright::PartOf(input_.program, rank);
+    return shardwright::PartOf(InputOf(rank).program, rank);
+  }
+  // What the rank runs: of a pipeline its stage's model and program.
+  [[nodiscard]] const ExecutorInput& InputOf(Rank rank) const {
+    return inputs_[StageOf(inputs_.front().program, rank)];
   }
   // Between memory of this rank's device and memory of the caller, either way.
   void CopyMemory(Rank rank, void* to, const void* from, std::int64_t bytes) const;
@@ -108,7 +114,10 @@ class Runtime {
   [[nodiscard]] std::int64_t skipped_steps() const;
   // Resumes with what an earlier run had.
   void set_loss_scaler(const LossScaler& scaler, std::int64_t skipped_steps);
-  [[nodiscard]] std::int64_t rank_count() const { return MeshOf(input_.program).RankCount(); }
+  [[nodiscard]] std::int64_t rank_count() const { return mesh().RankCount(); }
+  // What the stage has that needs most memory.
+  [[nodiscard]] const ExecutorInput& LargestInput() const;
+  [[nodiscard]] Mesh mesh() const { return MeshOf(inputs_.front().program); }
   // One report per step since the last call.
   [[nodiscard]] std::vector<StepReport> TakeReports();
   // What was recorded since the last call.
@@ -121,7 +130,7 @@ class Runtime {
   [[nodiscard]] RankRunner& RunnerOf(Rank rank) const;
   void OnAllRanks(const std::function<void(RankRunner& rank)>& work);
 
-  const ExecutorInput input_;
+  const std::vector<ExecutorInput> inputs_;
   const RunOptions options_;
   std::unique_ptr<LossBook> losses_;
   std::vector<std::unique_ptr<RankRunner>> ranks_;  // of this process

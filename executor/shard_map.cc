@@ -56,6 +56,10 @@ std::vector<ShardPiece> ShardPieces(const Model& model, const UnitInfo& unit,
   return pieces;
 }
 
+std::size_t StageOf(const Program& program, Rank rank) {
+  return static_cast<std::size_t>(PlaceInGroup(MeshOf(program).Pipeline(), rank).index);
+}
+
 std::int64_t PartOf(const Program& program, Rank rank) {
   const Mesh mesh = MeshOf(program);
   return PlaceInGroup(mesh.tensor > 1 ? mesh.Of({Axis::kTensor}) : mesh.Experts(), rank).index;

@@ -29,6 +29,9 @@ struct ShardPiece {
                                                   std::int64_t shard_index,
                                                   std::int64_t shard_count);
 
+// The stage of a rank in its pipeline; 0 without one.
+[[nodiscard]] std::size_t StageOf(const Program& program, Rank rank);
+
 // Which part of the layers a rank has, where ranks cut them, or of the experts, where ranks share
 // them out; otherwise 0.
 [[nodiscard]] std::int64_t PartOf(const Program& program, Rank rank);

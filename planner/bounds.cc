@@ -204,6 +204,9 @@ double Bounds::Outside(const OuterChoice& outer) const {
   if (!facts_.one_communicator && is_train_) {
     program.groups.push_back(program.groups.front());
   }
+  // One neighbour, and all stages where the norm is theirs.
+  const std::int64_t ranks = options_.base.pipeline_size;
+  program.groups.resize(program.groups.size() + (TakesGradNorm(in_.job) ? 2 : 1), {"pp", ranks, 1});
   return static_cast<double>(OutsideBytes(program, in_.profile.memory).value);
 }
 
@@ -351,7 +354,7 @@ void Bounds::AddTraffic(const OuterChoice& outer, const Occupancy& occupancy, Te
   terms.reduce_copies = Copies(reduced / sent_ * std::min(param_, sent_), reduced);
   const double backward = terms.measured->backward_elements * FrozenWidth(param_) *
                           (options_.base.expert_size > 1 ? ShareOfExperts(outer) : 1);
-  const bool may_stay = bytes[Occupancy::kPartial] > 0;
+  const bool may_stay = bytes[Occupancy::kPartial] > 0 && options_.base.pipeline_size == 1;
   // Parts where there is no backward serve the next micro-batch; where there is none at all, what
   // stays serves the next step, too.
   const double all = bytes[Occupancy::kGather];
@@ -431,7 +434,7 @@ void Bounds::AddEnds(const OuterChoice& outer, Terms& terms) const {
 // Memory first, as it is cheap. The linear program of the time is built and solved only if memory
 // may fit.
 OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
-                      const Occupancy& occupancy) const {
+                      const Occupancy& occupancy, double bubble) const {
   Terms terms;
   terms.measured = &measured;
   terms.passes = static_cast<double>(outer.accumulation);
@@ -447,7 +450,11 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
   }
   const double tail =
       terms.offloads_activations ? measured.staying_tail_bytes : measured.tail_bytes;
-  const double fixed = States(outer) + EarlierGradients(outer) + tail + Outside(outer);
+  // A pipeline's rank keeps up to three of its stages gathered from the first pass to the last.
+  const Plan& base = options_.base;
+  const bool stays = base.pipeline_size > 1 && base.pipeline_stages <= 3 && outer.shard_size > 1;
+  const double gathered = stays ? whole_.read * FrozenWidth(param_) : 0;
+  const double fixed = States(outer) + EarlierGradients(outer) + gathered + tail + Outside(outer);
   const double peak = LeastPeak(outer, measured) + Outside(outer);
   OuterBound bound;
   bound.memory_at_turn = Bytes(static_cast<std::int64_t>(fixed + least_kept));
@@ -473,6 +480,14 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
   }
   // The host issues one op after another.
   bound.time = Seconds(std::max(terms.passes * measured.base.issue, LeastTime(terms, occupancy)));
+  if (bubble > 0) {  // transfers and the update may run in it
+    bubble = std::max(0.0, bubble - terms.serial - terms.update.seconds);
+    terms.seconds.fill(0);
+    terms.head = terms.tail = 0;
+    terms.gather_copies = terms.reduce_copies = {};
+    terms.after_forward.clear();
+    bound.time = std::max(bound.time, Seconds(bubble + LeastTime(terms, occupancy)));
+  }
   return bound;
 }
 

@@ -38,8 +38,9 @@ class Bounds {
   // The sets of ops that may run together, for all plans with this one's mesh and offload of
   // activations and moments.
   [[nodiscard]] Occupancy OccupancyOf(const OuterChoice& outer) const;
+  // `bubble`: of a pipeline's rank, seconds of a step in which it computes nothing (StageParts).
   [[nodiscard]] OuterBound Of(const OuterChoice& outer, const Measured& measured,
-                              const Occupancy& occupancy) const;
+                              const Occupancy& occupancy, double bubble = 0) const;
 
  private:
   // Elements, each storage once: of all parameters, of those that the result depends on, of those

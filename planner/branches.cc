@@ -43,6 +43,9 @@ Branches::Branches(const Problem& input, const SearchOptions& options, const Lim
     const auto size = static_cast<std::int64_t>(sizes[i]);
     measured_.at(size) = Measure(in_, options_, space_, size);
   });
+  if (options.base.pipeline_size > 1) {
+    parts_ = StageParts(input, options, space_, workers);
+  }
   const std::vector<OuterBound> bounds = BoundsOf(order_, limits_);
   for (std::size_t i = 0; i < branches_.size(); ++i) {
     branches_[i].bound = bounds[i];
@@ -58,7 +61,19 @@ Branches::Branches(const Problem& input, const SearchOptions& options, const Lim
 // Bounds under `limits`. With a lower memory limit they rise, since the program then has to pay for
 // recomputation.
 std::vector<OuterBound> Branches::BoundsOf(const List& list, const Limits& limits) const {
-  const Bounds bounds(in_, options_, limits);
+  std::vector<OuterBound> result(list.size());
+  if (parts_.empty()) {
+    AddBounds(list, limits, nullptr, result);
+  }
+  for (const StagePart& part : parts_) {
+    AddBounds(list, limits, &part, result);
+  }
+  return result;
+}
+
+void Branches::AddBounds(const List& list, const Limits& limits, const StagePart* part,
+                         std::vector<OuterBound>& result) const {
+  const Bounds bounds(part == nullptr ? in_ : part->problem, options_, limits);
   // Branches with the same mesh share what their transfers do to kernels.
   std::map<std::tuple<std::int64_t, bool, bool>, List> groups;
   for (std::size_t i = 0; i < list.size(); ++i) {
@@ -69,16 +84,21 @@ std::vector<OuterBound> Branches::BoundsOf(const List& list, const Limits& limit
   for (auto& [key, group] : groups) {
     tasks.push_back(std::move(group));
   }
-  std::vector<OuterBound> result(list.size());
   workers_.ForEach(tasks.size(), [&](std::size_t t, Evaluator&) {
     const Occupancy occupancy = bounds.OccupancyOf(branches_[list[tasks[t].front()]].outer);
     for (const std::size_t i : tasks[t]) {
       const OuterChoice& outer = branches_[list[i]].outer;
-      result[i] = bounds.Of(outer, measured_.at(outer.micro_batch), occupancy);
-      result[i].time = Seconds(result[i].time.value * (1 - kBoundSlack));
+      const std::int64_t size = outer.micro_batch;
+      const OuterBound bound = part == nullptr ? bounds.Of(outer, measured_.at(size), occupancy)
+                                               : bounds.Of(outer, part->measured.at(size),
+                                                           occupancy, part->bubble.at(size));
+      OuterBound& most = result[i];
+      most.time = std::max(most.time, bound.time * (1 - kBoundSlack));
+      most.memory = std::max(most.memory, bound.memory);
+      most.memory_at_turn = std::max(most.memory_at_turn, bound.memory_at_turn);
+      most.deficit = std::max(most.deficit, bound.deficit);
     }
   });
-  return result;
 }
 
 Branches::List Branches::With(CandidateStatus status) const {

@@ -18,6 +18,7 @@
 #include "planner/measure.h"
 #include "planner/search.h"
 #include "planner/space.h"
+#include "planner/stage_parts.h"
 
 namespace shardwright {
 
@@ -88,6 +89,9 @@ class Branches {
 
  private:
   [[nodiscard]] std::vector<OuterBound> BoundsOf(const List& list, const Limits& limits) const;
+  // Of the whole job, or of a pipeline's rank (`part`).
+  void AddBounds(const List& list, const Limits& limits, const StagePart* part,
+                 std::vector<OuterBound>& result) const;
 
   const Problem& in_;
   const SearchOptions& options_;
@@ -96,6 +100,7 @@ class Branches {
   Workers& workers_;
   Space space_;
   std::map<std::int64_t, Measured> measured_;  // by micro-batch
+  std::vector<StagePart> parts_;               // of a pipeline
   std::vector<Branch> branches_;
   List order_;
 };

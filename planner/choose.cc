@@ -267,8 +267,8 @@ void SetBest(std::size_t index, const Evaluator::Final& final, SearchResult& res
   const Candidate& chosen = result.candidates[index];
   result.is_feasible = true;
   result.best = {
-      index,          chosen.plan,   chosen.step_time,  final.outcome.peak, final.outcome.outside,
-      final.reserved, final.retries, chosen.host_memory};
+      index,          chosen.plan,   chosen.step_time,   final.outcome.peak,  final.outcome.outside,
+      final.reserved, final.retries, chosen.host_memory, final.outcome.bubble};
   result.lower_bound = std::min(result.lower_bound, chosen.step_time);
   result.proven_gap = (chosen.step_time.value - result.lower_bound.value) / chosen.step_time.value;
 }

@@ -19,6 +19,7 @@
 #include "schedule/dialect_facts.h"
 #include "schedule/lower.h"
 #include "schedule/verify.h"
+#include "simulator/stages.h"
 #include "topologies/mesh.h"
 
 namespace shardwright {
@@ -55,6 +56,7 @@ PlanOutcome OutcomeOf(const Problem& problem, const Plan& plan, Bytes usable,
   PlanOutcome e;
   e.step_time = result.step_time;
   e.exposed_comm = result.exposed_comm;
+  e.bubble = result.bubble;
   e.rates = RatesOf(problem, plan, ToSeconds(result.step_time));
   e.device_peak = result.memory.allocated.DevicePeak();
   e.reserved = ReservedPeak(result);
@@ -79,8 +81,8 @@ Program LowerAndVerify(const PlanFile& file) {
   return program;
 }
 
-std::vector<Program> LowerAndVerifyStages(const PlanFile& file) {
-  std::vector<Program> programs = LowerStages({file, file.plan});
+std::vector<Program> LowerAndVerifyStages(const Problem& problem, const Plan& plan) {
+  std::vector<Program> programs = LowerStages({problem, plan});
   std::vector<const Program*> classes;
   for (const Program& program : programs) {
     classes.push_back(&program);
@@ -88,6 +90,20 @@ std::vector<Program> LowerAndVerifyStages(const PlanFile& file) {
   const std::vector<Finding> findings = VerifyRanks(classes);
   SW_CHECK(findings.empty(), "illegal programs: " + findings[0].text);
   return programs;
+}
+
+SimulationResult SimulatePipeline(const Problem& problem, const Plan& plan, Bytes most) {
+  const std::vector<Program> programs = LowerAndVerifyStages(problem, plan);
+  return SimulateStages(programs, problem, most);
+}
+
+SimulationResult SimulateStages(const std::vector<Program>& programs, const Problem& problem,
+                                Bytes most) {
+  PipelineResult result = MemoryOfStages(programs, problem.cluster, problem.profile);
+  if (SumOf(result).memory.Needs() <= most) {
+    result.timing = TimeOfStages(programs, problem.cluster, problem.profile, true);
+  }
+  return SumOf(result);
 }
 
 Bytes UsableMemory(const Problem& problem) {
@@ -188,6 +204,15 @@ Bytes PlanOutcome::Excess() const {
 // that does not fit by then is done.
 PlanOutcome Evaluate(const Problem& problem, const Plan& plan, const EvaluateOptions& options) {
   CheckPlan(problem, plan, "plan");
+  if (plan.pipeline_size > 1) {
+    const Bytes limit =
+        options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(problem);
+    const SimulationResult result =
+        SimulatePipeline(problem, plan, options.compares ? limit : kNoLimit);
+    PlanOutcome e = OutcomeOf(problem, plan, limit, result);
+    e.misfits = FindMisfits(problem, plan, limit, Bytes(0), result);
+    return e;
+  }
   PlanPrograms programs({problem, plan});
   Simulator simulator(problem.cluster, problem.profile);
   SimulateOptions simulate = SimulateOptionsOf(problem, programs.Largest());

@@ -38,7 +38,16 @@ void CheckLegal(const Program& program);
 // Lower, then Verify. Throws InputError for a plan that the dialect cannot express.
 [[nodiscard]] Program LowerAndVerify(const PlanFile& file);
 // Those of all stages.
-[[nodiscard]] std::vector<Program> LowerAndVerifyStages(const PlanFile& file);
+[[nodiscard]] std::vector<Program> LowerAndVerifyStages(const Problem& problem, const Plan& plan);
+
+// Of a plan with a pipeline: its stages side by side, verified. Without a time where the stage that
+// needs most needs more than `most`. Throws InputError as LowerStages does.
+[[nodiscard]] SimulationResult SimulatePipeline(const Problem& problem, const Plan& plan,
+                                                Bytes most);
+
+// The same of programs that are there.
+[[nodiscard]] SimulationResult SimulateStages(const std::vector<Program>& programs,
+                                              const Problem& problem, Bytes most);
 
 // Device memory that the job may use: what the GPU has less the job's margin, and less what an
 // inference engine on it keeps while the model learns.
@@ -74,6 +83,7 @@ struct Rates {
 struct PlanOutcome {
   SimTime step_time;
   SimTime exposed_comm;
+  SimTime bubble;  // of a pipeline, in the mean of its ranks
   Rates rates;
   MemoryPeak device_peak;  // allocated
   Bytes reserved;          // by the caching allocator, at most; 0 without EvaluateOptions::reserved
@@ -92,6 +102,8 @@ struct PlanOutcome {
   // The largest by which a limit is broken; 0 if it fits.
   [[nodiscard]] Bytes Excess() const;
 };
+
+inline constexpr Bytes kNoLimit{std::int64_t{1} << 60};
 
 struct EvaluateOptions {
   bool reserved = true;                // replay the caching allocator; about ten times slower

@@ -62,6 +62,7 @@ Outcome Evaluator::OutcomeOf(const SimulatedMemory& memory) const {
 Outcome Evaluator::OutcomeOf(const SimulationResult& result) const {
   Outcome outcome = OutcomeOf(result.memory);
   outcome.time = ToSeconds(result.step_time);
+  outcome.bubble = ToSeconds(result.bubble);
   return outcome;
 }
 
@@ -79,10 +80,15 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   ++count_;
   std::optional<PlanPrograms> programs;
   try {
+    if (plan.pipeline_size > 1) {
+      return RunStages(plan, limits != nullptr ? limits->device : kNoLimit);
+    }
     programs.emplace(LowerInput{in_, plan});
     // The chosen plan is lowered with all of its micro-batches.
     const Program& few = programs->Largest();
-    CheckOpCount(few.step.size(), few.micro_batch_count, plan.accumulation);
+    const auto lowered = static_cast<double>(few.micro_batch_count);
+    CheckOpCount(few.step.size(), lowered / static_cast<double>(plan.accumulation),
+                 plan.accumulation);
   } catch (const InputError& e) {  // a region or a unit that this model or dialect cannot have
     Outcome outcome;
     outcome.is_allowed = false;
@@ -99,6 +105,33 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   SimulateOptions options;
   options.reserved = false;
   return OutcomeOf(SimulatePlan(simulator_, *programs, options, Telling::kRoughly));
+}
+
+// Once the pipeline is full, as many micro-batches as ranks take as long and need as much more as
+// the ones before: many are told from four and six times as many as ranks.
+Outcome Evaluator::RunStages(const Plan& plan, Bytes most) {
+  constexpr std::int64_t kFewer = 4, kMore = 6;
+  const std::int64_t ranks = plan.pipeline_size, count = plan.accumulation;
+  const bool are_many = count > (kFewer + kMore) * ranks;
+  Job job = in_.job;
+  job.global_batch = 0;  // that of fewer micro-batches is another one
+  const auto run = [&](std::int64_t micro_batches, Bytes limit) {
+    Plan few = plan;
+    few.accumulation = micro_batches;
+    return OutcomeOf(SimulateStages(LowerStages({in_.model, in_.kernels, job, few}), in_, limit));
+  };
+  Outcome outcome = run(are_many ? kMore * ranks : count, most);
+  if (are_many) {
+    const Outcome fewer = run(kFewer * ranks, outcome.time.value > 0 ? kNoLimit : Bytes(0));
+    const std::int64_t rest = count - kMore * ranks, step = (kMore - kFewer) * ranks;
+    const double times = static_cast<double>(rest) / static_cast<double>(step);
+    outcome.time += (outcome.time - fewer.time) * times;
+    outcome.bubble += (outcome.bubble - fewer.bubble) * times;
+    const Bytes more = (outcome.memory - fewer.memory) * rest / step;
+    outcome.memory += more;
+    outcome.peak.total += more;
+  }
+  return outcome;
 }
 
 // `needed` is the memory of the GPU in use at the worst moment: reserved, or placed by native, and
@@ -118,6 +151,14 @@ Evaluator::Final Evaluator::FinalOf(const SimulationResult& result, Bytes placed
 
 Evaluator::Final Evaluator::RunFinal(const Plan& plan, Bytes limit, bool is_exact) {
   ++count_;
+  if (plan.pipeline_size > 1) {  // what the allocator keeps beside buffers is not known of it
+    Final final;
+    final.outcome = OutcomeOf(SimulatePipeline(in_, plan, limit));
+    final.reserved = final.outcome.peak.total;
+    final.needed = final.outcome.memory;
+    final.fits = final.needed <= limit;
+    return final;
+  }
   PlanPrograms programs({in_, plan});
   CheckLegal(programs.Largest());
   const SimulationResult result =

@@ -20,6 +20,7 @@ struct Outcome {
   bool is_allowed = true;  // false: the dialect cannot express the plan
   std::string refusal;     // then, why, as far as it was lowered
   Seconds time;
+  Seconds bubble;   // of a pipeline, in the mean of its ranks
   MemoryPeak peak;  // allocated on the device
   Bytes outside;
   Bytes memory;       // peak and outside
@@ -62,6 +63,7 @@ class Evaluator {
 
  private:
   [[nodiscard]] Outcome RunWithin(const Plan& plan, const Limits* limits);
+  [[nodiscard]] Outcome RunStages(const Plan& plan, Bytes most);
   [[nodiscard]] Outcome OutcomeOf(const SimulatedMemory& memory) const;
   [[nodiscard]] Outcome OutcomeOf(const SimulationResult& result) const;
   [[nodiscard]] Final FinalOf(const SimulationResult& result, Bytes placed, Bytes limit) const;

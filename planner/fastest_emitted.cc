@@ -56,7 +56,8 @@ void Choose(const PlanOutcome& outcome, Candidate chosen, SearchResult& result) 
                  .peak = outcome.device_peak,
                  .outside = outcome.outside,
                  .reserved = outcome.reserved,
-                 .host_memory = outcome.host_peak};
+                 .host_memory = outcome.host_peak,
+                 .bubble = ToSeconds(outcome.bubble)};
   result.candidates.push_back(std::move(chosen));
   result.pareto = {result.best.index};
   result.proven_gap = std::max(0.0, 1 - result.lower_bound.value / result.best.step_time.value);

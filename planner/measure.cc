@@ -40,8 +40,8 @@ struct Reading {
 class Prober {
  public:
   Prober(const Problem& input, const SearchOptions& options, const Space& space,
-         std::int64_t micro_batch)
-      : in_(input), space_(space) {
+         std::int64_t micro_batch, std::optional<std::int64_t> rank)
+      : in_(input), space_(space), rank_(rank.value_or(0)) {
     OuterChoice outer = space.outer.front();
     outer.micro_batch = micro_batch;
     outer.accumulation = 1;
@@ -49,6 +49,11 @@ class Prober {
     outer.offload = {};
     plan_ = OuterPlan(outer, options);
     plan_.units = space.families.front().units;
+    if (!rank) {
+      plan_.pipeline_size = plan_.pipeline_stages = 1;
+    }
+    plan_.pipeline_schedule =
+        plan_.pipeline_stages > 1 ? PipelineSchedule::kLoopedBfs : PipelineSchedule::kGPipe;
     job_ = input.job;
     job_.global_batch = 0;
     // The update, of which nothing is read, in as few kernels as there can be.
@@ -70,7 +75,7 @@ class Prober {
       AppendRegions(space_.patterns[patterns[b]], space_.blocks[b], plan.recompute);
     }
     try {
-      const Program program = Lower({in_.model, in_.kernels, job_, plan});
+      const Program program = LowerStage({in_.model, in_.kernels, job_, plan}, rank_);
       return ReadProgram(program);
     } catch (const InputError&) {
       return std::nullopt;
@@ -313,6 +318,7 @@ class Prober {
 
   const Problem& in_;
   const Space& space_;
+  std::int64_t rank_;
   Plan plan_;
   Job job_;
   std::vector<std::size_t> block_of_;  // by model op
@@ -422,8 +428,8 @@ void Work::Add(const Work& other, double times) {
 }
 
 Measured Measure(const Problem& input, const SearchOptions& options, const Space& space,
-                 std::int64_t micro_batch) {
-  const Prober prober(input, options, space, micro_batch);
+                 std::int64_t micro_batch, std::optional<std::int64_t> rank) {
+  const Prober prober(input, options, space, micro_batch, rank);
   const std::vector<std::size_t> none(space.blocks.size(), 0);
   Measured m;
   std::optional<Reading> base = prober.Read(none, false);

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "planner/search.h"
@@ -75,7 +76,9 @@ struct Measured {
 };
 
 // Costs at `micro_batch`. Lowers a few programs, each of which tries another pattern in each block.
+// With a `rank`, the model is what that rank of a pipeline has; without one, there is no pipeline.
 [[nodiscard]] Measured Measure(const Problem& input, const SearchOptions& options,
-                               const Space& space, std::int64_t micro_batch);
+                               const Space& space, std::int64_t micro_batch,
+                               std::optional<std::int64_t> rank = {});
 
 }  // namespace shardwright

@@ -141,6 +141,7 @@ struct ChosenPlan {
   Bytes reserved;            // by the caching allocator, at most
   std::int64_t retries = 0;  // of the caching allocator; not 0 only where nothing fits without
   Bytes host_memory;         // page-locked, per node
+  Seconds bubble;            // of a pipeline: what its ranks wait for each other, in the mean
 };
 
 struct SearchResult {

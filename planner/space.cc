@@ -161,6 +161,15 @@ std::vector<OuterChoice> OuterChoices(const Problem& input, const SearchOptions&
     }
     micro_batches = {options.base.micro_batch};
   }
+  Pipeline pipeline = PipelineOf(options.base);
+  std::erase_if(micro_batches, [&](std::int64_t micro_batch) {
+    pipeline.micro_batches = per_rank / micro_batch;
+    return pipeline.ranks > 1 && !WhyNot(pipeline).empty();
+  });
+  if (micro_batches.empty()) {
+    throw InputError("job", std::to_string(per_rank) + " samples per data-parallel rank",
+                     WhyNot(pipeline));
+  }
   std::vector<OuterChoice> result;
   for (const std::int64_t shard : ShardSizes(input, options)) {
     for (const std::int64_t micro_batch : micro_batches) {
@@ -579,6 +588,11 @@ std::string FamilyName(const OuterChoice& outer, const SearchOptions& options) {
     name = outer.tensor_size > 1 ? "tensor" : "ddp";
   } else {
     name = outer.replicate_size == 1 ? "sharded" : "hybrid";
+  }
+  if (options.base.pipeline_size > 1) {
+    name += " x pipeline " + std::to_string(options.base.pipeline_size) +
+            (options.base.pipeline_stages > 1 ? "x" + std::to_string(options.base.pipeline_stages)
+                                              : "");
   }
   std::string offload;
   const auto add = [&](bool is_on, const char* what) {

@@ -43,6 +43,8 @@ struct LowerInput {
 // The programs of the ranks of a pipeline, one per stage, in order; one where there is none. The
 // model is whole. Throws InputError for what no rule cuts or lowers.
 [[nodiscard]] std::vector<Program> LowerStages(const LowerInput& input);
+// One of them: the model is cut for `rank` (CutStage), the plan is whole.
+[[nodiscard]] Program LowerStage(const LowerInput& input, std::int64_t rank);
 
 // FSDP2 leaves a parameter whose gradient is None out of reductions and updates, as it does frozen
 // ones (fsdp_params_with_grad in post_backward of _fsdp_param_group.py), and DDP out of updates,
@@ -50,9 +52,9 @@ struct LowerInput {
 // are any. It is what Lower lowers, and what the program trains.
 [[nodiscard]] std::optional<Model> WithoutMissingGradients(const LowerInput& input);
 
-// Throws InputError when `micro_batches`, of which the first `lowered` have `ops` ops, have too
-// many to be lowered.
-void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batches);
+// Throws InputError when a step of `micro_batches` has too many ops to be lowered, `share` of it
+// having `ops`.
+void CheckOpCount(std::size_t ops, double share, std::int64_t micro_batches);
 
 // Whether the program takes the norm of all gradients before the update: to clip them, or, with
 // fp16, to learn on all ranks whether they overflowed under the loss scale.

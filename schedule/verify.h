@@ -34,6 +34,9 @@ inline constexpr std::size_t kMaxFindings = 20;
 // Does a collective have members in other stages of the pipeline?
 [[nodiscard]] bool SpansStages(const Program& program, const OpShape& shape);
 
+// The collective that another member does meanwhile.
+[[nodiscard]] OpCode CounterpartOf(OpCode code);
+
 // Verifies each program, then that the rank classes agree on their collectives (rule 8). Classes of
 // a pipeline are its stages, in order: the transfers of neighbours meet, and no two wait for each
 // other.

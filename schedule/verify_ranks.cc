@@ -51,12 +51,8 @@ std::vector<OpId> CollectivesOf(const Program& program, const Body& body, const 
   return found;
 }
 
-// What one is sent the other receives; other collectives are alike.
 bool Match(const OpShape& a, const OpShape& b) {
-  const OpCode expected = a.code == OpCode::kSend      ? OpCode::kReceive
-                          : a.code == OpCode::kReceive ? OpCode::kSend
-                                                       : a.code;
-  return expected == b.code && a.bytes == b.bytes && a.dtype == b.dtype;
+  return CounterpartOf(a.code) == b.code && a.bytes == b.bytes && a.dtype == b.dtype;
 }
 
 std::string NameIn(const Program& program, const Pass& pass, OpId op) {
@@ -271,6 +267,10 @@ bool SpansStages(const Program& program, const OpShape& shape) {
          (InfoOf(shape.code).is_collective && program.pipeline_size > 1 &&
           program.groups[shape.group.value].size == program.pipeline_size &&
           program.groups[shape.group.value].stride == MeshOf(program).StageRanks());
+}
+
+OpCode CounterpartOf(OpCode code) {
+  return code == OpCode::kSend ? OpCode::kReceive : code == OpCode::kReceive ? OpCode::kSend : code;
 }
 
 std::vector<Finding> VerifyRanks(std::span<const Program* const> classes) {

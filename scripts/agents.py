@@ -34,7 +34,7 @@ CLAIMS = [
     "A prediction is not a measurement. Say \"predicted\", and repeat the band: \"1.05 s +- 15 %\".",
     "Say whose runs the profile was fitted to: the line `profile` of the answer has it.",
     "No figure of several GPUs of our own executor is measured. Do not claim one.",
-    "FSDP (with expert, tensor or context parallelism), ZeRO and DDP are planned. Pipeline parallelism is simulated, not searched or run.",
+    "FSDP (with expert, tensor or context parallelism), ZeRO and DDP are planned. Pipeline parallelism is planned, simulated, and run on the CPU.",
     "\"Does not fit\" is an answer (exit code 1). Codes 2 and 3 mean that the question was wrong: read the message, it says what was "
     "expected.",
     "A note or warning on standard error changes the meaning of the answer. Repeat it.",

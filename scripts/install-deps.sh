@@ -23,7 +23,6 @@ packages=(
   libtomlplusplus-dev
   libyaml-cpp-dev
   libopenblas-dev
-  libdnnl-dev
   doctest-dev
   libbenchmark-dev
   zlib1g-dev

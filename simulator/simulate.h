@@ -48,6 +48,8 @@ struct SimulatedMemory {
   AllocatedMemory allocated;
   Bytes outside;  // CUDA context and communicators, which no allocator sees
   std::optional<ReservedMemory> reserved;  // where SimulateOptions::reserved
+
+  [[nodiscard]] Bytes Needs() const { return allocated.DevicePeak().total + outside; }
 };
 
 // Between replays of the allocator that agree on no steady step.
@@ -59,6 +61,7 @@ struct SimulationResult {
   SimTime step_time;        // period of the steady state
   SimTime first_step_time;  // from the end of init
   SimTime exposed_comm;     // of the steady step; StepTiming::ExposedCommunication
+  SimTime bubble;           // of a pipeline, in the mean of its ranks (SumOf)
   EngineResult timing;
   SimulatedMemory memory;
   Trace trace;  // init, the first and the last simulated step, where SimulateOptions::trace

@@ -179,22 +179,42 @@ SimTime PipelineResult::Bubble(std::size_t stage) const {
   return bubble;
 }
 
-PipelineResult SimulateStages(std::span<const Program> programs, const Cluster& cluster,
-                              const Profile& profile, bool contention) {
-  Pricer pricer(cluster, profile);
+SimulationResult SumOf(const PipelineResult& result) {
+  SimulationResult sum;
+  sum.step_time = result.timing.step_time;
+  const auto ranks = std::ssize(result.memory);
+  for (std::size_t s = 0; s < result.timing.last.size(); ++s) {
+    sum.bubble += result.Bubble(s) / ranks;
+    sum.exposed_comm += result.timing.last[s].ExposedCommunication() / ranks;
+  }
+  sum.memory = *std::max_element(
+      result.memory.begin(), result.memory.end(),
+      [](const SimulatedMemory& a, const SimulatedMemory& b) { return a.Needs() < b.Needs(); });
+  return sum;
+}
+
+PipelineResult MemoryOfStages(std::span<const Program> programs, const Cluster& cluster,
+                              const Profile& profile) {
   Simulator simulator(cluster, profile);
-  std::vector<PriceTable> prices(programs.size());
   PipelineResult result;
+  for (const Program& program : programs) {
+    result.memory.push_back(simulator.Allocated(program));
+  }
+  return result;
+}
+
+PipelineTiming TimeOfStages(std::span<const Program> programs, const Cluster& cluster,
+                            const Profile& profile, bool contention) {
+  Pricer pricer(cluster, profile);
+  std::vector<PriceTable> prices(programs.size());
   for (std::size_t s = 0; s < programs.size(); ++s) {
     pricer.Price(programs[s], prices[s]);
-    result.memory.push_back(simulator.Allocated(programs[s]));
   }
   constexpr int kSteps = 4;
   EngineOptions options;
   options.contention = contention;
   options.max_steps = kSteps;
-  result.timing = RunStages(programs, prices, options);
-  return result;
+  return RunStages(programs, prices, options);
 }
 
 }  // namespace shardwright

@@ -36,8 +36,12 @@ struct PipelineResult {
   // Compute of the stage waits for other stages.
   [[nodiscard]] SimTime Bubble(std::size_t stage) const;
 };
-[[nodiscard]] PipelineResult SimulateStages(std::span<const Program> programs,
-                                            const Cluster& cluster, const Profile& profile,
-                                            bool contention);
+[[nodiscard]] PipelineResult MemoryOfStages(std::span<const Program> programs,
+                                            const Cluster& cluster, const Profile& profile);
+[[nodiscard]] PipelineTiming TimeOfStages(std::span<const Program> programs, const Cluster& cluster,
+                                          const Profile& profile, bool contention);
+
+// The step, what the stages wait in the mean, and the memory of the one that needs most.
+[[nodiscard]] SimulationResult SumOf(const PipelineResult& result);
 
 }  // namespace shardwright

@@ -19,7 +19,7 @@ namespace {
 
 RankState StateOf(const Runtime& runtime, Rank rank) {
   const Binding& binding = runtime.BindingOf(rank);
-  return {binding.units, binding.model_buffers,
+  return {runtime.InputOf(rank).model, binding.units, binding.model_buffers,
           [&runtime, rank](void* to, const void* from, std::int64_t bytes) {
             runtime.CopyMemory(rank, to, from, bytes);
           },
@@ -125,7 +125,7 @@ std::vector<RunCheckpoints::Share> RunCheckpoints::TakeShares(const Runtime& run
   std::set<StretchKey> taken;
   for (const Rank r : runtime.LocalRanks()) {
     const RankState state = StateOf(runtime, r);
-    std::vector<StretchData> all = StretchesOf(model_, job_.optimizer.kind, state, r == Rank(0u));
+    std::vector<StretchData> all = StretchesOf(job_.optimizer.kind, state);
     if (processes_ != nullptr && !of_lower_ranks_) {
       of_lower_ranks_.emplace();
       const auto keys = ShareBytes(*processes_, channel_, {Name()}, KeysOf(all));
@@ -200,7 +200,7 @@ bool RunCheckpoints::IsFinite(const Runtime& runtime) {
   std::vector<std::byte> mine(1, std::byte{1});
   for (const Rank r : runtime.LocalRanks()) {
     const RankState state = StateOf(runtime, r);
-    const RankShare all = {StretchesOf(model_, job_.optimizer.kind, state, true), state.copy};
+    const RankShare all = {StretchesOf(job_.optimizer.kind, state), state.copy};
     mine[0] &= shardwright::IsFinite(all) ? std::byte{1} : std::byte{0};
   }
   if (processes_ == nullptr) {
@@ -388,12 +388,12 @@ void VerifyShare(const Checkpoint& checkpoint, const MessagePassing* processes) 
   }
 }
 
-void Resume(const Checkpoint& checkpoint, const Model& model, const Job& job, Runtime& runtime,
-            bool with_states) {
+void Resume(const Checkpoint& checkpoint, Runtime& runtime, bool with_states) {
   const Manifest& manifest = checkpoint.manifest();
   const bool loads_states = with_states && HasStates(manifest);
   for (const Rank r : runtime.LocalRanks()) {
-    LoadState(ReaderOf(checkpoint), model, job.optimizer.kind, StateOf(runtime, r), loads_states);
+    LoadState(ReaderOf(checkpoint), runtime.InputOf(r).job.optimizer.kind, StateOf(runtime, r),
+              loads_states);
   }
   runtime.set_next_step(manifest.step);
   if (loads_states) {
@@ -401,22 +401,22 @@ void Resume(const Checkpoint& checkpoint, const Model& model, const Job& job, Ru
   }
 }
 
-void StartFrom(const HubWeights& weights, const Model& model, const Job& job, Runtime& runtime) {
+void StartFrom(const HubWeights& weights, Runtime& runtime) {
   const TensorReader read = [&](const std::string& name, std::int64_t begin, std::int64_t count,
                                 DType dtype,
                                 void* out) { return weights.Read(name, begin, count, dtype, out); };
   for (const Rank r : runtime.LocalRanks()) {
-    LoadState(read, model, job.optimizer.kind, StateOf(runtime, r), false);
+    LoadState(read, runtime.InputOf(r).job.optimizer.kind, StateOf(runtime, r), false);
   }
 }
 
-void CopyParameters(const Runtime& from, const Model& model, const Runtime& to) {
+void CopyParameters(const Runtime& from, const Runtime& to) {
   SW_CHECK(from.rank_count() == to.rank_count(), "two runtimes of one plan");
-  std::int64_t buffer_elements = 0;
-  for (const Module& module : model.modules) {
-    buffer_elements += module.buffer_elements;
-  }
   for (const Rank r : from.LocalRanks()) {
+    std::int64_t buffer_elements = 0;
+    for (const Module& module : from.InputOf(r).model.modules) {
+      buffer_elements += module.buffer_elements;
+    }
     const RankState source = StateOf(from, r);
     const RankState target = StateOf(to, r);
     CopyUnits(source.units, target.units, target.copy);

@@ -122,15 +122,14 @@ void VerifyShare(const Checkpoint& checkpoint, const MessagePassing* processes);
 
 // Fills all ranks of an initialised runtime from a checkpoint that CheckFits accepts, and sets its
 // next step. `with_states` false: parameters and running statistics only (evaluation).
-void Resume(const Checkpoint& checkpoint, const Model& model, const Job& job, Runtime& runtime,
-            bool with_states);
+void Resume(const Checkpoint& checkpoint, Runtime& runtime, bool with_states);
 
 // Gives all ranks of an initialised runtime the weights that somebody else has trained; what those
 // lack (adapters) keeps its first values.
-void StartFrom(const HubWeights& weights, const Model& model, const Job& job, Runtime& runtime);
+void StartFrom(const HubWeights& weights, Runtime& runtime);
 
 // Gives `to` the parameters and running statistics of `from`. Both run the same plan, `to` perhaps
 // forward only.
-void CopyParameters(const Runtime& from, const Model& model, const Runtime& to);
+void CopyParameters(const Runtime& from, const Runtime& to);
 
 }  // namespace shardwright

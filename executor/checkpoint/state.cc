@@ -130,8 +130,8 @@ void DescribeState(const Model& model, const Job& job, Manifest& manifest) {
   }
 }
 
-std::vector<StretchData> StretchesOf(const Model& model, OptimizerKind optimizer,
-                                     const RankState& rank, bool with_buffers) {
+std::vector<StretchData> StretchesOf(OptimizerKind optimizer, const RankState& rank) {
+  const Model& model = rank.model;
   std::vector<StretchData> stretches;
   const auto names = OptimizerStateNames(optimizer);
   const std::int64_t part = rank.part;
@@ -154,7 +154,7 @@ std::vector<StretchData> StretchesOf(const Model& model, OptimizerKind optimizer
            data});
     });
   }
-  if (with_buffers && rank.model_buffers != nullptr) {
+  if (rank.model_buffers != nullptr) {
     for (const BufferTensor& tensor : BufferTensors(model)) {
       stretches.push_back(
           {{tensor.name, 0, tensor.count}, DType::kFp32, rank.model_buffers + tensor.offset});
@@ -171,8 +171,9 @@ TensorReader ReaderOf(const Checkpoint& checkpoint) {
   };
 }
 
-void LoadState(const TensorReader& read, const Model& model, OptimizerKind optimizer,
-               const RankState& rank, bool with_states) {
+void LoadState(const TensorReader& read, OptimizerKind optimizer, const RankState& rank,
+               bool with_states) {
+  const Model& model = rank.model;
   const auto names = OptimizerStateNames(optimizer);
   const std::int64_t part = rank.part;
   for (const BoundUnit& unit : rank.units) {

@@ -20,6 +20,7 @@ class Checkpoint;
 
 // One rank's training state in memory.
 struct RankState {
+  const Model& model;  // what the rank has of it: of a pipeline its stage's
   std::span<const BoundUnit> units;
   // Running statistics (fp32, module after module); null: the model has none. All ranks hold the
   // same ones.
@@ -32,10 +33,9 @@ struct RankState {
 // ranks share out its experts.
 void DescribeState(const Model& model, const Job& job, Manifest& manifest);
 
-// What this rank saves: its pieces of parameters and states, and the running statistics if
-// `with_buffers` (one rank saves them). Ranks that hold copies of a shard need not save it.
-[[nodiscard]] std::vector<StretchData> StretchesOf(const Model& model, OptimizerKind optimizer,
-                                                   const RankState& rank, bool with_buffers);
+// What this rank has: its pieces of parameters and states, and the running statistics. Of ranks
+// that hold copies one saves them.
+[[nodiscard]] std::vector<StretchData> StretchesOf(OptimizerKind optimizer, const RankState& rank);
 
 // Elements [begin, begin + count) of a tensor, as `dtype`; false: there are none, and what the rank
 // has stays.
@@ -47,7 +47,7 @@ using TensorReader = std::function<bool(const std::string& name, std::int64_t be
 
 // Fills this rank's shards. `with_states` false: parameters and running statistics only. Reads
 // nothing but this rank's elements.
-void LoadState(const TensorReader& read, const Model& model, OptimizerKind optimizer,
-               const RankState& rank, bool with_states);
+void LoadState(const TensorReader& read, OptimizerKind optimizer, const RankState& rank,
+               bool with_states);
 
 }  // namespace shardwright

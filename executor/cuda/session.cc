@@ -27,6 +27,11 @@ void CheckCudaPlan(const SessionInput& in) {
         std::to_string(in.program.tensor_size) + ", " + std::to_string(in.program.context_size),
         "1, since GPUs do not run plans that cut layers or tokens over ranks yet");
   }
+  if (in.program.pipeline_size > 1) {
+    throw InputError("plan: pipeline_size", std::to_string(in.program.pipeline_size),
+                     "1, since pipelines run on the host device only",
+                     "--device host, with a plan made with --kernel-set shardwright-host");
+  }
   if (in.program.expert_size > 1) {
     throw InputError("plan: expert_size", std::to_string(in.program.expert_size),
                      "1, since plans that share out experts run on the host device only",
@@ -69,7 +74,8 @@ CudaSession::CudaSession(const SessionInput& input, const CudaOptions& options, 
       activities_(options.activities),
       world_(std::make_unique<CudaWorld>(context_, options, gpu)),
       runtime_(std::make_unique<Runtime>(
-          input_, [this](Rank rank) { return std::make_unique<CudaDevice>(*world_, rank); },
+          std::vector{input_},
+          [this](Rank rank) { return std::make_unique<CudaDevice>(*world_, rank); },
           std::move(run))) {}
 
 std::string CudaSession::graphs() const {

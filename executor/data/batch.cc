@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "core/error.h"
 
@@ -37,13 +38,18 @@ void WriteEmpty(InputKind kind, const View& out) {
 }  // namespace
 
 std::vector<TensorId> InputTensors(const Model& model) {
-  std::vector<TensorId> inputs;
-  for (std::size_t t = 0; t < model.tensors.size(); ++t) {
-    if (!model.tensors[t].producer.valid()) {
-      inputs.push_back(TensorId(t));
+  std::set<TensorId> inputs;
+  for (const ModelOp& op : model.ops) {
+    for (const TensorId t : op.inputs) {
+      if (!model.tensors[t.value].producer.valid()) {
+        inputs.insert(t);
+      }
     }
   }
-  return inputs;
+  for (const Model::Stage& stage : model.stages) {
+    inputs.erase(stage.received);
+  }
+  return {inputs.begin(), inputs.end()};
 }
 
 void WriteBatch(const Model& model, const Dataset& data, const Sampler& sampler,

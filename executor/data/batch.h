@@ -13,7 +13,8 @@
 
 namespace shardwright {
 
-// The input tensors of the model, in tensor order: what WriteBatch expects views of.
+// The input tensors that the model's ops read, in tensor order: what WriteBatch expects views of.
+// Those of a pipeline's stage are what it reads of the data.
 [[nodiscard]] std::vector<TensorId> InputTensors(const Model& model);
 
 struct BatchRange {

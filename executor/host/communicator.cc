@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "schedule/verify.h"
 
 namespace shardwright {
 ThreadCommunicator::ThreadCommunicator(const GroupRanks& ranks, std::chrono::milliseconds timeout,
@@ -18,12 +19,17 @@ ThreadCommunicator::ThreadCommunicator(const GroupRanks& ranks, std::chrono::mil
 }
 
 std::vector<MessagePart> Communicator::PartsOf(const CollectiveCall& call, bool receives,
-                                               std::int64_t size, const std::string& name) {
+                                               std::int64_t own, std::int64_t size,
+                                               const std::string& name) {
   std::vector<MessagePart> parts;
   std::int64_t offset = 0;
   for (std::int64_t k = 0; k < size; ++k) {
     std::int64_t bytes = call.elements / size * SizeOf(call.dtype);
-    if (call.rows) {
+    if (IsTransfer(call.code) || call.code == OpCode::kPermute) {
+      const std::int64_t other = receives ? (own + size - 1) % size : (own + 1) % size;
+      const bool moves = k == other && (receives ? call.receive : call.send) != nullptr;
+      bytes = moves ? call.elements * SizeOf(call.dtype) : 0;
+    } else if (call.rows) {
       const std::int64_t most = receives ? call.rows->receive_room : call.rows->send_room;
       const std::int64_t* const counts = receives ? call.rows->came : call.rows->sent;
       bytes = 0;
@@ -112,12 +118,14 @@ SimTime ThreadCommunicator::Meet(std::int64_t member, const std::string& name, S
   return time;
 }
 
-void ThreadCommunicator::CheckAlike(const Post& mine) const {
-  const Post& first = posts_.front();
-  if (first.call->code != mine.call->code || first.call->elements != mine.call->elements ||
-      first.call->dtype != mine.call->dtype) {
-    throw RunError("collective " + *mine.name + " met " + *first.name + " of rank " +
-                   std::to_string(ranks_.first));
+void ThreadCommunicator::CheckAlike(std::int64_t member) const {
+  const std::int64_t other = member == 0 ? size() - 1 : 0;
+  const Post& mine = posts_[static_cast<std::size_t>(member)];
+  const Post& its = posts_[static_cast<std::size_t>(other)];
+  if (its.call->code != CounterpartOf(mine.call->code) ||
+      its.call->elements != mine.call->elements || its.call->dtype != mine.call->dtype) {
+    throw RunError("collective " + *mine.name + " met " + *its.name + " of rank " +
+                   std::to_string(ranks_.first + other * ranks_.stride));
   }
 }
 
@@ -133,7 +141,7 @@ Communicator::Times ThreadCommunicator::Run(std::int64_t member, const Collectiv
   }
   Times times;
   times.start = Meet(member, name, arrival);
-  CheckAlike(mine);
+  CheckAlike(member);
   switch (call.code) {
     case OpCode::kAllGather:
       Gather(member, call);
@@ -147,6 +155,10 @@ Communicator::Times ThreadCommunicator::Run(std::int64_t member, const Collectiv
       CopyOtherParts(member, call);
       break;
     case OpCode::kAllToAll:
+    case OpCode::kPermute:
+    case OpCode::kSend:
+    case OpCode::kReceive:
+    case OpCode::kSendReceive:
       AllToAll(member, call, name);
       break;
     default:
@@ -174,16 +186,18 @@ void ThreadCommunicator::Gather(std::int64_t member, const CollectiveCall& call)
 
 void ThreadCommunicator::AllToAll(std::int64_t member, const CollectiveCall& call,
                                   const std::string& name) const {
-  const std::vector<MessagePart> mine = PartsOf(call, /*receives=*/true, size(), name);
+  const std::vector<MessagePart> mine = PartsOf(call, /*receives=*/true, member, size(), name);
   for (std::int64_t k = 0; k < size(); ++k) {
     const std::int64_t i = (member + k) % size();
     const CollectiveCall& from = *posts_[static_cast<std::size_t>(i)].call;
     const MessagePart its =
-        PartsOf(from, /*receives=*/false, size(), name)[static_cast<std::size_t>(member)];
+        PartsOf(from, /*receives=*/false, i, size(), name)[static_cast<std::size_t>(member)];
     const MessagePart& part = mine[static_cast<std::size_t>(i)];
-    SW_CHECK(its.bytes == part.bytes, "op " + name + ": two numbers of rows for one message");
-    std::memcpy(call.receive + part.offset, from.send + its.offset,
-                static_cast<std::size_t>(part.bytes));
+    SW_CHECK(its.bytes == part.bytes, "op " + name + ": two sizes of one message");
+    if (part.bytes > 0) {
+      std::memcpy(call.receive + part.offset, from.send + its.offset,
+                  static_cast<std::size_t>(part.bytes));
+    }
   }
 }
 

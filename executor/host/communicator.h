@@ -45,10 +45,12 @@ class Communicator {
                     SimTime arrival, SimTime least_duration) = 0;
 
  protected:
-  // What an all-to-all sends to each of `size` members, or receives from each. Throws RunError
-  // where the numbers of rows, which other ranks say, are more than there is room for.
+  // What member `own` of `size` sends to each, or receives from each: in an all-to-all, round
+  // a ring, or between two neighbours of a pipeline. Throws RunError where the numbers of rows,
+  // which other ranks say, are more than there is room for.
   static std::vector<MessagePart> PartsOf(const CollectiveCall& call, bool receives,
-                                          std::int64_t size, const std::string& name);
+                                          std::int64_t own, std::int64_t size,
+                                          const std::string& name);
   // The end of a reduce-scatter: the sum of `fold.count` elements of a member's part from its
   // element `fold.out_begin` on, into `receive` or the call's parts.
   static void FoldScattered(const Fold& fold, std::span<const std::byte* const> sources,
@@ -74,7 +76,7 @@ class ThreadCommunicator : public Communicator {
   };
   // Waits for all members; returns the largest `time` any of them brought.
   SimTime Meet(std::int64_t member, const std::string& name, SimTime time);
-  void CheckAlike(const Post& mine) const;
+  void CheckAlike(std::int64_t member) const;
   void Gather(std::int64_t member, const CollectiveCall& call) const;
   void ReduceScatter(std::int64_t member, const CollectiveCall& call) const;
   void ReduceOwnPart(std::int64_t member, const CollectiveCall& call) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <set>
 
 #include "core/error.h"
 #include "core/threads.h"
@@ -20,31 +21,60 @@ void TellEnd(const Work& work, const Span& span) {
   }
 }
 
+// Of the ranks beside `rank` in all stages, those of `stage` and the one behind it, which the first
+// is behind the last; a rank of another stage alone.
+GroupRanks NeighboursOf(const Mesh& mesh, std::int64_t stage, Rank rank) {
+  const auto [low, high] = std::minmax({stage, (stage + 1) % mesh.pipeline});
+  const GroupPlace place = PlaceInGroup(mesh.Pipeline(), rank);
+  if (place.index != low && place.index != high) {
+    return {1, static_cast<std::int64_t>(rank.value), 0};  // no neighbours have this stride
+  }
+  const std::int64_t stride = mesh.Pipeline().stride;
+  return {2, place.base + low * stride, (high - low) * stride};
+}
+
 }  // namespace
 
-HostWorld::HostWorld(const ExecuteContext& run_context, const HostOptions& run_options)
-    : context(run_context),
-      options(run_options),
-      clock(options.processes == nullptr ? RunClock()
-                                         : RunClock(AgreeOnStart(*options.processes))) {
+HostWorld::HostWorld(std::span<const ExecuteContext> contexts, const HostOptions& run_options)
+    : options(run_options),
+      clock(options.processes == nullptr ? RunClock() : RunClock(AgreeOnStart(*options.processes))),
+      contexts_(contexts) {
   if (options.processes != nullptr) {
     options.processes->OnFailure(this, [this](const std::string& cause) { faults.Report(cause); });
   }
-  const Program& program = context.input.program;
-  const std::int64_t ranks = MeshOf(program).RankCount();
+  // All processes make all kinds of groups, in one order: a rank without such a group is alone.
+  std::set<std::string> names;
+  for (const ExecuteContext& context : contexts_) {
+    for (const Group& group : context.input.program.groups) {
+      names.insert(group.name);
+    }
+  }
+  const Mesh mesh = MeshOf(contexts_.front().input.program);
   const std::int64_t first = options.processes == nullptr ? 0 : options.processes->rank();
-  const std::int64_t last = options.processes == nullptr ? ranks : first + 1;
-  for (std::size_t g = 0; g < program.groups.size(); ++g) {
-    const Group& group = program.groups[g];
+  const std::int64_t last = options.processes == nullptr ? mesh.RankCount() : first + 1;
+  for (const std::string& name : names) {
     for (std::int64_t r = first; r < last; ++r) {
-      const std::int64_t base = PlaceInGroup(group, Rank(static_cast<std::size_t>(r))).base;
-      for (const bool of_host_threads : {false, true}) {
-        std::unique_ptr<Communicator>& slot = communicators_[{GroupId(g), base, of_host_threads}];
-        if (!slot) {
-          slot = NewCommunicator(options.processes, {group.size, base, group.stride},
-                                 options.timeout, clock, faults);
-        }
+      const Rank rank(static_cast<std::size_t>(r));
+      Group group = {name};
+      for (const Group& its : ContextOf(rank).input.program.groups) {
+        group = its.name == name ? its : group;
       }
+      Join(name, {group.size, PlaceInGroup(group, rank).base, group.stride});
+    }
+  }
+  for (std::int64_t stage = 0; stage < mesh.pipeline && mesh.pipeline > 1; ++stage) {
+    for (std::int64_t r = first; r < last; ++r) {
+      Join("", NeighboursOf(mesh, stage, Rank(static_cast<std::size_t>(r))));
+    }
+  }
+}
+
+void HostWorld::Join(const std::string& name, const GroupRanks& ranks) {
+  for (const bool of_host_threads : {false, true}) {
+    std::unique_ptr<Communicator>& slot =
+        communicators_[{name, ranks.first, ranks.stride, of_host_threads}];
+    if (!slot || options.processes != nullptr) {
+      slot = NewCommunicator(options.processes, ranks, options.timeout, clock, faults);
     }
   }
 }
@@ -55,20 +85,39 @@ HostWorld::~HostWorld() {
   }
 }
 
-Communicator& HostWorld::CommunicatorOf(GroupId group, Rank rank, bool of_host_threads) {
-  const Group& g = context.input.program.groups[group.value];
-  return *communicators_.at({group, PlaceInGroup(g, rank).base, of_host_threads});
+const ExecuteContext& HostWorld::ContextOf(Rank rank) const {
+  return contexts_[StageOf(contexts_.front().input.program, rank)];
+}
+
+HostWorld::Membership HostWorld::MembershipOf(GroupId group, Rank rank, bool of_host_threads) {
+  const Program& program = ContextOf(rank).input.program;
+  const auto transfers = std::find_if(
+      program.shapes.begin(), program.shapes.end(),
+      [&](const OpShape& shape) { return shape.group == group && IsTransfer(shape.code); });
+  if (transfers == program.shapes.end()) {
+    const Group& g = program.groups[group.value];
+    const GroupPlace place = PlaceInGroup(g, rank);
+    return {*communicators_.at({g.name, place.base, g.stride, of_host_threads}), place.index};
+  }
+  const std::int64_t before = transfers->stream == Stream::kNext ? 0 : program.pipeline_size - 1;
+  const GroupRanks pair =
+      NeighboursOf(MeshOf(program), (program.pipeline_rank + before) % program.pipeline_size, rank);
+  return {*communicators_.at({"", pair.first, pair.stride, of_host_threads}),
+          pair.first == static_cast<std::int64_t>(rank.value) ? 0 : 1};
 }
 
 HostDevice::HostDevice(HostWorld& world, Rank rank)
-    : world_(world), rank_(rank), team_(static_cast<std::size_t>(world.options.threads)) {
+    : world_(world),
+      rank_(rank),
+      context_(world.ContextOf(rank)),
+      team_(static_cast<std::size_t>(world.options.threads)) {
   world_.faults.Register(mutex_, changed_);
   for (std::size_t s = 0; s < kStreamCount; ++s) {
     queues_[s].random.seed(world_.options.delay_seed * 1000003 + rank.value * kStreamCount + s);
   }
   try {  // what this machine has no threads for does not begin
     team_.For(team_.threads(), [](std::size_t, std::size_t) {});
-    for (const OpShape& shape : world_.context.input.program.shapes) {
+    for (const OpShape& shape : context_.input.program.shapes) {
       Queue& queue = queues_[static_cast<std::size_t>(shape.stream)];
       if (shape.stream != Stream::kHost && !queue.worker.joinable()) {
         queue.worker = StartThread([this, stream = shape.stream] { ServeStream(stream); });
@@ -281,18 +330,17 @@ void HostDevice::RunFront(Queue& queue, std::unique_lock<std::mutex>& lock) {
 void HostDevice::ClipOnHost(UpdateCall& update, const Item& item) {
   auto* memory = reinterpret_cast<std::byte*>(&norm_);
   Call squares = NormCall{update.gradients, update.divisor, memory};
-  Execute(squares, *item.work.step, world_.context, &team_);
+  Execute(squares, *item.work.step, context_, &team_);
   if (update.clip_group.valid()) {
     norm_sum_.code = OpCode::kAllReduce;
     norm_sum_.group = update.clip_group;
     norm_sum_.elements = 1;
     norm_sum_.send = norm_sum_.receive = memory;
-    const Group& group = world_.context.input.program.groups[update.clip_group.value];
-    (void)world_.CommunicatorOf(update.clip_group, rank_, true)
-        .Run(PlaceInGroup(group, rank_).index, norm_sum_, *item.work.name, Now(), SimTime(0));
+    const auto [communicator, member] = world_.MembershipOf(update.clip_group, rank_, true);
+    (void)communicator.Run(member, norm_sum_, *item.work.name, Now(), SimTime(0));
   }
   Call clip = ClipCall{update.gradients, memory};
-  Execute(clip, *item.work.step, world_.context, &team_);
+  Execute(clip, *item.work.step, context_, &team_);
 }
 
 void HostDevice::RunItem(const Item& item, SimTime arrival, Span& span) try {
@@ -304,11 +352,10 @@ void HostDevice::RunItem(const Item& item, SimTime arrival, Span& span) try {
   PoisonFill(work.poison);
   const auto* collective = work.call != nullptr ? std::get_if<CollectiveCall>(work.call) : nullptr;
   if (collective != nullptr) {
-    const Group& group = world_.context.input.program.groups[collective->group.value];
-    Communicator& communicator =
-        world_.CommunicatorOf(collective->group, rank_, work.stream == Stream::kHost);
-    const Communicator::Times times = communicator.Run(
-        PlaceInGroup(group, rank_).index, *collective, *work.name, arrival, work.least_duration);
+    const auto [communicator, member] =
+        world_.MembershipOf(collective->group, rank_, work.stream == Stream::kHost);
+    const Communicator::Times times =
+        communicator.Run(member, *collective, *work.name, arrival, work.least_duration);
     span.start = times.start;
     span.end = times.end;
     span.cpu = is_traced ? std::min(ThreadCpuTime() - cpu, span.end - span.start) : SimTime(0);
@@ -319,7 +366,7 @@ void HostDevice::RunItem(const Item& item, SimTime arrival, Span& span) try {
     ClipOnHost(*update, item);
   }
   if (work.call != nullptr) {
-    Execute(*work.call, *work.step, world_.context, &team_);
+    Execute(*work.call, *work.step, context_, &team_);
   }
   if (is_traced) {
     constexpr std::int64_t kPicosecondsPerNanosecond = 1000;

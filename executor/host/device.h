@@ -48,31 +48,37 @@ struct HostOptions {
 // What the ranks of this process share.
 class HostWorld {
  public:
-  // Keeps a reference to the context and what it refers to. Ranks in processes: all of them
-  // construct it at once.
-  HostWorld(const ExecuteContext& context, const HostOptions& options);
+  // Keeps references to the contexts, by stage of the pipeline, and what they refer to. Ranks in
+  // processes: all of them construct it at once.
+  HostWorld(std::span<const ExecuteContext> contexts, const HostOptions& options);
 
   ~HostWorld();
   HostWorld(const HostWorld&) = delete;
   HostWorld& operator=(const HostWorld&) = delete;
 
-  // The communicator of `rank`'s group of this kind. Groups of host threads are apart from those
-  // of streams.
-  [[nodiscard]] Communicator& CommunicatorOf(GroupId group, Rank rank, bool of_host_threads);
+  // The communicator of `rank`'s group of this kind, and which member the rank is. Groups of host
+  // threads are apart from those of streams.
+  struct Membership {
+    Communicator& communicator;
+    std::int64_t member = 0;
+  };
+  [[nodiscard]] Membership MembershipOf(GroupId group, Rank rank, bool of_host_threads);
+  [[nodiscard]] const ExecuteContext& ContextOf(Rank rank) const;
 
-  const ExecuteContext& context;
   const HostOptions options;
   const RunClock clock;
   FaultBoard faults;
 
  private:
   struct Key {
-    GroupId group;
-    std::int64_t base = 0;
+    std::string name;  // of a group; empty: of two neighbours in the pipeline
+    std::int64_t first = 0, stride = 1;
     bool of_host_threads = false;
     auto operator<=>(const Key&) const = default;
   };
+  void Join(const std::string& name, const GroupRanks& ranks);
 
+  const std::span<const ExecuteContext> contexts_;
   std::map<Key, std::unique_ptr<Communicator>> communicators_;  // complete after construction
 };
 
@@ -129,6 +135,7 @@ class HostDevice : public Device {
 
   HostWorld& world_;
   const Rank rank_;
+  const ExecuteContext& context_;
   Team team_;
   // The norm of gradients in host memory on its way through all ranks, which read it here.
   CollectiveCall norm_sum_;

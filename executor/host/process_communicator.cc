@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "executor/host/arithmetic.h"
+#include "schedule/verify.h"
 
 namespace shardwright {
 namespace {
@@ -100,7 +101,8 @@ SimTime ProcessCommunicator::Meet(std::int64_t member, const CollectiveCall& cal
       throw RunError("collective " + name + ": rank " + std::to_string(RankOf(m)) +
                      " says that it comes in the future");
     }
-    if (header.code != mine_.code || header.elements != mine_.elements ||
+    const OpCode expected = m == member ? call.code : CounterpartOf(call.code);
+    if (header.code != static_cast<std::int32_t>(expected) || header.elements != mine_.elements ||
         header.dtype != mine_.dtype) {
       throw RunError("collective " + name + " met another one of rank " +
                      std::to_string(RankOf(m)));
@@ -127,7 +129,8 @@ Communicator::Times ProcessCommunicator::Run(std::int64_t member, const Collecti
       parts.push_back({m * stride, part});
     }
     Gather(call.receive, parts, 1, member, name);
-  } else if (call.code == OpCode::kAllToAll) {
+  } else if (call.code == OpCode::kAllToAll || call.code == OpCode::kPermute ||
+             IsTransfer(call.code)) {
     AllToAll(member, call, name);
   } else {
     Reduce(member, call, name);
@@ -172,15 +175,17 @@ void ProcessCommunicator::Gather(std::byte* data, std::span<const MessagePart> p
 void ProcessCommunicator::AllToAll(std::int64_t member, const CollectiveCall& call,
                                    const std::string& name) {
   constexpr std::int64_t kPiece = 64 << 10;  // of each message, at both its ends
-  const std::vector<MessagePart> to = PartsOf(call, /*receives=*/false, ranks_.size, name);
-  const std::vector<MessagePart> from = PartsOf(call, /*receives=*/true, ranks_.size, name);
+  const std::vector<MessagePart> to = PartsOf(call, /*receives=*/false, member, ranks_.size, name);
+  const std::vector<MessagePart> from = PartsOf(call, /*receives=*/true, member, ranks_.size, name);
   const auto own = static_cast<std::size_t>(member);
   std::int64_t longest = 0;
   for (std::size_t m = 0; m < to.size(); ++m) {
     longest = m == own ? longest : std::max({longest, to[m].bytes, from[m].bytes});
   }
-  std::memcpy(call.receive + from[own].offset, call.send + to[own].offset,
-              static_cast<std::size_t>(std::min(to[own].bytes, from[own].bytes)));
+  if (const std::int64_t bytes = std::min(to[own].bytes, from[own].bytes); bytes > 0) {
+    std::memcpy(call.receive + from[own].offset, call.send + to[own].offset,
+                static_cast<std::size_t>(bytes));
+  }
   for (std::int64_t begin = 0; begin < longest; begin += kPiece) {
     std::vector<Pending> pending;
     std::vector<std::vector<std::int64_t>> ranks;

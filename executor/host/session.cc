@@ -1,11 +1,9 @@
 #include "executor/host/session.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "core/error.h"
-#include "executor/host/kernels/blocked_conv.h"
 #include "executor/host/kernels/gemm.h"
 #include "executor/host/kernels/table.h"
 #include "executor/optimizer.h"
@@ -39,24 +37,46 @@ Placement Check(const SessionInput& in) {
     }
   }
   LoadHostProducts();
-  if (std::any_of(in.model.ops.begin(), in.model.ops.end(),
-                  [&](const ModelOp& op) { return in.model.SpecOf(op).kind == OpKind::kConv2d; })) {
-    LoadBlockedConvs();
-  }
   return Place(in.program);
+}
+
+std::vector<Placement> CheckAll(std::span<const SessionInput> inputs) {
+  std::vector<Placement> placements;
+  for (const SessionInput& in : inputs) {
+    placements.push_back(Check(in));
+  }
+  return placements;
+}
+
+std::vector<ExecutorInput> InputsOf(std::span<const SessionInput> inputs,
+                                    const std::vector<Placement>& placements) {
+  std::vector<ExecutorInput> result;
+  for (const SessionInput& in : inputs) {
+    result.push_back(
+        {in.model, in.kernels, in.job, in.program, placements[result.size()], in.training});
+  }
+  return result;
+}
+
+std::vector<ExecuteContext> ContextsOf(const std::vector<ExecutorInput>& inputs,
+                                       const ModelKernel& kernel) {
+  std::vector<ExecuteContext> contexts;
+  for (const ExecutorInput& in : inputs) {
+    contexts.push_back({in, InitRules(in.model, in.training.init_std), kernel});
+  }
+  return contexts;
 }
 
 }  // namespace
 
-HostSession::HostSession(const SessionInput& input, const HostOptions& host, RunOptions run,
-                         const KernelWrapper& watch)
-    : placement_(Check(input)),
-      input_{input.model, input.kernels, input.job, input.program, placement_, input.training},
-      context_{input_, InitRules(input.model, input.training.init_std),
-               watch ? watch(RunKernel) : RunKernel},
-      world_(std::make_unique<HostWorld>(context_, host)),
+HostSession::HostSession(std::span<const SessionInput> inputs, const HostOptions& host,
+                         RunOptions run, const KernelWrapper& watch)
+    : placements_(CheckAll(inputs)),
+      inputs_(InputsOf(inputs, placements_)),
+      contexts_(ContextsOf(inputs_, watch ? watch(RunKernel) : RunKernel)),
+      world_(std::make_unique<HostWorld>(contexts_, host)),
       runtime_(std::make_unique<Runtime>(
-          input_, [this](Rank rank) { return std::make_unique<HostDevice>(*world_, rank); },
+          inputs_, [this](Rank rank) { return std::make_unique<HostDevice>(*world_, rank); },
           std::move(run))) {}
 
 }  // namespace shardwright

@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "executor/host/device.h"
 #include "executor/runtime.h"
@@ -16,7 +18,7 @@
 
 namespace shardwright {
 
-// What is run. All of it outlives the session.
+// What is run, of a pipeline by the ranks of one stage. All of it outlives the session.
 struct SessionInput {
   const Model& model;
   const KernelSetOptions& kernels;
@@ -32,18 +34,18 @@ class HostSession {
   // EnvironmentError without OpenBLAS; RunError when memory does not suffice.
   // `watch` may wrap the kernels (evaluation counts behind the loss).
   using KernelWrapper = std::function<ModelKernel(ModelKernel)>;
-  HostSession(const SessionInput& input, const HostOptions& host, RunOptions run,
+  // `inputs`: by stage of the pipeline; one where there is none.
+  HostSession(std::span<const SessionInput> inputs, const HostOptions& host, RunOptions run,
               const KernelWrapper& watch = {});
 
   [[nodiscard]] Runtime& runtime() { return *runtime_; }
-  [[nodiscard]] const Placement& placement() const { return placement_; }
   // Watches for a failure from outside, such as a process that must end although a thread hangs.
   [[nodiscard]] FaultBoard& faults() { return world_->faults; }
 
  private:
-  const Placement placement_;
-  const ExecutorInput input_;
-  const ExecuteContext context_;
+  const std::vector<Placement> placements_;  // by stage, as what follows
+  const std::vector<ExecutorInput> inputs_;
+  const std::vector<ExecuteContext> contexts_;
   std::unique_ptr<HostWorld> world_;
   std::unique_ptr<Runtime> runtime_;
 };

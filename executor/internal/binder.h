@@ -66,7 +66,10 @@ class Binder {
   [[nodiscard]] Call BindAllToAll(const OpView& v);
   [[nodiscard]] Call BindCounts(const OpView& v);
   void FindExperts(std::deque<std::vector<std::int64_t>>& row_counts);
-  [[nodiscard]] std::span<std::byte> CameFor(const ModelOp& op) const;
+  struct SharedExperts;
+  [[nodiscard]] std::span<std::int64_t> CountsOf(const SharedExperts& experts,
+                                                 std::int64_t micro_batch) const;
+  [[nodiscard]] std::span<std::byte> CameFor(const ModelOp& op, std::int64_t micro_batch) const;
 
   // binder_buckets.cc
   [[nodiscard]] Contents InOrder(std::span<const Access> from, DType dtype) const;
@@ -80,6 +83,7 @@ class Binder {
   // binder_compute.cc
   [[nodiscard]] Call BindModelOp(const Body& body, OpId id);
   [[nodiscard]] Call BindExchange(std::span<const Access> accesses, const OpShape& shape) const;
+  void BindRing(const Op& op, std::span<const Access> accesses, ModelOpCall& call) const;
   void BindForwardAccess(const Access& access, const ModelOp& op, ModelCall& call);
   void BindBackwardAccess(const Access& access, const ModelOp& op, ModelCall& call);
   void BindParamGrads(const Access& access, const ModelOp& op, ModelCall& call);

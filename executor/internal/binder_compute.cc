@@ -82,7 +82,7 @@ Call Binder::BindModelOp(const Body& body, OpId id) {
     c.buffers = reinterpret_cast<float*>(At(model_buffers_)) + module_offset_[op.module.value];
   }
   if (c.spec->kind == OpKind::kExperts && c.spec->routed) {
-    c.exchange = CameFor(op);
+    c.exchange = CameFor(op, program_op.micro_batch);
   }
   c.dropout.seed = in_.training.seed;
   c.dropout.op = program_op.subject;
@@ -90,6 +90,10 @@ Call Binder::BindModelOp(const Body& body, OpId id) {
       MeshOf(program_).FirstSample(rank_, program_op.micro_batch, program_.micro_batch);
   c.cut = {PartOf(program_, rank_), PlaceInGroup(MeshOf(program_).Context(), rank_).index,
            program_.context_size};
+  if (c.spec->kind == OpKind::kAttention && c.spec->context_ranks > 0 &&
+      c.spec->context_method != ContextMethod::kGather) {
+    BindRing(program_op, body.AccessesOf(id), c);
+  }
   c.reduction = in_.training.sum_loss ? LossReduction::kSum : LossReduction::kMean;
   if (c.spec->kind == OpKind::kLinear && c.params.size() > 1 && c.cut.part > 0 &&
       in_.model.params[op.params[0].value].tensor_parts >
@@ -107,6 +111,40 @@ Call Binder::BindModelOp(const Body& body, OpId id) {
     call.loss = static_cast<const float*>(c.outputs.front().data);
   }
   return call;
+}
+
+// Which step an op of a ring is: the walker numbers those before the op itself from 3 on.
+void Binder::BindRing(const Op& op, std::span<const Access> accesses, ModelOpCall& call) const {
+  const std::int64_t ranks = call.spec->context_ranks;
+  const bool gathers = call.spec->context_method == ContextMethod::kRingGather;
+  std::vector<std::pair<RingPart, std::int64_t>> parts;  // with their steps
+  for (std::int64_t step = 0; step < ranks; ++step) {
+    if (step + 1 < ranks && (!gathers || step == 0)) {
+      parts.emplace_back(RingPart::kPack, step);
+    }
+    parts.emplace_back(RingPart::kAttend, step);
+    if (op.phase == Phase::kBackward) {
+      parts.emplace_back(RingPart::kAdd, step);
+    }
+  }
+  constexpr std::size_t kFirst = 3;
+  const auto [part, step] =
+      op.occurrence < kFirst ? std::pair(RingPart::kFinish, ranks) : parts[op.occurrence - kFirst];
+  call.ring = {part, (call.cut.index + ranks - step) % ranks, step == 0};
+  for (const Access& access : accesses) {
+    if (access.role == Role::kExchange && access.mode == AccessMode::kRead) {
+      const auto bytes = static_cast<std::size_t>(BufferOf(access.buffer).size.value);
+      call.ring.came = {At(access.buffer), bytes};
+      if (gathers && part == RingPart::kAttend) {  // those of all ranks
+        const std::size_t each = bytes / static_cast<std::size_t>(ranks);
+        call.ring.came =
+            call.ring.came.subspan(static_cast<std::size_t>(call.ring.source) * each, each);
+      }
+    } else if (access.role == Role::kExchange) {
+      call.exchange = {At(access.buffer),
+                       static_cast<std::size_t>(BufferOf(access.buffer).size.value)};
+    }
+  }
 }
 
 // Statistics, not gradients: gathered, or summed in place, and divided by nobody.

@@ -205,6 +205,11 @@ Call Binder::BindCollective(const OpView& v) {
   }
   CollectiveCall call = CollectiveOf(shape);
   call.divisor = shape.divisor;
+  if (IsTransfer(shape.code) || shape.code == OpCode::kPermute) {
+    call.send = v.inputs.empty() ? nullptr : At(v.inputs.front().buffer);
+    call.receive = v.outputs.empty() ? nullptr : At(v.outputs.front().buffer);
+    return call;
+  }
   switch (shape.code) {
     case OpCode::kAllGather:
       call.receive = At(v.outputs.front().buffer);

@@ -28,15 +28,23 @@ void Binder::FindExperts(std::deque<std::vector<std::int64_t>>& row_counts) {
                        "a unit for those of each layer, where ranks share them out");
     }
     const std::int64_t all = spec.experts * program_.expert_size;
-    experts_[unit.value] = {&op, &row_counts.emplace_back(2 * all)};
+    experts_[unit.value] = {&op, &row_counts.emplace_back(2 * all * program_.micro_batch_count)};
   }
 }
 
-std::span<std::byte> Binder::CameFor(const ModelOp& op) const {
+// Of a micro-batch.
+std::span<std::int64_t> Binder::CountsOf(const SharedExperts& experts,
+                                         std::int64_t micro_batch) const {
+  const auto size = experts.counts->size() / static_cast<std::size_t>(program_.micro_batch_count);
+  return std::span(*experts.counts).subspan(static_cast<std::size_t>(micro_batch) * size, size);
+}
+
+std::span<std::byte> Binder::CameFor(const ModelOp& op, std::int64_t micro_batch) const {
   const auto found = std::find_if(experts_.begin(), experts_.end(),
                                   [&](const SharedExperts& experts) { return experts.op == &op; });
   SW_CHECK(found != experts_.end(), "experts of rows that came are in a unit");
-  return std::as_writable_bytes(std::span(*found->counts).subspan(found->counts->size() / 2));
+  const std::span<std::int64_t> counts = CountsOf(*found, micro_batch);
+  return std::as_writable_bytes(counts.subspan(counts.size() / 2));
 }
 
 // The numbers leave the device: those of the rows that this rank sends, then of those that come.
@@ -44,7 +52,7 @@ Call Binder::BindCounts(const OpView& v) {
   SW_CHECK(v.inputs.size() == 2 && v.outputs.empty() &&
                v.inputs[0].bytes + v.inputs[1].bytes == v.shape->bytes,
            "copies of two buffers to the host are of row counts");
-  std::vector<std::int64_t>& counts = *experts_[v.unit().value].counts;
+  const std::span<std::int64_t> counts = CountsOf(experts_[v.unit().value], v.op->micro_batch);
   SW_CHECK(std::ssize(counts) * SizeOf(DType::kInt64) == v.shape->bytes.value, "row counts");
   CopyCall copy;
   auto* to = reinterpret_cast<std::byte*>(counts.data());
@@ -64,13 +72,14 @@ Call Binder::BindAllToAll(const OpView& v) {
   if (call.dtype == DType::kInt64) {
     return call;  // the numbers themselves, as many for each rank
   }
-  const auto& [op, counts] = experts_[v.unit().value];
-  SW_CHECK(op != nullptr, "rows are sent for a unit with experts");
-  const OpSpec& spec = in_.model.SpecOf(*op);
-  const auto half = static_cast<std::ptrdiff_t>(counts->size()) / 2;
+  const SharedExperts& experts = experts_[v.unit().value];
+  SW_CHECK(experts.op != nullptr, "rows are sent for a unit with experts");
+  const OpSpec& spec = in_.model.SpecOf(*experts.op);
+  const std::span<std::int64_t> counts = CountsOf(experts, v.op->micro_batch);
+  const auto half = static_cast<std::ptrdiff_t>(counts.size()) / 2;
   RowParts rows;
-  rows.sent = counts->data() + (from.index == kToExperts ? 0 : half);
-  rows.came = counts->data() + (from.index == kToExperts ? half : 0);
+  rows.sent = counts.data() + (from.index == kToExperts ? 0 : half);
+  rows.came = counts.data() + (from.index == kToExperts ? half : 0);
   rows.experts = spec.experts;
   rows.row_bytes = spec.in * SizeOf(call.dtype);
   rows.send_room = BufferOf(from.buffer).size.value;

@@ -34,22 +34,23 @@ bool Runtime::LossBook::Ends() {
 void Runtime::LossBook::Enter(std::int64_t step, Rank rank, const RankReport& of_rank) {
   const std::lock_guard lock(mutex_);
   Page& page = open_[step];
-  page.losses.resize(static_cast<std::size_t>(ranks_));
+  page.losses.resize(static_cast<std::size_t>(mesh_.RankCount()));
   page.losses[rank.value] = of_rank.losses;
   page.end = std::max(page.end, of_rank.end);
   if (!page.squared_norm.has_value()) {  // the same on all ranks
     page.squared_norm = of_rank.squared_norm;
   }
   ends_ = ends_ || of_rank.asks_to_stop;
-  if (++page.entered < ranks_) {
+  if (++page.entered < mesh_.RankCount()) {
     return;
   }
   StepReport report;
   report.step = step;
   report.end = page.end;
   std::int64_t count = 0;
-  for (const std::vector<float>& losses : page.losses) {  // in a fixed order: a fixed sum
-    for (const float loss : losses) {
+  // In a fixed order: a fixed sum. Of a pipeline the last stage knows them.
+  for (auto its = page.losses.end() - mesh_.StageRanks(); its != page.losses.end(); ++its) {
+    for (const float loss : *its) {
       report.loss += static_cast<double>(loss);
       ++count;
     }

@@ -16,7 +16,7 @@ namespace shardwright {
 // threads.
 class Runtime::LossBook {
  public:
-  LossBook(std::int64_t ranks, const RunOptions& options) : ranks_(ranks), options_(options) {}
+  LossBook(const Mesh& mesh, const RunOptions& options) : mesh_(mesh), options_(options) {}
 
   // Before steps from number `step` on are begun.
   void Open(std::int64_t step);
@@ -37,7 +37,7 @@ class Runtime::LossBook {
     SimTime end;
   };
 
-  const std::int64_t ranks_;
+  const Mesh mesh_;
   const RunOptions& options_;
   std::mutex mutex_;
   std::map<std::int64_t, Page> open_;  // by step; guarded by mutex_, like reports_

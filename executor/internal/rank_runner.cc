@@ -220,6 +220,7 @@ void Runtime::RankRunner::LoadInputs(const Op& op, const StepContext& context) {
   key.count = program.micro_batch;
   key.first_sample = MeshOf(program).FirstSample(rank_, op.micro_batch, program.micro_batch);
   key.cut = {0, PlaceInGroup(MeshOf(program).Context(), rank_).index, program.context_size};
+  key.model = &input_.model;
   options_.inputs(key, binding_.inputs);
 }
 

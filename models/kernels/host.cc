@@ -71,8 +71,24 @@ void SetNorm(const LowerContext& context, std::int64_t statistics, OpKernels* op
   op->backward_workspace = Bytes(Pieces({in, in, in, in, in, in, in}));
 }
 
-void SetHostAttention(const LowerContext& context, OpKernels* op) {
+// In a ring, beside the tiles: what the queries have summed so far, and in backward the gradients
+// of the keys and values that are here.
+void SetHostRing(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
+  const std::int64_t queries = Product({context.batch, spec.heads, spec.seq_q});
+  const std::int64_t keys = Product({context.batch, spec.kv_heads, spec.seq_q});
+  const std::int64_t both = keys * (spec.head_dim + spec.value_dim);
+  op->ring.sent = Bytes(both * context.s);
+  op->ring.sent_back = Bytes(both * kFp32Bytes);
+  op->forward_workspace += Bytes(Pieces({queries * spec.value_dim, queries, queries}));
+  op->backward_workspace += Bytes(Pieces({queries * spec.head_dim, both}));
+}
+
+void SetHostAttention(const LowerContext& context, OpKernels* op) {
+  OpSpec spec = context.spec;
+  if (op->ring.steps > 0) {
+    spec.seq_k = spec.seq_q;
+  }
   const HostAttentionTiles tiles = AttentionTilesOf(spec);
   const std::int64_t tile = tiles.queries * tiles.keys;
   op->saves_input = spec.has_bias ? 0b1111 : 0b111;
@@ -87,6 +103,9 @@ void SetHostAttention(const LowerContext& context, OpKernels* op) {
       Bytes(Pieces({tile, tile, tile, tile, tiles.queries * spec.head_dim,
                     spec.seq_k * spec.head_dim, spec.seq_k * spec.value_dim, tiles.queries, bias}) +
             HostAligned(tiles.gemm_bytes));
+  if (op->ring.steps > 0) {
+    SetHostRing(context, op);
+  }
 }
 
 void SetRope(const LowerContext& context, OpKernels* op) {
@@ -103,25 +122,18 @@ void SetConv(const LowerContext& context, OpKernels* op) {
   const std::int64_t columns = Product({sizes.taps, sizes.pixels});
   op->saves_input = 1;
   op->saves_input_for_weight = 1;
-  const HostBlockedConv blocked = BlockedConvOf(spec);
-  const std::int64_t unfolded =
+  op->forward_workspace = Bytes(
       Pieces({columns, spec.out}) +
       (spec.tokens_out
            ? HostGemmWorkspace(sizes.pixels, sizes.channels_out, sizes.taps, context.compute)
-           : HostGemmWorkspace(sizes.channels_out, sizes.pixels, sizes.taps, context.compute));
-  const std::int64_t whole = Pieces({blocked.weights, spec.out, blocked.input, blocked.output});
-  op->forward_workspace = Bytes(std::max(unfolded, whole));
+           : HostGemmWorkspace(sizes.channels_out, sizes.pixels, sizes.taps, context.compute)));
   const std::int64_t data =
       Pieces({columns, sizes.channels_in * sizes.pixels_in}) +
       HostGemmWorkspace(sizes.taps, sizes.pixels, sizes.channels_out, DType::kFp32);
   const std::int64_t weight =
       Pieces({columns, spec.out * sizes.taps}) +
       HostGemmWorkspace(sizes.channels_out, sizes.taps, sizes.pixels, DType::kFp32);
-  const std::int64_t images = std::min(blocked.images, context.batch);
-  const std::int64_t parts =
-      Pieces({spec.out * sizes.taps, Product({images, blocked.input}),
-              Product({images, blocked.part_output}), blocked.part_weights, blocked.part_weights});
-  op->backward_workspace = Bytes(std::max({data, weight, whole, parts}));
+  op->backward_workspace = Bytes(std::max(data, weight));
 }
 
 void SetPool(const LowerContext& context, OpKernels* op) {
@@ -276,6 +288,7 @@ OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
   op.backward_data = std::move(general.backward_data);
   op.backward_weight = std::move(general.backward_weight);
   op.compute_intensive = general.compute_intensive;
+  op.ring = std::move(general.ring);
   op.output_aliases = {-1};
   switch (spec.kind) {
     case OpKind::kEmbedding:

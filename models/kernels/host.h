@@ -80,32 +80,6 @@ struct HostConvSizes {
   return s;
 }
 
-// Convolutions by oneDNN (executor/host/kernels/blocked_conv.h) keep channels in blocks of at most
-// 16 and sum the gradient of weights for so many output channels at a time.
-inline constexpr std::int64_t kBlockedConvPart = 32;
-
-// fp32 numbers that one takes in blocks.
-struct HostBlockedConv {
-  std::int64_t weights = 0;
-  std::int64_t input = 0, output = 0;  // of one image
-  std::int64_t part_weights = 0, part_output = 0;
-  std::int64_t images = 1;  // whose gradients of weights are summed by one call, at most
-};
-[[nodiscard]] constexpr HostBlockedConv BlockedConvOf(const OpSpec& spec) {
-  constexpr std::int64_t kBlock = 16;
-  const HostConvSizes sizes = ConvSizesOf(spec);
-  const std::int64_t in = RoundUp(spec.in, kBlock);
-  const std::int64_t out = RoundUp(spec.out, kBlock);
-  const std::int64_t part = std::min(out, kBlockedConvPart);
-  const std::int64_t taps = in * spec.kernel * spec.kernel;
-  return {out * taps,
-          in * sizes.pixels_in,
-          out * sizes.pixels_out,
-          part * taps,
-          part * sizes.pixels_out,
-          std::max<std::int64_t>(1, kConvPixels / sizes.pixels_out)};
-}
-
 // Images of a convolution that are worth a thread.
 [[nodiscard]] constexpr std::int64_t LeastConvImages(const HostConvSizes& sizes) {
   constexpr std::int64_t kLeastProducts = std::int64_t{1} << 20;

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "models/cut_context.h"
 #include "models/loader.h"
 #include "planner/loss_reasons.h"
 #include "schedule/lower/optimizer.h"
@@ -356,14 +357,19 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
     throw InputError(where + ": plan.tensor_size", std::to_string(file.plan.tensor_size),
                      "1, or --to torchtitan, which cuts layers");
   }
-  const bool is_known = file.plan.context_method != ContextMethod::kUlysses;
+  // Rings are 0.2's, gathers 0.3's, whose words for stages are not known.
+  const bool is_known = file.plan.pipeline_size > 1
+                            ? IsRing(file.plan.context_method)
+                            : file.plan.context_method != ContextMethod::kUlysses;
   if (file.plan.context_size > 1 && (target != "torchtitan" || !is_known)) {
-    throw InputError(where + ": plan.context_size", std::to_string(file.plan.context_size),
-                     "1, or --to torchtitan, which cuts tokens, but not for heads");
+    throw InputError(
+        where + ": plan.context_size", std::to_string(file.plan.context_size),
+        "1, or --to torchtitan, which cuts tokens, but not for heads, and beside stages "
+        "in a ring alone");
   }
-  if (file.plan.pipeline_size > 1) {
+  if (file.plan.pipeline_size > 1 && target != "torchtitan") {
     throw InputError(where + ": plan.pipeline_size", std::to_string(file.plan.pipeline_size),
-                     "1, since no target is told of stages so far");
+                     "1, or --to torchtitan, which has stages");
   }
   const MatrixRule rule = file.job.optimizer.matrices;
   if (rule != MatrixRule::kNone) {

@@ -29,7 +29,7 @@ constexpr Bytes kDdpBucket = 100 * kMiB;
 constexpr double kSomeLearningRate = 3e-4;
 constexpr double kSomeWeightDecay = 0.1;
 
-constexpr std::array<SettingRow<S>, 30> kRows = {{
+constexpr std::array<SettingRow<S>, 34> kRows = {{
     {"model.name", &S::model_name},
     {"model.flavor", &S::model_flavor},
     {"optimizer.name", &S::optimizer},
@@ -50,6 +50,10 @@ constexpr std::array<SettingRow<S>, 30> kRows = {{
     {"parallelism.tensor_parallel_degree", &S::tensor_parallel_degree},
     {"parallelism.context_parallel_degree", &S::context_parallel_degree},
     {"parallelism.context_parallel_rotate_method", &S::context_parallel_rotate_method},
+    {"parallelism.pipeline_parallel_degree", &S::pipeline_parallel_degree},
+    {"parallelism.pipeline_parallel_schedule", &S::pipeline_parallel_schedule},
+    {"parallelism.pipeline_parallel_microbatch_size", &S::pipeline_parallel_microbatch_size},
+    {"parallelism.pipeline_parallel_layers_per_stage", &S::pipeline_parallel_layers_per_stage},
     {"parallelism.disable_loss_parallel", &S::disable_loss_parallel},
     {"parallelism.fsdp_reshard_after_forward", &S::fsdp_reshard_after_forward},
     {"activation_checkpoint.mode", &S::activation_checkpoint_mode},
@@ -173,9 +177,10 @@ void ApplyUnits(const S& s, const std::string& where, PlanFile& file) {
     throw InputError(where + ": parallelism.fsdp_reshard_after_forward", "\"" + policy + "\"",
                      "default, always or never");
   }
+  const bool never = policy == "never" || (policy == "default" && file.plan.pipeline_size > 1);
   ReshardChoice reshard;
-  reshard.is_set = policy != "default";
-  reshard.reshard.kind = policy == "never" ? Reshard::Kind::kNever : Reshard::Kind::kAlways;
+  reshard.is_set = never || policy == "always";
+  reshard.reshard.kind = never ? Reshard::Kind::kNever : Reshard::Kind::kAlways;
   const WrapSpec spec = {WrapSpec::Kind::kTorchtitan, 0, ""};
   file.plan.units = Wrap(file.model, spec, reshard, Dialect::kFsdp2, where);
   file.plan.units.back().reshard.kind = Reshard::Kind::kNever;  // fully_shard's own choice
@@ -188,6 +193,46 @@ const char* RotateName(ContextMethod method) {
   return method == ContextMethod::kRing         ? "alltoall"
          : method == ContextMethod::kRingGather ? "allgather"
                                                 : "none";
+}
+
+// torch.distributed.pipelining's names, by PipelineSchedule.
+constexpr std::array<std::string_view, 4> kSchedules = {"GPipe", "1F1B", "Interleaved1F1B",
+                                                        "LoopedBFS"};
+
+// As pipeline_llm in torchtitan's distributed/pipeline_parallel.py counts the stages.
+void ApplyPipeline(const S& s, const std::string& key, PlanFile& file) {
+  Plan& plan = file.plan;
+  plan.pipeline_size = s.pipeline_parallel_degree.value_or(1);
+  if (plan.pipeline_size < 1) {
+    throw InputError(key + "pipeline_parallel_degree", std::to_string(plan.pipeline_size),
+                     "at least 1");
+  }
+  if (plan.pipeline_size == 1) {
+    return;
+  }
+  const std::string name = s.pipeline_parallel_schedule.value_or("1F1B");
+  const auto found = std::find(kSchedules.begin(), kSchedules.end(), name);
+  if (found == kSchedules.end()) {
+    throw InputError(key + "pipeline_parallel_schedule", Quoted(name),
+                     "GPipe, 1F1B, Interleaved1F1B or LoopedBFS");
+  }
+  plan.pipeline_schedule = static_cast<PipelineSchedule>(found - kSchedules.begin());
+  const bool has_several = plan.pipeline_schedule > PipelineSchedule::k1F1B;
+  plan.pipeline_stages = has_several ? 2 : 1;
+  if (const auto layers = s.pipeline_parallel_layers_per_stage) {
+    const auto all = static_cast<std::int64_t>(BlocksOf(file.model).size()) + 2;
+    const std::int64_t stages = *layers < 1 ? 0 : (all + *layers - 1) / *layers;
+    plan.pipeline_stages = stages / plan.pipeline_size;
+    if (stages % plan.pipeline_size != 0 || plan.pipeline_stages < (has_several ? 2 : 1) ||
+        (!has_several && plan.pipeline_stages > 1)) {
+      throw InputError(key + "pipeline_parallel_layers_per_stage", std::to_string(*layers),
+                       "a part of the " + std::to_string(all) +
+                           " layers, embedding and head among them, that makes " +
+                           (has_several ? "several stages" : "one stage") + " for each of " +
+                           std::to_string(plan.pipeline_size) + " ranks");
+    }
+  }
+  plan.sync = SyncMode::kLast;
 }
 
 void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
@@ -207,11 +252,15 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
     throw InputError(key + "context_parallel_degree", std::to_string(context),
                      "1 to " + std::to_string(ranks));
   }
-  const Mesh mesh =
-      MeshOver(ranks, {.size = {replicate, given == -1 ? 0 : given * context}, .tensor = tensor});
+  ApplyPipeline(s, key, file);
+  const std::int64_t stages = file.plan.pipeline_size;
+  const Mesh mesh = MeshOver(ranks, {.size = {replicate, given == -1 ? 0 : given * context},
+                                     .tensor = tensor,
+                                     .pipeline = stages});
   const std::int64_t shard = mesh.Along(Axis::kShard);
   const bool is_possible = replicate >= 1 && replicate <= ranks && given != 0 && shard >= 1 &&
-                           shard <= ranks && shard % context == 0 && tensor <= ranks;
+                           shard <= ranks && shard % context == 0 && tensor <= ranks &&
+                           stages <= ranks;
   if (tensor > 1 && replicate > 1 && shard == 1) {
     throw InputError(key + "tensor_parallel_degree", std::to_string(tensor),
                      "1 without shards: torchtitan's DDP has one dimension");
@@ -221,7 +270,8 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
                      "replicate degree " + std::to_string(replicate) + ", shard degree " +
                          std::to_string(given) +
                          (tensor > 1 ? ", tensor degree " + std::to_string(tensor) : "") +
-                         (context > 1 ? ", context degree " + std::to_string(context) : ""),
+                         (context > 1 ? ", context degree " + std::to_string(context) : "") +
+                         (stages > 1 ? ", pipeline degree " + std::to_string(stages) : ""),
                      "a product of " + std::to_string(ranks) + " ranks");
   }
   file.plan.replicate_size = replicate;
@@ -258,6 +308,22 @@ void ApplyBatch(const S& s, const std::string& where, PlanFile& file) {
   }
   plan.accumulation = given == -1 ? 1 : given / pass;
   file.job.global_batch = pass * plan.accumulation;
+  if (plan.pipeline_size > 1) {
+    const std::int64_t size = s.pipeline_parallel_microbatch_size.value_or(1);
+    if (plan.accumulation > 1) {
+      throw InputError(where + ": training.global_batch_size", std::to_string(given),
+                       std::to_string(pass) +
+                           ", which one pass of the pipeline has: passes "
+                           "behind one another cannot be predicted");
+    }
+    if (size < 1 || plan.micro_batch % size != 0) {
+      throw InputError(where + ": parallelism.pipeline_parallel_microbatch_size",
+                       std::to_string(size),
+                       "a divisor of local_batch_size " + std::to_string(plan.micro_batch));
+    }
+    plan.accumulation = plan.micro_batch / size;
+    plan.micro_batch = size;
+  }
 }
 
 void ApplyOptimizer(const S& s, OptimizerSpec& optimizer) {
@@ -359,6 +425,17 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
     s.context_parallel_degree = plan.context_size;
     s.context_parallel_rotate_method = RotateName(plan.context_method);
   }
+  if (plan.pipeline_size > 1) {
+    s.pipeline_parallel_degree = plan.pipeline_size;
+    s.pipeline_parallel_schedule = kSchedules.at(static_cast<std::size_t>(plan.pipeline_schedule));
+    s.pipeline_parallel_microbatch_size = plan.micro_batch;
+    s.local_batch_size = plan.micro_batch * plan.accumulation;
+    const auto layers = static_cast<std::int64_t>(BlocksOf(file.model).size()) + 2;
+    const std::int64_t stages = plan.pipeline_size * plan.pipeline_stages;
+    if (plan.pipeline_stages > 2) {
+      s.pipeline_parallel_layers_per_stage = (layers + stages - 1) / stages;
+    }
+  }
   s.fsdp_reshard_after_forward = ReshardName(file);
   SetRecompute(file, s);
   s.compile = file.kernels.fused_elementwise;
@@ -371,7 +448,8 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
 
 void ApplyTorchtitan(const TorchtitanSettings& settings, const std::string& where, PlanFile& file) {
   const std::int64_t replicate = settings.data_parallel_replicate_degree.value_or(1);
-  const bool is_ddp = replicate > 1 && replicate == file.cluster.RankCount();
+  const bool is_ddp = replicate > 1 && replicate * settings.pipeline_parallel_degree.value_or(1) ==
+                                           file.cluster.RankCount();
   file.plan = WithDialect(file.plan, is_ddp ? Dialect::kDdp : Dialect::kFsdp2);
   file.plan.sync = SyncMode::kEvery;
   ApplyMesh(settings, where, file);
@@ -482,7 +560,7 @@ Emission EmitTorchtitan(const PlanFile& file, const EmitOptions& options) {
          SettingsAsToml(ListSettings<TorchtitanSettings>(kRows, settings),
                         "Written by shardwright emit for torchtitan up to 0.2.2.")});
   }
-  if (!is_cut || !is_ring) {
+  if ((!is_cut || !is_ring) && file.plan.pipeline_size == 1) {
     emission.files.push_back({"torchtitan_recipe.py", Recipe(settings)});
   }
   return emission;

@@ -29,12 +29,16 @@ struct TorchtitanSettings {
   std::optional<std::string> mixed_precision_param;   // bfloat16
   std::optional<std::string> mixed_precision_reduce;  // float32
   std::optional<bool> enable_cpu_offload;
-  std::optional<std::int64_t> data_parallel_replicate_degree;  // 1
-  std::optional<std::int64_t> data_parallel_shard_degree;      // -1: the rest
-  std::optional<std::int64_t> expert_parallel_degree;          // 1
-  std::optional<std::int64_t> tensor_parallel_degree;          // 1
-  std::optional<std::int64_t> context_parallel_degree;         // 1
-  std::optional<std::string> context_parallel_rotate_method;   // 0.2's ring: allgather, alltoall
+  std::optional<std::int64_t> data_parallel_replicate_degree;     // 1
+  std::optional<std::int64_t> data_parallel_shard_degree;         // -1: the rest
+  std::optional<std::int64_t> expert_parallel_degree;             // 1
+  std::optional<std::int64_t> tensor_parallel_degree;             // 1
+  std::optional<std::int64_t> context_parallel_degree;            // 1
+  std::optional<std::string> context_parallel_rotate_method;      // 0.2's ring: allgather, alltoall
+  std::optional<std::int64_t> pipeline_parallel_degree;           // 1
+  std::optional<std::string> pipeline_parallel_schedule;          // 1F1B
+  std::optional<std::int64_t> pipeline_parallel_microbatch_size;  // samples; 1
+  std::optional<std::int64_t> pipeline_parallel_layers_per_stage;  // with embedding and head
   std::optional<bool> disable_loss_parallel;
   std::optional<std::string> fsdp_reshard_after_forward;  // default, always, never
   std::optional<std::string> activation_checkpoint_mode;  // none, full, selective

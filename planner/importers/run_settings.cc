@@ -26,6 +26,9 @@ void Put(ReadResult<S> result, const std::string& file, std::optional<S>& slot, 
                      "one file of each kind");
   }
   slot = std::move(result.settings);
+  for (const auto& [key, taken_for] : result.said) {
+    run.script.assumed.push_back({key, taken_for});
+  }
   for (const std::string& key : result.left_out) {
     run.left_out.push_back(file + ": " + key);
   }
@@ -36,9 +39,6 @@ void Put(ReadResult<S> result, const std::string& file, std::optional<S>& slot, 
 
 void PutTrainer(TrainerFile trainer, const std::string& file, RunSettings& run) {
   run.script = std::move(trainer.script);
-  for (const auto& [key, taken_for] : trainer.result.said) {
-    run.script.assumed.push_back({key, taken_for});
-  }
   Put(std::move(trainer.result), file, run.trainer, run);
 }
 
@@ -106,6 +106,12 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
 
 // --- torchtitan
 
+bool Compiles(const TorchtitanSettings& s, const char* component) {
+  return s.compile.value_or(false) &&
+         (!s.components ||
+          std::find(s.components->begin(), s.components->end(), component) != s.components->end());
+}
+
 // Until April 2025 [training] compile was about the blocks, and the loss was eager.
 void ReadTorchtitan(const JsonValue& root, const std::string& file, RunSettings& run) {
   using S = TorchtitanSettings;
@@ -120,13 +126,8 @@ void ReadTorchtitan(const JsonValue& root, const std::string& file, RunSettings&
   if (training && training->Find("compile")) {
     s.components = {"model"};
   }
-  if (s.components && s.compile.value_or(false) &&
-      std::find(s.components->begin(), s.components->end(), "model") == s.components->end()) {
-    throw root.At("compile")
-        .At("components")
-        .Error(
-            "\"model\" among them, since a compiled loss behind an eager model cannot be "
-            "predicted");
+  if (s.components && s.compile.value_or(false) && !Compiles(s, "model")) {
+    run.script.assumed.push_back({"compile.components", "as nothing compiled, the loss neither"});
   }
   if (s.converters) {
     std::replace(s.converters->begin(), s.converters->end(), std::string("float8"),
@@ -315,8 +316,10 @@ std::string ZooModel(const TorchtitanSettings& s) {
   if (!s.model_name || !s.model_flavor) {
     return "";
   }
-  return (*s.model_name == "llama3" ? "llama-3.1" : *s.model_name) + "-" +
-         LowerCase(*s.model_flavor);
+  std::string name =
+      (*s.model_name == "llama3" ? "llama-3.1" : *s.model_name) + "-" + LowerCase(*s.model_flavor);
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
 }
 
 // Without Accelerate and the Trainer nobody fills it in.
@@ -367,13 +370,9 @@ RunFacts FactsOf(const RunSettings& run) {
   if (run.torchtitan) {
     facts.sequence_length = run.torchtitan->seq_len.value_or(2048);
     facts.model = ZooModel(*run.torchtitan);
-    const bool compiles_loss =
-        !run.torchtitan->components ||
-        std::find(run.torchtitan->components->begin(), run.torchtitan->components->end(), "loss") !=
-            run.torchtitan->components->end();
-    facts.kernel_set = !run.torchtitan->compile.value_or(false) ? "torch-eager"
-                       : compiles_loss                          ? "torch-compile"
-                                                                : "torch-compile-2024";
+    facts.kernel_set = !Compiles(*run.torchtitan, "model") ? "torch-eager"
+                       : Compiles(*run.torchtitan, "loss") ? "torch-compile"
+                                                           : "torch-compile-2024";
     facts.has_micro_batch = facts.has_accumulation = true;
     facts.has_optimizer = facts.has_recompute = facts.has_precision = true;
     return facts;

@@ -39,6 +39,9 @@ def settings(config: Any) -> dict[str, dict[str, Any]]:
     checkpointing = type(config.activation_checkpoint).__qualname__
     if checkpointing not in _CHECKPOINTING:
         raise InputError(f"activation_checkpoint: got {checkpointing}, expected FullAC.Config, SelectiveAC.Config or None")
+    if config.parallelism.pipeline_parallel_degree != 1:
+        raise InputError(f"parallelism.pipeline_parallel_degree: got {config.parallelism.pipeline_parallel_degree}, expected 1, since the "
+                         "micro-batches of stages are known in the words of 0.2's TOML alone")
     return {"model": {"name": spec.name, "flavor": spec.flavor}, "optimizer": _optimizer(config.optimizer),
             "training": {name: getattr(config.training, name) for name in _TRAINING},
             "parallelism": {name: getattr(config.parallelism, name) for name in _PARALLELISM} | _rotation(config.parallelism),

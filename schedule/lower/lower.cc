@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "core/budget.h"
@@ -87,8 +88,7 @@ std::unique_ptr<StepRules> MakeRules(Emitter& e, const UnitSpans& spans,
 
 // Writes a pass of a micro-batch. Where no pipeline puts others between, its backward belongs to
 // its forward.
-void EmitPass(Emitter& e, Walker& walker, StepRules& rules, const Body& body,
-              const StageAction& pass) {
+void EmitPass(Emitter& e, Walker& walker, StepRules& rules, const StageAction& pass) {
   const bool is_forward = pass.kind == StageAction::Kind::kForward;
   const std::int64_t count = e.in.plan.accumulation;
   if (is_forward || e.in.stage) {
@@ -108,14 +108,13 @@ void EmitPass(Emitter& e, Walker& walker, StepRules& rules, const Body& body,
   }
   if (!is_forward || e.in.job.mode == JobMode::kForward) {
     walker.Metrics();
-    CheckOpCount(body.size(), pass.micro_batch + 1, count);
   }
 }
 
 // Writes one step: its list of actions, then the update. The marks of micro-batches tell
 // FindRepeats where equal parts begin; the op ids behind the last mark have micro-batch 0, as the
-// update belongs to none. The number of ops is checked after each micro-batch, so a plan with too
-// many fails early.
+// update belongs to none. The number of ops is checked behind each forward and backward pass, so a
+// plan with too many fails early.
 void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool first_step) {
   e.Begin(body);
   rules.BeginStep(first_step);
@@ -123,13 +122,24 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
       e.in.stage ? AddTransfers(e.in.stage->pipeline, e.in.stage->rank)
                  : ActionsInTurn(e.in.plan.accumulation);
   using Kind = StageAction::Kind;
+  const auto is_pass = [&](const StageAction& action) {
+    return action.kind == Kind::kForward ||
+           (action.kind == Kind::kBackward && e.in.job.mode == JobMode::kTrain);
+  };
+  const std::int64_t passes = std::count_if(actions.begin(), actions.end(), is_pass);
+  std::int64_t done = 0;
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const Kind kind = actions[i].kind;
     if (e.in.stage) {
       e.stage = static_cast<std::size_t>(actions[i].stage / e.in.stage->pipeline.ranks);
     }
-    if (kind == Kind::kForward || (kind == Kind::kBackward && e.in.job.mode == JobMode::kTrain)) {
-      EmitPass(e, walker, rules, body, actions[i]);
+    if (is_pass(actions[i])) {
+      EmitPass(e, walker, rules, actions[i]);
+      ++done;
+      if (e.in.stage || kind == Kind::kBackward || passes == e.in.plan.accumulation) {
+        CheckOpCount(body.size(), static_cast<double>(done) / static_cast<double>(passes),
+                     e.in.plan.accumulation);
+      }
     } else if (kind == Kind::kWaitForSends) {
       walker.WaitForSends();
     } else if (kind == Kind::kReduceGrads) {
@@ -206,15 +216,15 @@ std::pair<Program, std::vector<bool>> LowerWith(const LowerInput& in,
 
 }  // namespace
 
-// Extrapolates from the micro-batches lowered so far. Example: 2 of 64 micro-batches made 200,000
+// Extrapolates from the share of the passes lowered so far. Example: 4 of 128 passes made 200,000
 // ops, so the step will have 6,400,000. The limit is 5,000,000, so the plan is refused, with the
 // advice to raise the budget. The second check compares the memory of that many ops with the free
 // memory of this machine, 1,300 bytes for each op.
-void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batches) {
+void CheckOpCount(std::size_t ops, double share, std::int64_t micro_batches) {
   // The same on every machine, so that answers are. Edges have 31 bits for an op.
   constexpr std::int64_t kMostOps = 5'000'000;
   const std::int64_t most = std::min(kMostOps * BudgetFactor(), std::int64_t{1} << 30);
-  const std::int64_t count = static_cast<std::int64_t>(ops) * micro_batches / lowered;
+  const std::int64_t count = static_cast<std::int64_t>(static_cast<double>(ops) / share);
   if (count > most) {
     throw InputError(std::string(kWhere) + ": accumulation", std::to_string(micro_batches),
                      "a step of at most " + std::to_string(most) + " ops",
@@ -271,10 +281,11 @@ static void CheckKernels(const LowerInput& in) {
   const bool is_other = (is_fused && !k.host_kernels) || k.loss_chunks > 1 || k.loss_metrics > 0 ||
                         k.keeps_logits || k.shifted_logits || k.softmax_keeps_input ||
                         k.autocast_weights || !k.fp32_logits;
-  const bool is_own = k.host_kernels || k.cuda_kernels;
-  if (IsRing(in.plan.context_method) && (is_own || !IsFused(k.attention))) {
-    throw InputError("kernel set", is_own ? Quoted(k.name) : "attention with scores in memory",
-                     is_own ? "one of PyTorch's" : "a fused one",
+  const bool has_ring = k.host_kernels || (IsFused(k.attention) && !k.cuda_kernels);
+  if (IsRing(in.plan.context_method) && !has_ring) {
+    throw InputError("kernel set",
+                     k.cuda_kernels ? Quoted(k.name) : "attention with scores in memory",
+                     k.cuda_kernels ? "the host's or one of PyTorch's" : "a fused one",
                      "plan.context_method is a ring, which merges what blocks of keys give");
   }
   if (in.plan.tensor_size > 1 && (is_other || k.fp8 == Fp8Products::kPerTensor)) {
@@ -314,6 +325,30 @@ static Plan PlanOfStage(const Model& model, Plan plan) {
   return plan;
 }
 
+// Stages are modules of their own, so no unit is of two of them. A rank has several with
+// `pipeline_stages`.
+static void CheckUnitsOfStages(const Model& model, const Plan& plan) {
+  std::vector<std::size_t> stage_of(model.params.size(), 0);  // from 1
+  for (std::size_t s = 0; s < model.stages.size(); ++s) {
+    for (std::uint32_t i = model.stages[s].begin; i < model.stages[s].end; ++i) {
+      for (const ParamId param : model.ops[i].params) {
+        stage_of[param.value] = s + 1;
+      }
+    }
+  }
+  for (const ResolvedUnit& unit : ResolveUnits(model, plan, kWhere)) {
+    std::set<std::size_t> stages;
+    for (const ParamId param : unit.params) {
+      stages.insert(stage_of[param.value]);
+    }
+    stages.erase(0);
+    if (stages.size() > 1) {
+      throw InputError(std::string(kWhere) + ": units", Quoted(unit.name),
+                       "units inside of one stage each, where a rank has several");
+    }
+  }
+}
+
 std::vector<Program> LowerStages(const LowerInput& input) {
   const std::int64_t ranks = input.plan.pipeline_size;
   std::vector<Program> programs;
@@ -324,22 +359,30 @@ std::vector<Program> LowerStages(const LowerInput& input) {
     Model model = input.model;
     CutStage(model, ranks * input.plan.pipeline_stages, rank, ranks,
              std::string(kWhere) + ": pipeline_size");
-    const Plan plan = ranks == 1 ? input.plan : PlanOfStage(model, input.plan);
-    LowerInput here(model, input.kernels, input.job, plan);
-    if (ranks > 1) {
-      here.stage = {PipelineOf(input.plan), rank};
-    }
-    programs.push_back(Lower(here));
-    programs.back().pipeline_size = ranks;
-    programs.back().pipeline_rank = rank;
+    programs.push_back(LowerStage({model, input.kernels, input.job, input.plan}, rank));
   }
   return programs;
 }
 
+Program LowerStage(const LowerInput& input, std::int64_t rank) {
+  if (input.plan.pipeline_size == 1) {
+    return Lower(input);
+  }
+  const Plan plan = PlanOfStage(input.model, input.plan);
+  CheckUnitsOfStages(input.model, plan);
+  LowerInput here(input.model, input.kernels, input.job, plan);
+  here.stage = {PipelineOf(input.plan), rank};
+  Program program = Lower(here);
+  program.pipeline_size = input.plan.pipeline_size;
+  program.pipeline_rank = rank;
+  return program;
+}
+
 Program Lower(const LowerInput& input) {
   if (input.plan.pipeline_size > 1) {
-    throw InputError("plan: pipeline_size", std::to_string(input.plan.pipeline_size),
-                     "1: pipelines are known to plan --no-search, simulate and inspect so far");
+    throw InputError(
+        "plan: pipeline_size", std::to_string(input.plan.pipeline_size),
+        "1: pipelines are known to plan --no-search, simulate, inspect and run so far");
   }
   ValidatePlan(input.model, input.job, input.plan, kWhere);
   CheckKernels(input);

@@ -205,7 +205,7 @@ void StepRules::AddClip(std::span<const UnitId> all, Stream stream, GroupId grou
                             shape.bytes, shape.dtype),
          Phase::kOptimizer, kNoSubject,
          {{norm, AccessMode::kRead, Role::kInput},
-          {norm_of_experts, AccessMode::kRead, Role::kInput, 1}});
+          {e_.in.stage ? BufferId() : norm_of_experts, AccessMode::kRead, Role::kInput, 1}});
   UseAllGrads(all);
   for (const BufferId buffer : {norm, norm_of_experts}) {
     if (buffer.valid()) {

@@ -245,6 +245,9 @@ BufferId Walker::AddRing(std::uint32_t i, Phase phase, BufferId workspace) {
     if (is_backward) {
       const BufferId sum = alloc(ring.sent_back);
       compute(ring.add, grads, sum, Role::kExchange);
+      if (e_.in.kernels.host_kernels) {
+        e_.body->Use(workspace, AccessMode::kRead, Role::kWorkspace);
+      }
       if (grads.by.valid()) {
         e_.body->Free(grads.sent);
         e_.body->Free(grads.buffer);

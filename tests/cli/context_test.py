@@ -35,10 +35,11 @@ class Context(ShardwrightTestCase):
         return json.loads((self.folder / name).read_text())
 
     def test_words(self):
-        for words, sizes in (("8,cp=4", (8, 4)), ("cp=2", (8, 2)), ("4,cp=4", (4, 4)), ("8,cp=1", (8, 1)), ("8,ep=1,tp=1,cp=8", (8, 8))):
+        for words, sizes in (("8,cp=4", (8, 4)), ("cp=2", (8, 2)), ("4,cp=4", (4, 4)), ("8,cp=1", (8, 1)), ("8,ep=1,tp=1,cp=8", (8, 8)),
+                             ("cp=4,8", (8, 4)), ("cp=2,tp=2", (4, 2))):
             plan = self.plan("--shard", words)["plan"]
             self.assertEqual((plan["shard_size"], plan.get("context_size", 1)), sizes)
-        for words in ("2,cp=", "cp=4,2", "2,cp=0", "cp=2,cp=4", "cp=2,tp=2", "cp=2:ring:gather", "pp=2x2x2", "pp=2:gpipe:1f1b", "pp=2x"):
+        for words in ("2,cp=", "2,cp=0", "cp=2,cp=4", "2,4,cp=2", "cp=2:ring:gather", "pp=2x2x2", "pp=2:gpipe:1f1b", "pp=2x"):
             self.assertEqual(self.run_program("plan", *JOB, "--no-search", "--shard", words)[0], 2, words)
 
     def test_ranks_that_cut_tokens_read_the_same_samples(self):
@@ -93,6 +94,10 @@ class Context(ShardwrightTestCase):
             name = "alltoall" if method == "ring" else "allgather"
             for line in ("context_parallel_degree = 4", "data_parallel_shard_degree = 2", f'context_parallel_rotate_method = "{name}"'):
                 self.assertIn(line, text)
+        (self.folder / "t.toml").write_text(TORCHTITAN.format(2, "tensor_parallel_degree = 2\ncontext_parallel_rotate_method = \"alltoall\""))
+        self.succeed("import-run", "t.toml", "--cluster", "8xH100", "-o", "r.json")
+        plan = json.loads((self.folder / "r.json").read_text())["plan"]
+        self.assertEqual((plan["context_size"], plan["tensor_size"], plan["shard_size"]), (2, 2, 4))
         (self.folder / "t.toml").write_text(TORCHTITAN.format(4, 'context_parallel_rotate_method = "ring"'))
         self.refused(3, 'got "ring", expected "allgather" or "alltoall"', "import-run", "t.toml", "--cluster", "8xH100")
         self.plan("--shard", "4,cp=4", name="g.json")  # a gather with replicas: 0.3

@@ -13,7 +13,8 @@ from training_test_case import TrainingTestCase
 DECODER = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
            "num_key_value_heads": 4, "intermediate_size": 24, "attention_bias": True, "max_position_embeddings": 16}
 # What --shard says, and how many ranks that takes.
-MESHES = {"1": 1, "2": 2, "2,tp=2": 4, "1,tp=4": 4, "2,cp=2": 2, "4,cp=4": 4, "4,cp=2:ulysses": 4}
+MESHES = {"1": 1, "2": 2, "2,tp=2": 4, "1,tp=4": 4, "2,cp=2": 2, "4,cp=4": 4, "4,cp=2:ulysses": 4, "2,cp=2:ring": 2,
+          "4,cp=4:ring": 4, "4,cp=4:ring_gather": 4}
 
 
 class CutsRun(TrainingTestCase):
@@ -46,7 +47,7 @@ class CutsRun(TrainingTestCase):
 
     def test_processes_and_traces(self):
         """The bits of threads; each span joins the simulated one by its op."""
-        for shard in ("2,tp=2", "4,cp=2:ulysses"):
+        for shard in ("2,tp=2", "4,cp=2:ulysses", "4,cp=4:ring", "4,cp=4:ring_gather"):
             plan = self.decoder(shard)
             steps = self.train(plan, "--steps", "3", "--trace", "t.json", "--checkpoint", "threads" + shard)
             ends = self.processes(4, "run", plan, "--data", "random:100", "--steps", "3", "--json", "--checkpoint", "processes" + shard)
@@ -94,8 +95,9 @@ class CutsRun(TrainingTestCase):
             self.assert_near([test["test_loss"] for test in found[shard]], [test["test_loss"] for test in found["1"]], shard)
 
     def test_what_cannot_be_run_is_said(self):
-        self.refused("kernel set: got \"shardwright-host\", expected one of PyTorch's", "plan", "--model", "./decoder.json", "--seq", "16",
-                     "--cluster", "2xH100", "--kernel-set", "shardwright-host", "--no-search", "--shard", "2,cp=2:ring")
+        self.refused("kernel set: got \"shardwright-cuda-plain\", expected the host's or one of PyTorch's", "plan", "--model",
+                     "./decoder.json", "--seq", "16", "--cluster", "2xH100", "--kernel-set", "shardwright-cuda-plain", "--no-search",
+                     "--shard", "2,cp=2:ring")
         (self.folder / "decoder.json").write_text(json.dumps(dict(DECODER, model_type="seed_oss", attention_dropout=0.1)))
         self.refused("plan: context_size: got 2, expected 1, since the host has no dropout of a part of the tokens or heads",
                      "run", self.decoder("2,cp=2"), "--data", "random:100", "--steps", "1")

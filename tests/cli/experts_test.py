@@ -34,11 +34,11 @@ class Experts(ShardwrightTestCase):
         return json.loads((self.folder / name).read_text())["plan"]
 
     def test_words(self):
-        for words, sizes in (("8,ep=4", (8, 4)), ("ep=2", (8, 2)), ("8", (8, 1)), ("4,ep=4", (4, 4))):
+        for words, sizes in (("8,ep=4", (8, 4)), ("ep=2", (8, 2)), ("8", (8, 1)), ("4,ep=4", (4, 4)), ("ep=4,8", (8, 4))):
             extra = ("--replicate", "2") if sizes[0] == 4 else ()
             plan = self.plan("--shard", words, *extra)
             self.assertEqual((plan["shard_size"], plan.get("expert_size", 1)), sizes)
-        for words in ("8,", "8,4,ep=2", ",ep=4", "ep=", "8,ep=0", "ep=4,8"):
+        for words in ("8,", "8,4,ep=2", ",ep=4", "ep=", "8,ep=0", "ep=2,ep=4"):
             self.assertEqual(self.run_program("plan", *JOB, "--no-search", "--shard", words)[0], 2, words)
 
     def test_what_cannot_be_is_said(self):

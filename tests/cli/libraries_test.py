@@ -49,15 +49,6 @@ class Libraries(shardwright_test_case.ShardwrightTestCase):
                          ["error: matrix products need OpenBLAS: /nowhere/libopenblas.so.0: cannot open shared object file: "
                           "No such file or directory; install libopenblas0 or set SHARDWRIGHT_OPENBLAS to its path"])
 
-    def test_a_convolution_library_that_is_not_there(self):
-        """The one that the user names, found missing before any rank starts."""
-        self.succeed("plan", "--model", "mnist-convnet", "--cluster", "host", "--gpus", "2", "--global-batch", "4", "--precision", "fp32",
-                     "-o", "plan.json")
-        done = self.start("run", "plan.json", "--steps", "1", SHARDWRIGHT_ONEDNN_MODULE="/nowhere/onednn.so")
-        self.assertEqual((done.returncode, done.stdout), (4, ""))
-        self.assertEqual([line for line in done.stderr.splitlines() if line.startswith("error")],
-                         ["error: SHARDWRIGHT_ONEDNN_MODULE: /nowhere/onednn.so: cannot open shared object file: No such file or directory"])
-
 
 if __name__ == "__main__":
     shardwright_test_case.main()

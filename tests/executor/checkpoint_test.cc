@@ -78,27 +78,28 @@ Job JobOf(DType master) {
 
 // The memory of all ranks of a model that is one unit, cut by one of the layouts.
 struct Ranks {
+  const Model* model = nullptr;
   std::vector<std::vector<std::byte>> memory = {};  // per rank: parameters, then two states
   std::vector<BoundUnit> units = {};                // per rank
   std::vector<std::vector<float>> buffers = {};     // per rank
 
-  Ranks(const Model& model, std::int64_t shards, std::size_t layout, DType dtype) {
+  Ranks(const Model& whole, std::int64_t shards, std::size_t layout, DType dtype) : model(&whole) {
     Plan plan;
     UnitPlan root;
     root.name = "root";
     root.modules = {""};
     plan.units.push_back(root);
-    const ResolvedUnit unit = ResolveUnits(model, plan, "test").front();
-    const UnitInfo info = layout == 0   ? LayoutPerParameter(model, unit, shards)
-                          : layout == 1 ? LayoutFlat(model, unit, shards, true, DType::kFp32)
-                                        : LayoutNative(model, unit, shards, DType::kBf16);
+    const ResolvedUnit unit = ResolveUnits(whole, plan, "test").front();
+    const UnitInfo info = layout == 0   ? LayoutPerParameter(whole, unit, shards)
+                          : layout == 1 ? LayoutFlat(whole, unit, shards, true, DType::kFp32)
+                                        : LayoutNative(whole, unit, shards, DType::kBf16);
     std::int64_t buffer_elements = 0;
-    for (const Module& module : model.modules) {
+    for (const Module& module : whole.modules) {
       buffer_elements += module.buffer_elements;
     }
     for (std::int64_t s = 0; s < shards; ++s) {
       BoundUnit bound;
-      bound.pieces = ShardPieces(model, info, s, shards);
+      bound.pieces = ShardPieces(whole, info, s, shards);
       bound.elements = info.shard_elements;
       bound.dtype = dtype;
       const std::int64_t bytes = info.shard_elements * SizeOf(dtype);
@@ -111,17 +112,20 @@ struct Ranks {
   }
 
   [[nodiscard]] RankState StateOf(std::size_t rank) {
-    return {{&units[rank], 1}, buffers[rank].empty() ? nullptr : buffers[rank].data(), std::memcpy};
+    return {*model,
+            {&units[rank], 1},
+            buffers[rank].empty() ? nullptr : buffers[rank].data(),
+            std::memcpy};
   }
 
   // Every tensor gets numbers that depend on its name and the element alone.
-  void Fill(const Model& model) {
+  void Fill() {
     const InitRule rule = {InitRule::Kind::kNormal, 0.0, 1.0};
     for (std::size_t r = 0; r < units.size(); ++r) {
       const BoundUnit& unit = units[r];
       std::memset(memory[r].data(), 0, memory[r].size());
       for (const ShardPiece& piece : unit.pieces) {
-        const std::string& fqn = model.params[piece.param.value].fqn;
+        const std::string& fqn = model->params[piece.param.value].fqn;
         const std::vector<std::byte*>& states = unit.states[0].data;
         const std::array<std::byte*, 3> arrays = {unit.parameters, states[0], states[1]};
         for (std::size_t k = 0; k < arrays.size(); ++k) {
@@ -153,8 +157,9 @@ std::string Save(const std::string& folder, const Model& model, Ranks& ranks, co
   MakeCheckpointFolder(folder);
   CheckpointWriter writer(folder, step);
   for (std::size_t r = 0; r < ranks.units.size(); ++r) {
-    writer.WriteRank(static_cast<std::int64_t>(r),
-                     {StretchesOf(model, job.optimizer.kind, ranks.StateOf(r), r == 0)});
+    RankState state = ranks.StateOf(r);
+    state.model_buffers = r == 0 ? state.model_buffers : nullptr;
+    writer.WriteRank(static_cast<std::int64_t>(r), {StretchesOf(job.optimizer.kind, state)});
   }
   return writer.Commit(ManifestOf(model, job, step));
 }
@@ -178,7 +183,7 @@ TEST_CASE("what W ranks save under one layout, any number loads under any other"
     for (const std::int64_t from : {1, 4}) {
       const ScratchFolder folder;
       Ranks ranks(model, from, saved, DType::kFp32);
-      ranks.Fill(model);
+      ranks.Fill();
       const Checkpoint checkpoint(Save(folder.File("c"), model, ranks, job));
       checkpoint.Verify();
       CheckFits(checkpoint, model, OptimizerKind::kAdamW);
@@ -189,11 +194,11 @@ TEST_CASE("what W ranks save under one layout, any number loads under any other"
           CAPTURE(from);
           CAPTURE(to);
           Ranks expected(model, to, layout, DType::kFp32);
-          expected.Fill(model);
+          expected.Fill();
           Ranks loaded(model, to, layout, DType::kFp32);
           for (std::size_t r = 0; r < loaded.units.size(); ++r) {
             std::memset(loaded.units[r].states[0].data[0], 0, loaded.memory[r].size() / 3 * 2);
-            LoadState(ReaderOf(checkpoint), model, OptimizerKind::kAdamW, loaded.StateOf(r), true);
+            LoadState(ReaderOf(checkpoint), OptimizerKind::kAdamW, loaded.StateOf(r), true);
           }
           CHECK(loaded.memory == expected.memory);
           CHECK(loaded.buffers == expected.buffers);
@@ -207,13 +212,13 @@ TEST_CASE("16-bit states stay what they are, and change dtype by one rounding") 
   const Model model = SmallNet();
   const ScratchFolder folder;
   Ranks ranks(model, 3, 0, DType::kBf16);
-  ranks.Fill(model);
+  ranks.Fill();
   const Checkpoint checkpoint(Save(folder.File("c"), model, ranks, JobOf(DType::kBf16)));
   Ranks same(model, 2, 1, DType::kBf16), expected(model, 2, 1, DType::kBf16);
-  expected.Fill(model);
+  expected.Fill();
   for (std::size_t r = 0; r < 2; ++r) {
     std::memset(same.units[r].states[0].data[0], 0, same.memory[r].size() / 3 * 2);
-    LoadState(ReaderOf(checkpoint), model, OptimizerKind::kAdamW, same.StateOf(r), true);
+    LoadState(ReaderOf(checkpoint), OptimizerKind::kAdamW, same.StateOf(r), true);
   }
   CHECK(same.memory == expected.memory);
   float wide = 0.0F;
@@ -248,7 +253,7 @@ TEST_CASE("damaged, torn and foreign checkpoints are told apart") {
   const Job job = JobOf(DType::kFp32);
   const ScratchFolder folder;
   Ranks ranks(model, 2, 0, DType::kFp32);
-  ranks.Fill(model);
+  ranks.Fill();
   const std::string path = Save(folder.File("c"), model, ranks, job);
   CHECK(path == folder.File("c") + "/step-00000010");
   const std::string shard = path + "/rank-00001.safetensors";
@@ -356,12 +361,12 @@ TEST_CASE("a checkpoint appears whole or not at all, and replaces one of its ste
   const ScratchFolder folder;
   const std::string base = folder.File("c");
   Ranks ranks(model, 2, 1, DType::kFp32);
-  ranks.Fill(model);
+  ranks.Fill();
   CHECK(FindLatestCheckpoint(base).empty());
   MakeCheckpointFolder(base);
   {
     CheckpointWriter writer(base, 3);
-    writer.WriteRank(0, {StretchesOf(model, job.optimizer.kind, ranks.StateOf(0), true)});
+    writer.WriteRank(0, {StretchesOf(job.optimizer.kind, ranks.StateOf(0))});
     CHECK(FindLatestCheckpoint(base).empty());
   }
   CHECK(std::filesystem::is_empty(base));
@@ -421,7 +426,7 @@ TEST_CASE("a folder belongs to one run") {
   }
   { const RunFolder again(base, false); }  // nothing was saved, and nobody holds it any more
   Ranks ranks(model, 1, 0, DType::kFp32);
-  ranks.Fill(model);
+  ranks.Fill();
   const std::string saved = Save(base, model, ranks, JobOf(DType::kFp32));
   { const RunFolder resumed(base, true); }
   CHECK(ErrorOf([&] { const RunFolder fresh(base, false); }) ==
@@ -481,7 +486,7 @@ TEST_CASE("a folder's name that disagrees with its manifest is not believed") {
   const ScratchFolder scratch;
   const std::string base = scratch.File("c");
   Ranks ranks(model, 1, 0, DType::kFp32);
-  ranks.Fill(model);
+  ranks.Fill();
   const std::string fifth = Save(base, model, ranks, job, 5);
   const std::string ninth = base + "/step-00000009";
   std::filesystem::copy(fifth, ninth);
@@ -521,7 +526,7 @@ TEST_CASE("a full disk ends in one line, and the last good checkpoint stays") {
   const ScratchFolder folder;
   const std::string base = folder.File("c");
   Ranks ranks(model, 1, 1, DType::kFp32);
-  ranks.Fill(model);
+  ranks.Fill();
   const std::string good = Save(base, model, ranks, job, 1);
   std::string error;
   {
@@ -623,7 +628,7 @@ TEST_CASE("an exported file holds the parameters and running statistics under Py
   const Model model = SmallNet();
   const ScratchFolder folder;
   Ranks ranks(model, 3, 1, DType::kFp32);
-  ranks.Fill(model);
+  ranks.Fill();
   const Checkpoint checkpoint(Save(folder.File("c"), model, ranks, JobOf(DType::kFp32)));
   const std::string file = folder.File("net.safetensors");
   ExportCheckpoint(checkpoint, file, {});

@@ -282,7 +282,9 @@ Model TokenModel(std::int64_t vocabulary, std::int64_t length, bool masked, bool
   spec.vocab = vocabulary;
   model.specs.push_back(spec);
   ModelOp op;
-  op.inputs = {TensorId(0)};
+  for (std::size_t t = 0; t < model.tensors.size(); ++t) {
+    op.inputs.push_back(TensorId(t));
+  }
   model.ops.push_back(op);
   return model;
 }

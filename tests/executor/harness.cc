@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "core/error.h"
 #include "executor/half.h"
 #include "executor/host/kernels/table.h"
 #include "models/cut_experts.h"
+#include "models/cut_stage.h"
 #include "schedule/lower.h"
 #include "schedule/place.h"
 #include "schedule/verify.h"
@@ -19,40 +21,53 @@
 namespace shardwright::testing {
 namespace {
 
-// The weights of one replica.
-std::vector<std::vector<float>> Collect(const Model& model, const Program& program,
-                                        const Runtime& runtime, std::int64_t replica) {
-  const auto parts = AllParts(model);
-  std::vector<std::vector<float>> weights(parts.size());
-  const std::int64_t ranks = program.shard_size * program.tensor_size;
-  for (std::int64_t r = 0; r < ranks; ++r) {
-    const Rank rank(static_cast<std::size_t>(replica * ranks + r));
+// The weights of one replica, put together by their names.
+std::vector<std::vector<float>> Collect(const Model& whole, const Runtime& runtime,
+                                        std::int64_t replica) {
+  std::map<std::string, std::size_t> places;
+  for (const auto& [param, part] : AllParts(whole)) {
+    places.emplace(FqnOfPart(whole, param, part), places.size());
+  }
+  std::vector<std::vector<float>> weights(places.size());
+  for (const Rank rank : runtime.LocalRanks()) {
+    if (runtime.mesh().At(rank).replica != replica) {
+      continue;
+    }
+    const Model& model = runtime.InputOf(rank).model;
+    const std::int64_t part = runtime.PartOf(rank);
     for (const BoundUnit& unit : runtime.BindingOf(rank).units) {
       const auto collect = [&](const ShardPiece& piece, DType dtype, const std::byte* device) {
         const auto size = static_cast<std::int64_t>(SizeOf(dtype));
         std::vector<std::byte> data(static_cast<std::size_t>(piece.count * size));
         runtime.CopyMemory(rank, data.data(), device + piece.shard_offset * size,
                            piece.count * size);
-        const std::pair place(piece.param, runtime.PartOf(rank));
-        const bool is_cut = model.params[piece.param.value].parts > 1;
-        const auto at = std::find(parts.begin(), parts.end(),
-                                  is_cut ? place : std::pair(piece.param, std::int64_t{0}));
-        std::vector<float>& whole = weights[static_cast<std::size_t>(at - parts.begin())];
+        std::vector<float>& all = weights[places.at(FqnOfPart(model, piece.param, part))];
         const Parameter& param = model.params[piece.param.value];
-        whole.resize(static_cast<std::size_t>(param.Elements() * param.tensor_parts));
+        all.resize(static_cast<std::size_t>(param.Elements() * param.tensor_parts));
         for (std::int64_t i = 0; i < piece.count; ++i) {
-          whole[static_cast<std::size_t>(piece.param_begin + i)] = LoadFloat(dtype, data.data(), i);
+          all[static_cast<std::size_t>(piece.param_begin + i)] = LoadFloat(dtype, data.data(), i);
         }
       };
-      for (const ShardPiece& piece : InWhole(model, unit.pieces, runtime.PartOf(rank))) {
+      for (const ShardPiece& piece : InWhole(model, unit.pieces, part)) {
         collect(piece, unit.dtype, unit.parameters);
       }
-      for (const ShardPiece& piece : InWhole(model, unit.copy_only, runtime.PartOf(rank))) {
+      for (const ShardPiece& piece : InWhole(model, unit.copy_only, part)) {
         collect(piece, unit.copy->dtype, unit.copy->data);
       }
     }
   }
   return weights;
+}
+
+// What of a trace ranks of one stage recorded.
+Trace OfStage(const Trace& trace, const Program& program, std::size_t stage) {
+  Trace own;
+  for (const Span& span : trace.spans) {
+    if (StageOf(program, span.rank) == stage) {
+      own.spans.push_back(span);
+    }
+  }
+  return own;
 }
 
 }  // namespace
@@ -65,32 +80,61 @@ KernelSetOptions KernelsOf(const Setup& setup, const char* name) {
 }
 
 Program LowerSetup(const Setup& setup) {
+  return std::move(LowerAllStages(setup).front());
+}
+
+std::vector<Program> LowerAllStages(const Setup& setup) {
   const KernelSetOptions kernels = KernelsOf(setup, "shardwright-host");
-  Program program = Lower({setup.model, kernels, setup.job, setup.plan});
-  const auto illegal = Verify(program);
+  std::vector<Program> programs = LowerStages({setup.model, kernels, setup.job, setup.plan});
+  std::vector<const Program*> classes;
+  for (const Program& program : programs) {
+    classes.push_back(&program);
+  }
+  const auto illegal = VerifyRanks(classes);
   SW_CHECK(illegal.empty(), illegal.front().text);
-  return program;
+  return programs;
 }
 
 Outcome Train(const Setup& setup) {
-  const Program program = LowerSetup(setup);
-  return TrainProgram(setup, program, program);
+  const std::vector<Program> programs = LowerAllStages(setup);
+  return TrainPrograms(setup, programs, programs);
 }
 
 Outcome TrainProgram(const Setup& setup, const Program& program, const Program& legal) {
+  return TrainPrograms(setup, {&program, 1}, {&legal, 1});
+}
+
+Outcome TrainPrograms(const Setup& setup, std::span<const Program> programs,
+                      std::span<const Program> legal) {
   const KernelSetOptions kernels = KernelsOf(setup, "shardwright-host");
-  const Placement placement = Place(legal);
-  const ExecutorInput input{setup.model, kernels, setup.job, program, placement, setup.training};
-  const ExecuteContext context{input, InitRules(setup.model, setup.training.init_std),
-                               setup.kernel};
-  HostWorld world(context, setup.host);
+  const std::size_t stages = programs.size();
+  std::vector<Model> models(stages, setup.model);
+  std::vector<Placement> placements;
+  std::vector<ExecutorInput> inputs;
+  std::vector<ExecuteContext> contexts;
+  for (std::size_t s = 0; s < stages; ++s) {
+    CutStage(models[s], std::ssize(models) * setup.plan.pipeline_stages,
+             static_cast<std::int64_t>(s), std::ssize(models), "test");
+    placements.push_back(Place(legal[s]));
+  }
+  for (std::size_t s = 0; s < stages; ++s) {
+    inputs.push_back({models[s], kernels, setup.job, programs[s], placements[s], setup.training});
+  }
+  for (std::size_t s = 0; s < stages; ++s) {
+    contexts.push_back({inputs[s], InitRules(models[s], setup.training.init_std), setup.kernel});
+  }
+  HostWorld world(contexts, setup.host);
   RunOptions run = setup.run;
   run.trace = true;
   run.poison = true;
   Runtime runtime(
-      input, [&](Rank rank) { return std::make_unique<HostDevice>(world, rank); }, run);
-  Outcome outcome = RunToEnd(setup, program, runtime);
-  outcome.findings = CheckTrace(legal, outcome.trace);
+      inputs, [&](Rank rank) { return std::make_unique<HostDevice>(world, rank); }, run);
+  Outcome outcome = RunToEnd(setup, programs.front(), runtime);
+  for (std::size_t s = 0; s < stages; ++s) {
+    for (const std::string& finding : CheckTrace(legal[s], OfStage(outcome.trace, legal[s], s))) {
+      outcome.findings.push_back(finding);
+    }
+  }
   return outcome;
 }
 
@@ -98,10 +142,10 @@ Outcome RunToEnd(const Setup& setup, const Program& program, Runtime& runtime) {
   runtime.Initialize();
   runtime.RunSteps(setup.steps);
   Outcome outcome;
-  outcome.weights = Collect(setup.model, program, runtime, 0);
+  outcome.weights = Collect(setup.model, runtime, 0);
   for (std::int64_t r = 1; r < program.replicate_size; ++r) {
     outcome.replicas_agree =
-        outcome.replicas_agree && Collect(setup.model, program, runtime, r) == outcome.weights;
+        outcome.replicas_agree && Collect(setup.model, runtime, r) == outcome.weights;
   }
   std::int64_t buffer_elements = 0;
   for (const Module& module : setup.model.modules) {
@@ -118,6 +162,9 @@ Outcome RunToEnd(const Setup& setup, const Program& program, Runtime& runtime) {
   for (const StepReport& report : runtime.TakeReports()) {
     outcome.losses.push_back(report.loss);
     outcome.ends.push_back(report.end);
+    if (report.gradient_norm.has_value()) {
+      outcome.norms.push_back(*report.gradient_norm);
+    }
   }
   outcome.scaler = runtime.loss_scaler();
   outcome.skipped_steps = runtime.skipped_steps();

@@ -3,6 +3,7 @@
 // Trains a model under a plan on host ranks and tells what came out.
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,7 @@ struct Outcome {
   bool replicas_agree = true;
   std::vector<std::vector<float>> buffers;  // by rank: non-parameter state, modules in their order
   std::vector<double> losses;               // by step
+  std::vector<double> norms;                // by step, of all gradients, where they are clipped
   std::vector<SimTime> ends;                // by step, as reported
   LossScaler scaler;
   std::int64_t skipped_steps = 0;
@@ -49,9 +51,14 @@ struct Outcome {
 // `legal`, and its trace is checked against `legal`.
 [[nodiscard]] Outcome TrainProgram(const Setup& setup, const Program& program,
                                    const Program& legal);
+// Likewise of a pipeline's stages.
+[[nodiscard]] Outcome TrainPrograms(const Setup& setup, std::span<const Program> programs,
+                                    std::span<const Program> legal);
 // What a runtime of the setup gives, wherever its ranks run; without findings.
 [[nodiscard]] Outcome RunToEnd(const Setup& setup, const Program& program, Runtime& runtime);
 [[nodiscard]] Program LowerSetup(const Setup& setup);
+// The programs of a pipeline's stages; one without a pipeline.
+[[nodiscard]] std::vector<Program> LowerAllStages(const Setup& setup);
 // A built-in kernel set with the setup's changes.
 [[nodiscard]] KernelSetOptions KernelsOf(const Setup& setup, const char* name);
 

@@ -54,6 +54,30 @@ TEST_CASE("HostKernelSet.Attention") {
   CHECK(op.backward_workspace == Bytes(64 * (8 + 1 + 1)));
 }
 
+// The first layer of a ResNet: 3 channels of 224 x 224 pixels to 64 of 112 x 112, unfolded into 147
+// taps of 512 pixels at a time.
+TEST_CASE("HostKernelSet.Convolution") {
+  const OpKernels op = LowerForHost({.kind = OpKind::kConv2d,
+                                     .in = 3,
+                                     .out = 64,
+                                     .height = 224,
+                                     .width = 224,
+                                     .height_out = 112,
+                                     .width_out = 112,
+                                     .kernel = 7,
+                                     .stride = 2,
+                                     .padding = 3},
+                                    2, DType::kFp32);
+  CHECK(op.saves_input == 1);
+  CHECK(op.saves_input_for_weight == 1);
+  const std::int64_t unfolded = 147 * 512;
+  // Room for a bias, and panels of (64, 147) and (147, 512).
+  CHECK(op.forward_workspace == Bytes(4 * (unfolded + 64 + 64 * 147 + 147 * 512)));
+  // The gradient of one image, and panels of (147, 64) and (64, 512). The gradient of the weights,
+  // 64 x 147 with panels of 64 x 256 and 256 x 147, takes less.
+  CHECK(op.backward_workspace == Bytes(4 * (unfolded + 3 * 224 * 224 + 147 * 64 + 64 * 512)));
+}
+
 TEST_CASE("HostKernelSet.WhatElseIsKept") {
   const OpSpec gated{
       .kind = OpKind::kGatedActivation, .rows = 3, .in = 4, .activation = Activation::kSilu};

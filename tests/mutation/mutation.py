@@ -30,8 +30,8 @@ import sites
 import switched_tree
 
 FOLDERS = ("schedule", "simulator", "planner", "executor")
-# What needs a GPU, MPI or oneDNN.
-WITHOUT = ("executor/cuda/", "executor/mpi/", "executor/onednn/")
+# What needs a GPU or MPI.
+WITHOUT = ("executor/cuda/", "executor/mpi/")
 # doctest programs whose cases are run one by one, with the folder they belong to. sw_durations_test compares times, so another program
 # beside it would fail it.
 PROGRAMS = {

@@ -219,9 +219,20 @@ TEST_CASE("torchtitan: components say what is compiled") {
   CHECK(kernels("") == "torch-compile");
   CHECK(kernels("components = [\"model\", \"loss\"]\n") == "torch-compile");
   CHECK(kernels("components = [\"model\"]\n") == "torch-compile-2024");
-  CHECK(ErrorOf({{"t.toml", text + "components = [\"loss\"]\n"}}) ==
-        "t.toml: compile.components: got [\"loss\"], expected \"model\" among them, since a "
-        "compiled loss behind an eager model cannot be predicted");
+  CHECK(kernels("components = [\"loss\"]\n") == "torch-eager");
+  const auto assumed = [&](const std::string& more) {
+    const Folder folder;
+    std::vector<std::string> keys;
+    for (const Assumption& one : Read(folder, {{"t.toml", text + more}}).script.assumed) {
+      keys.push_back(one.key + " " + one.value);
+    }
+    return keys;
+  };
+  CHECK(assumed("components = [\"model\"]\n").empty());
+  CHECK(assumed("components = [\"loss\"]\n[parallelism]\nenable_async_tensor_parallel = true\n") ==
+        std::vector<std::string>{
+            "compile.components as nothing compiled, the loss neither",
+            "parallelism.enable_async_tensor_parallel as products whose transfers nothing hides"});
 }
 
 TEST_CASE("Scripts: heads and losses in chunks, by what files say of their version") {

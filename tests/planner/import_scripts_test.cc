@@ -640,8 +640,8 @@ TEST_CASE("torchtitan: names and degrees of its first versions") {
   CHECK(ErrorOf({{"a.toml",
                   "[training]\nseq_len = 128\n[experimental]\n"
                   "pipeline_parallel_degree = 2\n"}}) ==
-        "a.toml: experimental.pipeline_parallel_degree: got 2, expected 1, since pipeline "
-        "parallelism cannot be predicted");
+        "a.toml: experimental.pipeline_parallel_degree: got 2, expected 1, since "
+        "pipelines of before 0.2 cannot be predicted");
   const Folder folder;
   PlanFile fp8 = Base(2);
   ApplyRun(Read(folder, {{"a.toml", "[model]\nconverters = \"float8\"\n" +

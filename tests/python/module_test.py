@@ -274,6 +274,10 @@ class Module(unittest.TestCase):
         cut = json.loads(plan.read_text())["plan"]
         self.assertEqual((cut["context_size"], cut.get("context_method", "gather")), (2, "gather"))
         config.parallelism.context_parallel_degree, config.parallelism.data_parallel_replicate_degree = 1, 2
+        config.parallelism.pipeline_parallel_degree = 2
+        with self.assertRaisesRegex(shardwright.InputError, "^parallelism.pipeline_parallel_degree: got 2, expected 1"):
+            torchtitan.toml(config)
+        config.parallelism.pipeline_parallel_degree = 1
         config.optimizer.param_groups.append(space(optimizer_name="Muon", optimizer_kwargs={}))
         with self.assertRaisesRegex(shardwright.InputError, r"^optimizer\.param_groups: got AdamW, Muon, expected one optimizer"):
             torchtitan.toml(config)

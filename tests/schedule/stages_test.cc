@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -148,6 +151,14 @@ TEST_CASE("Clipping sums the norm over the stages, too") {
   CHECK(sums(p.Lowered()[0]) == 2);
 }
 
+// 62 passes of 64 micro-batches, all of them forward, are no sign of 32 times as many ops.
+TEST_CASE("A schedule with many forward passes first is not taken for a larger one") {
+  Piped p = Of("llama-3-8b", 8, 4, 512, PipelineSchedule::kGPipe);
+  CHECK(p.Lowered().size() == 4);
+  p.plan.accumulation = 60'000;
+  CHECK(p.Refusal().find("a step of at most 5000000 ops") != std::string::npos);
+}
+
 TEST_CASE("Replicas and one dtype, and DDP") {
   for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kDdp}) {
     Piped p = Of("llama-3-8b", dialect == Dialect::kDdp ? 1 : 2, 2, 4);
@@ -202,6 +213,142 @@ TEST_CASE("A stage without experts beside one that shares them out") {
   CHECK(Count(stages[1], OpCode::kAllReduce) == 4);
 }
 
+// Units gathered by a program's ops, in order, or as its rank's actions ask for: by stage, each
+// with the blocks that CutStage gives it.
+std::vector<std::string> Gathered(const Program& program) {
+  std::vector<std::string> names;
+  for (const Op& op : program.step.ops) {
+    if (program.ShapeOf(op).code == OpCode::kAllGather) {
+      names.push_back(program.units[op.subject].name);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> AskedFor(const Piped& p, std::int64_t rank) {
+  const std::int64_t ranks = p.plan.pipeline_size, stages = ranks * p.plan.pipeline_stages;
+  std::vector<std::string> names;
+  for (const StageAction& action : AddTransfers(PipelineOf(p.plan), rank)) {
+    if (action.kind != StageAction::Kind::kGather) {
+      continue;
+    }
+    Model part = p.model;
+    CutStage(part, stages, action.stage, stages, "test");
+    const auto has = [&](const std::string& fqn) {
+      return std::any_of(part.ops.begin(), part.ops.end(), [&](const ModelOp& op) {
+        return !op.params.empty() && IsInside(part, op.module, FindModule(part, fqn));
+      });
+    };
+    if (action.stage == 0 || action.stage == stages - 1) {
+      names.emplace_back("root");  // the embedding; the last norm and the head
+    }
+    for (const ModuleId block : BlocksOf(part)) {
+      if (has(part.modules[block.value].fqn)) {
+        names.push_back(part.modules[block.value].fqn);
+      }
+    }
+  }
+  return names;
+}
+
+// Each receive has a buffer of its own, which the pass that reads it waits for.
+void CheckReceives(const Piped& p, const Program& program) {
+  std::vector<std::uint32_t> buffers;
+  std::int64_t transfers = 0;
+  const bool is_pair = p.plan.pipeline_size == 2;  // both neighbours are the other rank
+  const Stream only = program.pipeline_rank == 0 ? Stream::kNext : Stream::kPrevious;
+  for (const StageAction& action : AddTransfers(PipelineOf(p.plan), program.pipeline_rank)) {
+    transfers += action.kind == StageAction::Kind::kReceiveActivation ||
+                 action.kind == StageAction::Kind::kReceiveGradient;
+  }
+  for (std::size_t i = 0; i < program.step.size(); ++i) {
+    if (program.ShapeOf(program.step.ops[i]).code == OpCode::kReceive) {
+      buffers.push_back(program.step.AccessesOf(OpId(i)).front().buffer.value);
+    }
+  }
+  CHECK(std::all_of(program.step.ops.begin(), program.step.ops.end(), [&](const Op& op) {
+    const OpShape& shape = program.ShapeOf(op);
+    return !is_pair || !IsTransfer(shape.code) || shape.stream == only;
+  }));
+  CHECK(std::ssize(buffers) == transfers);
+  std::sort(buffers.begin(), buffers.end());
+  CHECK(std::adjacent_find(buffers.begin(), buffers.end()) == buffers.end());
+}
+
+// The first gather behind a pass waits for it, as the parameters of another stage were dropped.
+void CheckGathers(const Program& program) {
+  std::optional<std::size_t> pass;  // its last op
+  bool waits = false;
+  for (std::size_t i = 0; i < program.step.size(); ++i) {
+    const OpShape& shape = program.ShapeOf(program.step.ops[i]);
+    if (shape.code == OpCode::kCompute) {
+      pass = i;
+      waits = false;
+    } else if (shape.code == OpCode::kStreamWait && shape.stream == Stream::kCopyIn && pass) {
+      const std::span<const Edge> edges = program.step.EdgesOf(OpId(i));
+      waits = waits || std::any_of(edges.begin(), edges.end(), [&](const Edge& edge) {
+                return !edge.is_carried() && edge.op().value >= *pass;
+              });
+    } else if (shape.code == OpCode::kAllGather && pass) {
+      CHECK(waits);
+    }
+  }
+}
+
+TEST_CASE("Several stages of a rank") {
+  for (const PipelineSchedule schedule :
+       {PipelineSchedule::kInterleaved1F1B, PipelineSchedule::kLoopedBfs}) {
+    for (const auto& [ranks, stages] : {std::pair(2, 2), std::pair(4, 2), std::pair(2, 5)}) {
+      Piped p = Of("llama-3-8b", 4, ranks, 2 * ranks, schedule);
+      p.plan.pipeline_stages = stages;
+      const std::vector<Program> programs = p.Lowered();
+      std::vector<const Program*> classes;
+      for (const Program& program : programs) {
+        classes.push_back(&program);
+      }
+      INFO(ranks << " ranks of " << stages << " stages");
+      const std::vector<Finding> findings = VerifyRanks(classes);
+      CHECK(findings.empty());
+      for (const Program& program : programs) {
+        const std::vector<std::string> asked = AskedFor(p, program.pipeline_rank);
+        CHECK(Gathered(program) == asked);
+        CHECK((Count(program, OpCode::kReduceScatter) < std::ssize(asked)) == (stages > 3));
+        CheckReceives(p, program);
+        CheckGathers(program);
+      }
+    }
+  }
+  Model part = LoadModel("llama-3-8b", {});
+  CutStage(part, 8, 1, 4, "test");
+  REQUIRE(part.stages.size() == 2);
+  CHECK_FALSE(part.ops[part.stages[0].begin].called_again.valid());
+  CHECK(part.ops[part.stages[1].begin].called_again == ModuleId(0));
+}
+
+// A receive that compute waits for tells that the sends before it on its stream are over. Of 16
+// gradients that this rank sends, at most 10 are there at once.
+TEST_CASE("Gradients that were sent are freed as the pipeline goes on") {
+  Piped p = Of("llama-3-8b", 4, 4, 8, PipelineSchedule::kInterleaved1F1B);
+  p.plan.pipeline_stages = 2;
+  const Program program = p.Lowered()[1];
+  std::int64_t alive = 0, most = 0, sent = 0;
+  std::vector<bool> is_sent(program.buffers.size(), false);
+  for (std::size_t i = 0; i < program.step.size(); ++i) {
+    const Op& op = program.step.ops[i];
+    for (const MemoryPoint& point : program.step.PointsBefore(OpId(i))) {
+      alive -= point.kind == PointKind::kFree && is_sent[point.buffer.value] ? 1 : 0;
+    }
+    if (program.ShapeOf(op).code == OpCode::kSend && op.phase == Phase::kBackward) {
+      is_sent[program.step.AccessesOf(OpId(i)).front().buffer.value] = true;
+      most = std::max(most, ++alive);
+      ++sent;
+    }
+  }
+  CHECK(sent == 16);
+  CHECK(most == 10);
+  CHECK(alive == 0);
+}
+
 TEST_CASE("What no stage is lowered for is refused by name") {
   CHECK(Of("gpt2", 2, 2, 2).Refusal().find("would share parameter") != std::string::npos);
   CHECK(Of("flan-t5-xxl", 2, 4, 4).Refusal().find("pipeline_size") != std::string::npos);
@@ -214,6 +361,11 @@ TEST_CASE("What no stage is lowered for is refused by name") {
     several.plan.pipeline_stages = 2;
     CHECK(several.Refusal().find("pipeline_stages: got 2, expected 1") != std::string::npos);
   }
+  Piped spans = Of("llama-3-8b", 2, 2, 4, PipelineSchedule::kInterleaved1F1B);
+  spans.plan.pipeline_stages = 2;
+  spans.plan.units = Wrap(spans.model, ParseWrap("root", "test"),
+                          {true, {Reshard::Kind::kNever, 0}}, Dialect::kFsdp2, "test");
+  CHECK(spans.Refusal().find("expected units inside of one stage each") != std::string::npos);
   Piped none = Of("llama-3-8b", 2, 1, 4, PipelineSchedule::kInterleaved1F1B);
   none.plan.pipeline_stages = 2;
   CHECK(none.Refusal().find("pipeline_stages: got 2, expected 1") != std::string::npos);

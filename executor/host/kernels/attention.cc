@@ -4,7 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 
+#include "core/error.h"
 #include "executor/host/kernels/dropout.h"
 #include "executor/host/kernels/kernels.h"
 #include "executor/host/kernels/rows.h"
@@ -67,11 +69,18 @@ struct ForwardScratch {
 void AttendQueries(const ModelOpCall& call, const HeadPlaces& heads, AttentionTile tile,
                    const ForwardScratch& scratch, float* log_sums) {
   const OpSpec& spec = *call.spec;
-  std::fill_n(scratch.output, tile.queries * spec.value_dim, 0.0F);
-  std::fill_n(scratch.softmax.largest, tile.queries, -INFINITY);
-  std::fill_n(scratch.softmax.sums, tile.queries, 0.0F);
+  const RingPart part = call.ring.part;
+  if (part == RingPart::kNone || call.ring.is_first) {
+    std::fill_n(scratch.output, tile.queries * spec.value_dim, 0.0F);
+    std::fill_n(scratch.softmax.largest, tile.queries, -INFINITY);
+    std::fill_n(scratch.softmax.sums, tile.queries, 0.0F);
+  }
   const std::int64_t kv_head = tile.head / (spec.heads / spec.kv_heads);
-  for (tile = NextTile(call, tile); tile.keys > 0; tile = NextTile(call, tile)) {
+  const auto next = [&] {
+    tile = NextTile(call, tile);
+    return part != RingPart::kFinish && tile.keys > 0;
+  };
+  while (next()) {
     ComputeScores(call, heads, tile, scratch.scores, nullptr, scratch.gemm);
     for (std::int64_t i = 0; i < tile.queries; ++i) {
       UpdateRow(call, tile, i, scratch.softmax, scratch.scores, scratch.output);
@@ -82,7 +91,7 @@ void AttendQueries(const ModelOpCall& call, const HeadPlaces& heads, AttentionTi
              {scratch.output, DType::kFp32, spec.value_dim, true}, nullptr, scratch.gemm);
     tile.key += tile.keys;
   }
-  for (std::int64_t i = 0; i < tile.queries; ++i) {
+  for (std::int64_t i = 0; i < tile.queries && part != RingPart::kAttend; ++i) {
     float* const row = scratch.output + i * spec.value_dim;
     const float sum = scratch.softmax.sums[i];
     // A query that sees no key gets zeros.
@@ -104,8 +113,46 @@ GemmOperand ColumnsAt(const HeadPlace& place, std::int64_t r, std::int64_t h) {
   return OperandAt(place, place.At(r, h), 1, place.row);
 }
 
+ModelOpCall AtRingStep(const ModelOpCall& call, OpSpec& spec) {
+  ModelOpCall here = call;
+  if (call.ring.part == RingPart::kNone) {
+    return here;
+  }
+  spec = *call.spec;
+  spec.seq_k = spec.seq_q;
+  here.spec = &spec;
+  const std::int64_t rows = call.batch * spec.seq_k * spec.kv_heads;
+  if (!call.ring.came.empty() && call.ring.part < RingPart::kAdd) {
+    const std::int64_t keys = rows * spec.head_dim;
+    here.inputs[1] = {call.ring.came.data(), call.compute, keys};
+    here.inputs[2] = {call.ring.came.data() + keys * SizeOf(call.compute), call.compute,
+                      rows * spec.value_dim};
+  }
+  if (call.ring.part == RingPart::kPack) {
+    std::byte* to = call.exchange.data();
+    SW_CHECK(here.inputs[1].elements + here.inputs[2].elements ==
+                 rows * (spec.head_dim + spec.value_dim),
+             "keys and values of a ring are apart");
+    for (const ConstView& view : {here.inputs[1], here.inputs[2]}) {
+      const std::int64_t bytes = view.elements * SizeOf(view.dtype);
+      std::memcpy(to, view.data, static_cast<std::size_t>(bytes));
+      to += bytes;
+    }
+  }
+  return here;
+}
+
 KeyRange VisibleKeys(const ModelOpCall& call, std::int64_t query) {
   const OpSpec& spec = *call.spec;
+  if (call.ring.part != RingPart::kNone) {  // of both pieces that the rank has
+    const std::int64_t own = call.cut.PositionHere(query, spec.seq_q), piece = spec.seq_q / 2;
+    std::int64_t end = 0;
+    for (const std::int64_t token : {std::int64_t{0}, piece}) {
+      const std::int64_t first = call.cut.PositionOf(call.ring.source, token, spec.seq_q);
+      end += std::clamp<std::int64_t>(own - first + 1, 0, piece);
+    }
+    return {0, end};
+  }
   // The last query sees the last key; with fewer keys than queries the first sees the first.
   const std::int64_t own = spec.context_ranks > 0
                                ? call.cut.PositionHere(query, spec.seq_q)
@@ -205,24 +252,41 @@ void AttentionDropout(const ModelOpCall& call, const AttentionTile& tile, std::i
                  factors + begin);
 }
 
-void AttentionForward(const ModelOpCall& call) {
+void AttentionForward(const ModelOpCall& whole) {
+  OpSpec of_step;
+  ModelOpCall call = AtRingStep(whole, of_step);
+  if (call.ring.part == RingPart::kPack) {
+    return;
+  }
   const OpSpec& spec = *call.spec;
+  const bool in_ring = call.ring.part != RingPart::kNone;
+  const std::int64_t queries = in_ring ? call.batch * spec.heads * spec.seq_q : 0;
+  Scratch kept(call.workspace);  // from step to step
+  float* const outputs = kept.Floats(queries * spec.value_dim);
+  const Softmax softmax = {kept.Floats(queries), kept.Floats(queries)};
+  call.workspace = kept.Rest();
   const HostAttentionTiles tiles = AttentionTilesOf(spec);
   const HeadPlaces heads = FindHeads(call);
   auto* const log_sums = reinterpret_cast<float*>(call.saved.data());
   const auto attend = [&](std::int64_t first, std::int64_t last, std::size_t worker) {
     Scratch memory(WorkspaceOf(call, worker));
-    const ForwardScratch scratch{memory.Floats(tiles.queries * tiles.keys),
-                                 memory.Floats(tiles.queries * spec.value_dim),
-                                 {memory.Floats(tiles.queries), memory.Floats(tiles.queries)},
-                                 memory.Take(tiles.gemm_bytes)};
+    ForwardScratch scratch{memory.Floats(tiles.queries * tiles.keys),
+                           memory.Floats(tiles.queries * spec.value_dim),
+                           {memory.Floats(tiles.queries), memory.Floats(tiles.queries)},
+                           memory.Take(tiles.gemm_bytes)};
     for (std::int64_t i = first; i < last; ++i) {
       AttentionTile tile;
       tile.sample = i / spec.heads;
       tile.head = i % spec.heads;
       for (tile.query = 0; tile.query < spec.seq_q; tile.query += tiles.queries) {
         tile.queries = std::min(tiles.queries, spec.seq_q - tile.query);
-        AttendQueries(call, heads, tile, scratch, log_sums + i * spec.seq_q + tile.query);
+        if (in_ring) {
+          const std::int64_t row = i * spec.seq_q + tile.query;
+          scratch.output = outputs + row * spec.value_dim;
+          scratch.softmax = {softmax.largest + row, softmax.sums + row};
+        }
+        AttendQueries(call, heads, tile, scratch,
+                      log_sums == nullptr ? nullptr : log_sums + i * spec.seq_q + tile.query);
       }
     }
   };

@@ -15,6 +15,10 @@ namespace shardwright {
 [[nodiscard]] GemmOperand RowsAt(const HeadPlace& place, std::int64_t r, std::int64_t h);
 [[nodiscard]] GemmOperand ColumnsAt(const HeadPlace& place, std::int64_t r, std::int64_t h);
 
+// The call with the keys and values that a step of a ring meets, as many as its queries; `spec`
+// becomes its spec. Without a ring the call as it is.
+[[nodiscard]] ModelOpCall AtRingStep(const ModelOpCall& call, OpSpec& spec);
+
 // Keys [begin, end) that a query sees.
 struct KeyRange {
   std::int64_t begin = 0, end = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "executor/host/kernels/attention.h"
@@ -29,6 +30,10 @@ struct BackwardScratch {
   float* products;  // D of each query of a tile
   float* bias;      // (heads of a group, seq_q, seq_k) or null
   std::span<std::byte> gemm;
+  // In a ring, of all heads and kept from step to step: gradients of the queries, and of the keys
+  // and then the values that are here.
+  float* all_dq = nullptr;
+  float* here = nullptr;
 };
 
 SHARDWRIGHT_CLONES void ScoreGrad(const float* probabilities, float product, float* grads,
@@ -60,8 +65,16 @@ class AttentionGrad {
   // One sample's group of query heads that share a head of keys and values.
   void RunGroup(std::int64_t sample, std::int64_t kv_head) {
     const std::int64_t group = spec_.heads / spec_.kv_heads;
-    std::fill_n(scratch_.dk, spec_.seq_k * spec_.head_dim, 0.0F);
-    std::fill_n(scratch_.dv, spec_.seq_k * spec_.value_dim, 0.0F);
+    if (scratch_.here != nullptr) {
+      const std::int64_t row = (sample * spec_.kv_heads + kv_head) * spec_.seq_k;
+      const std::int64_t rows = call_.batch * spec_.kv_heads * spec_.seq_k;
+      scratch_.dk = scratch_.here + row * spec_.head_dim;
+      scratch_.dv = scratch_.here + rows * spec_.head_dim + row * spec_.value_dim;
+    }
+    if (call_.ring.part != RingPart::kFinish) {
+      std::fill_n(scratch_.dk, spec_.seq_k * spec_.head_dim, 0.0F);
+      std::fill_n(scratch_.dv, spec_.seq_k * spec_.value_dim, 0.0F);
+    }
     const std::int64_t step = AttentionTilesOf(spec_).queries;
     AttentionTile tile;
     tile.sample = sample;
@@ -72,7 +85,7 @@ class AttentionGrad {
         RunQueries(tile, kv_head, g);
       }
     }
-    for (std::int64_t key = 0; key < spec_.seq_k; ++key) {
+    for (std::int64_t key = 0; key < spec_.seq_k && call_.ring.part != RingPart::kAttend; ++key) {
       Store(scratch_.dk + key * spec_.head_dim, spec_.head_dim, grads_.k,
             sample * spec_.seq_k + key, kv_head);
       Store(scratch_.dv + key * spec_.value_dim, spec_.value_dim, grads_.v,
@@ -103,6 +116,20 @@ class AttentionGrad {
   }
 
   void RunQueries(AttentionTile tile, std::int64_t kv_head, std::int64_t group_head) {
+    if (scratch_.all_dq != nullptr) {
+      const std::int64_t row = (tile.sample * spec_.heads + tile.head) * spec_.seq_q + tile.query;
+      scratch_.dq = scratch_.all_dq + row * spec_.head_dim;
+    }
+    if (call_.ring.part != RingPart::kFinish) {
+      SumOverKeys(tile, kv_head, group_head);
+    }
+    for (std::int64_t i = 0; i < tile.queries && call_.ring.part != RingPart::kAttend; ++i) {
+      Store(scratch_.dq + i * spec_.head_dim, spec_.head_dim, grads_.q,
+            tile.sample * spec_.seq_q + tile.query + i, tile.head);
+    }
+  }
+
+  void SumOverKeys(AttentionTile tile, std::int64_t kv_head, std::int64_t group_head) {
     for (std::int64_t i = 0; i < tile.queries; ++i) {
       float product = 0.0F;
       ForEachChunk(spec_.value_dim, [&](std::int64_t begin, std::int64_t n) {
@@ -114,14 +141,12 @@ class AttentionGrad {
       });
       scratch_.products[i] = product;
     }
-    std::fill_n(scratch_.dq, tile.queries * spec_.head_dim, 0.0F);
+    if (call_.ring.part == RingPart::kNone || call_.ring.is_first) {
+      std::fill_n(scratch_.dq, tile.queries * spec_.head_dim, 0.0F);
+    }
     for (tile = NextTile(call_, tile); tile.keys > 0; tile = NextTile(call_, tile)) {
       RunTile(tile, kv_head, group_head);
       tile.key += tile.keys;
-    }
-    for (std::int64_t i = 0; i < tile.queries; ++i) {
-      Store(scratch_.dq + i * spec_.head_dim, spec_.head_dim, grads_.q,
-            tile.sample * spec_.seq_q + tile.query + i, tile.head);
     }
   }
 
@@ -203,6 +228,16 @@ void ClearPartialGrads(const ModelOpCall& call) {
   }
 }
 
+// What the next rank gets: the gradients of the keys and values that are here, added to those that
+// came.
+void AddCame(const ModelOpCall& call, std::span<const float> here) {
+  auto* const sum = reinterpret_cast<float*>(call.exchange.data());
+  std::copy(here.begin(), here.end(), sum);
+  if (!call.ring.came.empty()) {
+    VectorAdd(1.0F, reinterpret_cast<const float*>(call.ring.came.data()), sum, std::ssize(here));
+  }
+}
+
 BackwardScratch TakeScratch(const ModelOpCall& call, Scratch& memory) {
   const OpSpec& spec = *call.spec;
   const HostAttentionTiles tiles = AttentionTilesOf(spec);
@@ -240,9 +275,29 @@ void BackwardWithBias(const ModelOpCall& call) {
 
 }  // namespace
 
-void AttentionBackward(const ModelOpCall& call) {
+void AttentionBackward(const ModelOpCall& whole) {
+  OpSpec of_step;
+  ModelOpCall call = AtRingStep(whole, of_step);
+  if (call.ring.part == RingPart::kPack) {
+    return;
+  }
   ClearPartialGrads(call);
   const OpSpec& spec = *call.spec;
+  BackwardScratch ring{};
+  if (call.ring.part != RingPart::kNone) {
+    const std::int64_t keys =
+        call.batch * spec.kv_heads * spec.seq_k * (spec.head_dim + spec.value_dim);
+    Scratch kept(call.workspace);  // from step to step
+    ring.all_dq = kept.Floats(call.batch * spec.heads * spec.seq_q * spec.head_dim);
+    ring.here = kept.Floats(keys);
+    call.workspace = kept.Rest();
+    if (call.ring.part == RingPart::kAdd) {
+      return AddCame(call, {ring.here, static_cast<std::size_t>(keys)});
+    }
+    if (call.ring.part == RingPart::kFinish) {  // those of this rank have come home
+      std::memcpy(ring.here, call.ring.came.data(), call.ring.came.size());
+    }
+  }
   const bool wants_bias = spec.has_bias && call.input_grads[3].data != nullptr;
   if (wants_bias) {
     BackwardWithBias(call);
@@ -252,7 +307,10 @@ void AttentionBackward(const ModelOpCall& call) {
   ForEachPart(call.team, call.batch * spec.kv_heads, 1 + LeastHeads(spec) / (2 * group),
               [&](std::int64_t first, std::int64_t last, std::size_t worker) {
                 Scratch memory(WorkspaceOf(call, worker));
-                AttentionGrad grad(call, TakeScratch(call, memory));
+                BackwardScratch scratch = TakeScratch(call, memory);
+                scratch.all_dq = ring.all_dq;
+                scratch.here = ring.here;
+                AttentionGrad grad(call, scratch);
                 for (std::int64_t i = first; i < last; ++i) {
                   grad.RunGroup(i / spec.kv_heads, i % spec.kv_heads);
                 }

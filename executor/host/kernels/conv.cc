@@ -1,5 +1,4 @@
-// 2-D convolution by oneDNN where it can (blocked_conv.h), otherwise as matrix products over an
-// unfolded input, block of pixels by block of pixels.
+// 2-D convolution as matrix products over an unfolded input, block of pixels by block of pixels.
 
 #include <algorithm>
 #include <cstddef>
@@ -7,7 +6,6 @@
 #include <span>
 #include <utility>
 
-#include "executor/host/kernels/blocked_conv.h"
 #include "executor/host/kernels/gemm.h"
 #include "executor/host/kernels/kernels.h"
 #include "executor/host/kernels/rows.h"
@@ -279,9 +277,6 @@ void ForwardImages(const ModelOpCall& call, const HostConvSizes& sizes, std::int
 }  // namespace
 
 void Conv2dForward(const ModelOpCall& call) {
-  if (BlockedConvForward(call)) {
-    return;
-  }
   const OpSpec& spec = *call.spec;
   const HostConvSizes sizes = ConvSizesOf(spec);
   if (spec.has_bias && !spec.tokens_out) {
@@ -301,13 +296,13 @@ void Conv2dForward(const ModelOpCall& call) {
 
 void Conv2dBackward(const ModelOpCall& call) {
   const HostConvSizes sizes = ConvSizesOf(*call.spec);
-  if (call.input_grads[0].data != nullptr && !BlockedConvDataGrad(call)) {
+  if (call.input_grads[0].data != nullptr) {
     ForEachPart(call.team, Images(call), LeastConvImages(sizes),
                 [&](std::int64_t first, std::int64_t last, std::size_t worker) {
                   DataGrad(call, sizes, first, last, WorkspaceOf(call, worker));
                 });
   }
-  if (Wants(call.param_grads, 0) && !BlockedConvWeightGrad(call)) {
+  if (Wants(call.param_grads, 0)) {
     WeightGrad(call, sizes);
   }
   if (Wants(call.param_grads, 1)) {

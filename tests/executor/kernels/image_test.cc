@@ -134,7 +134,7 @@ TEST_CASE("HostKernels.Conv2d") {
       CheckKernel(c, dtype,
                   [&c](const auto& in, const auto& params) { return ConvOracle(c, in, params); },
                   {.absolute = 60 * 60 * 4 * kU, .relative = 0.0});
-      c.grad_dtype = dtype;  // which is what a library takes
+      c.grad_dtype = dtype;  // gradients that are reduced in the compute dtype
       CheckKernel(c, dtype,
                   [&c](const auto& in, const auto& params) { return ConvOracle(c, in, params); },
                   {.absolute = 60 * 60 * 4 * kU, .relative = 0.0});
@@ -156,14 +156,13 @@ TEST_CASE("HostKernels.Conv2dAcrossBlocks") {
   }
 }
 
-// By oneDNN where it is installed: channels in blocks of 8 or 16, weights' gradients of 32 output
-// channels and of some images at a time.
-TEST_CASE("HostKernels.Conv2dInBlocks") {
+// Up to 16 x 5 x 5 = 400 taps, which a product sums in panels of 256, and up to 10 images.
+TEST_CASE("HostKernels.Conv2dOfManyTaps") {
   for (const auto& [shape, batch] :
        {std::pair{ConvShape{20, 40, 9, 8, 3, 1, 1, 1, true, false}, 2},
         std::pair{ConvShape{16, 33, 13, 7, 5, 2, 2, 1, false, false}, 1},
-        std::pair{ConvShape{3, 48, 20, 20, 7, 2, 3, 1, true, false}, 2},       // a first layer
-        std::pair{ConvShape{16, 70, 10, 10, 3, 1, 0, 1, true, false}, 10}}) {  // 8 images and 2
+        std::pair{ConvShape{3, 48, 20, 20, 7, 2, 3, 1, true, false}, 2},  // a first layer
+        std::pair{ConvShape{16, 70, 10, 10, 3, 1, 0, 1, true, false}, 10}}) {
     KernelCase c = ConvCase(shape, batch);
     CheckKernel(c, DType::kFp32,
                 [&c](const auto& in, const auto& params) { return ConvOracle(c, in, params); },

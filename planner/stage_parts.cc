@@ -1,0 +1,123 @@
+#include "planner/stage_parts.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "models/cut_stage.h"
+
+namespace shardwright {
+namespace {
+
+// The model of `rank` of `ranks`, with the blocks that it has.
+StagePart PartOf(const Problem& input, const Space& space, std::int64_t stages, std::int64_t rank,
+                 std::int64_t ranks) {
+  StagePart part{input, space, {}, {}};
+  Model& model = part.problem.model;
+  CutStage(model, stages, rank, ranks, "plan: pipeline_size");
+  std::set<std::uint32_t> with_ops;  // modules
+  for (const ModelOp& op : model.ops) {
+    for (ModuleId m = op.module; m.valid(); m = model.modules[m.value].parent) {
+      with_ops.insert(m.value);
+    }
+  }
+  std::erase_if(part.space.blocks, [&](const std::string& fqn) {
+    return !with_ops.contains(FindModule(model, fqn).value);
+  });
+  return part;
+}
+
+// At one moment of a step: as many micro-batches of each stage of the rank are between forward and
+// backward, gradients of all its parameters are there, and, where `has_tail`, the last stage is
+// between its forward and its backward of one of them.
+struct Moment {
+  std::int64_t in_flight = 0;
+  bool has_tail = false;
+};
+
+// The one with the most in flight. When the last pass is over there are none.
+Moment FullestMoment(const Pipeline& pipeline, std::int64_t rank) {
+  Moment fullest;
+  const auto ranks = static_cast<std::int32_t>(pipeline.ranks);
+  const auto stages = static_cast<std::size_t>(pipeline.stages_per_rank);
+  std::vector<std::int64_t> in_flight(stages, 0);
+  std::set<std::size_t> have_gradients;
+  StageAction before;
+  for (const StageAction& pass : ActionsOf(pipeline, rank)) {
+    const auto stage = static_cast<std::size_t>(pass.stage / ranks);
+    const bool is_forward = pass.kind == StageAction::Kind::kForward;
+    const bool all_have = have_gradients.size() == stages || pipeline.micro_batches == 1;
+    const std::int64_t least = *std::min_element(in_flight.begin(), in_flight.end());
+    if (!is_forward && stage + 1 == stages && all_have && least >= fullest.in_flight) {
+      const bool follows = before.kind == StageAction::Kind::kForward &&
+                           before.stage == pass.stage && before.micro_batch == pass.micro_batch;
+      fullest = {least, follows};
+    }
+    in_flight[stage] += is_forward ? 1 : -1;
+    if (!is_forward) {
+      have_gradients.insert(stage);
+    }
+    before = pass;
+  }
+  return fullest;
+}
+
+void KeepInFlight(const Moment& moment, Measured& measured) {
+  const auto times = static_cast<double>(moment.in_flight);
+  for (BlockClass& c : measured.classes) {
+    for (BlockCost& cost : c.costs) {
+      cost.kept_bytes *= times;
+      cost.staying_bytes *= times;
+    }
+  }
+  if (!moment.has_tail) {
+    measured.tail_bytes = measured.staying_tail_bytes = 0;
+  }
+}
+
+}  // namespace
+
+std::vector<StagePart> StageParts(const Problem& input, const SearchOptions& options,
+                                  const Space& space, Workers& workers) {
+  const std::int64_t ranks = options.base.pipeline_size;
+  const std::int64_t stages = ranks * options.base.pipeline_stages;
+  std::map<std::int64_t, std::int64_t> micro_batches;  // how many, by their size
+  for (const OuterChoice& outer : space.outer) {
+    micro_batches[outer.micro_batch] = outer.accumulation;
+  }
+  std::vector<StagePart> parts, firsts;  // what each rank has, and its first stage
+  SearchOptions one = options;           // stage of each rank
+  one.base.pipeline_stages = 1;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    parts.push_back(PartOf(input, space, stages, rank, ranks));
+    firsts.push_back(PartOf(input, space, stages, rank, stages));
+    firsts.back().space.patterns.resize(1);
+    for (const auto& [size, count] : micro_batches) {
+      parts.back().measured[size] = firsts.back().measured[size] = {};
+    }
+  }
+  const auto sizes = static_cast<std::int64_t>(micro_batches.size());
+  workers.ForEach(static_cast<std::size_t>(ranks * sizes), [&](std::size_t i, Evaluator&) {
+    const auto rank = static_cast<std::int64_t>(i) / sizes;
+    const auto [size, count] =
+        *std::next(micro_batches.begin(), static_cast<std::int64_t>(i) % sizes);
+    StagePart& part = parts[static_cast<std::size_t>(rank)];
+    StagePart& first = firsts[static_cast<std::size_t>(rank)];
+    Measured& measured = part.measured.at(size);
+    measured = Measure(part.problem, options, part.space, size, rank);
+    Pipeline pipeline = PipelineOf(options.base);
+    pipeline.micro_batches = count;
+    KeepInFlight(FullestMoment(pipeline, rank), measured);
+    first.measured.at(size) = Measure(first.problem, one, first.space, size, rank);
+  });
+  for (const auto& [size, count] : micro_batches) {
+    double before = 0;
+    for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+      parts[rank].bubble[size] = before;
+      before += firsts[rank].measured.at(size).base.Total();
+    }
+  }
+  return parts;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,78 @@
+"""Pipelines from the command line: torchtitan's settings there and back."""
+
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from shardwright_test_case import ShardwrightTestCase, main
+
+TORCHTITAN = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 16
+seq_len = 1024
+[parallelism]
+pipeline_parallel_degree = 4
+{}
+[activation_checkpoint]
+mode = "none"
+"""
+CLUSTER = ("--cluster", "dgx-h100", "--nodes", "2")
+
+
+class Pipelines(ShardwrightTestCase):
+
+    def read(self, more, name="r.json"):
+        (self.folder / "t.toml").write_text(TORCHTITAN.format(more))
+        self.succeed("import-run", "t.toml", *CLUSTER, "-o", name)
+        return json.loads((self.folder / name).read_text())
+
+    def test_torchtitan_reads_stages_as_its_pipeline_llm_counts_them(self):
+        # 32 layers, embedding and head: 34. 16 GPUs, 4 of them for one stage's shards.
+        for more, schedule, stages, micro_batch in (
+                ("", "1f1b", 1, 1),
+                ('pipeline_parallel_schedule = "GPipe"\npipeline_parallel_microbatch_size = 4', "gpipe", 1, 4),
+                ('pipeline_parallel_schedule = "Interleaved1F1B"', "interleaved", 2, 1),
+                ('pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 3', "interleaved", 3, 1),
+                ('pipeline_parallel_schedule = "LoopedBFS"\ntensor_parallel_degree = 2', "looped_bfs", 2, 1)):
+            with self.subTest(more=more):
+                made = self.read(more)
+                plan = made["plan"]
+                self.assertEqual((plan["pipeline_size"], plan["pipeline_schedule"], plan.get("pipeline_stages", 1)), (4, schedule, stages))
+                shard = 2 if "tensor" in more else 4
+                self.assertEqual((plan["shard_size"], plan["micro_batch"], plan["accumulation"]), (shard, micro_batch, 16 // micro_batch))
+                self.assertEqual((made["job"]["global_batch"], plan["sync"]), (16 * shard, "last"))
+                self.assertEqual({unit["reshard"] for unit in plan["units"]}, {"never"})  # torchtitan's default under stages
+                self.succeed("emit", "r.json", "--to", "torchtitan", "-o", "out.toml")
+                self.succeed("import-run", "out.toml", *CLUSTER, "-o", "back.json")
+                self.assertEqual(json.loads((self.folder / "back.json").read_text())["plan"], plan)
+
+    def test_what_cannot_be_is_said(self):
+        for more, text in (('pipeline_parallel_schedule = "ZBVZeroBubble"', "expected GPipe, 1F1B, Interleaved1F1B or LoopedBFS"),
+                           ("pipeline_parallel_microbatch_size = 3", "a divisor of local_batch_size 16"),
+                           ("pipeline_parallel_layers_per_stage = 4", "one stage for each of 4 ranks"),
+                           ('pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 9', "several stages"),
+                           ("data_parallel_shard_degree = 8", "pipeline degree 4, expected a product of 16 ranks"),
+                           ("pipeline_parallel_first_stage_less_layers = 2", "stages or orders by hand")):
+            with self.subTest(more=more):
+                (self.folder / "t.toml").write_text(TORCHTITAN.format(more))
+                code, _, err = self.run_program("import-run", "t.toml", *CLUSTER)
+                self.assertEqual(code, 3)
+                self.assertIn(text, err)
+        self.read("context_parallel_degree = 2")  # a ring; 0.3 gathers
+        self.succeed("emit", "r.json", "--to", "torchtitan", "-o", "ring.toml")
+        self.read('context_parallel_degree = 2\ncontext_parallel_rotate_method = "none"')
+        code, _, err = self.run_program("emit", "r.json", "--to", "torchtitan", "-o", "out")
+        self.assertEqual(code, 3)
+        self.assertIn("beside stages in a ring alone", err)
+        self.read("")
+        code, _, err = self.run_program("emit", "r.json", "--to", "fsdp2", "-o", "out")
+        self.assertEqual(code, 3)
+        self.assertIn("--to torchtitan, which has stages", err)
+
+
+if __name__ == "__main__":
+    main()
