@@ -176,10 +176,6 @@ int CalibrateCommand(const Arguments& arguments);
 int ValidateCommand(const Arguments& arguments);
 int PriceCommand(const Arguments& arguments);
 
-// Largest values that counts on the command line may have.
-inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 24;
-inline constexpr std::int64_t kMaxSequence = std::int64_t{1} << 24;  // ModelLimits::kTokens
-
 // "warning: <text>" on standard error.
 void Warn(const std::string& text);
 

@@ -14,6 +14,10 @@
 
 namespace shardwright {
 
+// Largest values that counts on the command line may have.
+inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 24;
+inline constexpr std::int64_t kMaxSequence = std::int64_t{1} << 24;  // ModelLimits::kTokens
+
 struct Flag {
   std::string name;  // "--nodes"
   std::string text;  // empty: not given

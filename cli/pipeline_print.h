@@ -1,7 +1,7 @@
 #pragma once
 
-// What plan, simulate and inspect say of a plan whose ranks have other layers each. All of its
-// stages are lowered and simulated; no search or emission knows it so far.
+// What plan, simulate and inspect say of a plan whose ranks have other layers each: all of its
+// stages are lowered and simulated.
 
 #include <initializer_list>
 #include <string>

@@ -292,7 +292,10 @@ std::vector<std::string> PipelineWords(const Arguments& arguments) {
         words.push_back(others + "pp=" + std::to_string(cut.pipeline) + (stages > 1 ? "x2" : ""));
       }
     }
-  } catch (const InputError&) {  // more stages than blocks, or than ranks
+  } catch (const InputError& error) {  // more stages than blocks, or than ranks
+    if (words.size() == 1) {
+      Say("note: no pipelines: " + std::string(error.what()));
+    }
     return words;
   }
 }
@@ -301,6 +304,9 @@ std::vector<std::string> PipelineWords(const Arguments& arguments) {
 // as far as they divide the ranks and the experts of each layer.
 std::vector<std::string> ShardWords(const Arguments& arguments) {
   const std::string text = arguments.Get("--shard").text;
+  if (text.find("=any,") != std::string::npos) {
+    throw UsageError("--shard: got " + Quoted(text) + ", expected any in its last word alone");
+  }
   for (const char* kind : {"tp=", "cp="}) {
     if (text.ends_with(std::string(kind) + "any")) {
       return PartWords(arguments, kind);
@@ -335,6 +341,7 @@ std::vector<std::string> ShardWords(const Arguments& arguments) {
 // What a search over several dialects, or several ways to share out experts, tries.
 std::vector<Arguments> Variants(const Arguments& arguments) {
   std::vector<Arguments> variants;
+  bool has_cut = false;
   const std::string words = arguments.Get("--dialect").text;
   const std::vector<std::string> shards = ShardWords(arguments);
   for (const std::string& dialect :
@@ -346,6 +353,7 @@ std::vector<Arguments> Variants(const Arguments& arguments) {
       if (!dialect.empty() && dialect != NameOf(Dialect::kFsdp2) && is_cut) {
         continue;  // they share out nothing
       }
+      has_cut = has_cut || is_cut;
       Arguments one = arguments;
       one.text["--dialect"] = dialect;
       one.text["--shard"] = shard;
@@ -355,6 +363,10 @@ std::vector<Arguments> Variants(const Arguments& arguments) {
       }
       variants.push_back(std::move(one));
     }
+  }
+  if (shards.size() > 1 && !has_cut) {
+    throw UsageError("--shard " + arguments.Get("--shard").text + ": got --dialect " + words +
+                     ", expected fsdp2 among them, which alone is searched so");
   }
   return variants;
 }
@@ -638,7 +650,7 @@ int PlanCommand(const Arguments& typed) {
     return RunFrom(given);
   }
   if (given.Get("--dialect").text.find(',') != std::string::npos ||
-      given.Get("--shard").text.ends_with("=any")) {
+      given.Get("--shard").text.find("=any") != std::string::npos) {
     return RunVariants(given);
   }
   Arguments arguments = given;

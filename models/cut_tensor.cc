@@ -235,6 +235,8 @@ class TensorCutter : Cutter {
       divide(kernel.written);
     }
     std::for_each(spec.other.saved.begin(), spec.other.saved.end(), divide);
+    divide(spec.other.forward_workspace);
+    divide(spec.other.backward_workspace);
     for (OtherOutput& output : spec.other.outputs) {
       Divide(output.elements, op, "elements");
     }

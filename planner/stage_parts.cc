@@ -27,12 +27,12 @@ StagePart PartOf(const Problem& input, const Space& space, std::int64_t stages, 
   return part;
 }
 
-// At one moment of a step: as many micro-batches of each stage of the rank are between forward and
-// backward, gradients of all its parameters are there, and, where `has_tail`, the last stage is
-// between its forward and its backward of one of them.
+// What a rank keeps at one moment of a step, when gradients of all its parameters are there.
+// Example: 1F1B on the first of 4 ranks has 4 micro-batches in flight, on the last one and its
+// tail.
 struct Moment {
-  std::int64_t in_flight = 0;
-  bool has_tail = false;
+  std::int64_t in_flight = 0;  // micro-batches of each stage, between forward and backward
+  bool has_tail = false;       // the last stage is right behind its forward of one of them
 };
 
 // The one with the most in flight. When the last pass is over there are none.

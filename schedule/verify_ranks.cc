@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -144,8 +145,17 @@ class WaitGraph {
 
   // The first op of each class that can never start; empty when all can.
   [[nodiscard]] std::vector<std::string> Blocked() {
+    std::vector<std::uint32_t> begin(pending_.size() + 1, 0), after(edges_.size());
+    for (const auto& [before, _] : edges_) {
+      ++begin[before + 1];
+    }
+    std::partial_sum(begin.begin(), begin.end(), begin.begin());
+    std::vector<std::uint32_t> end = begin;
+    for (const auto& [before, next] : edges_) {
+      after[end[before]++] = next;
+    }
     std::vector<std::uint32_t> ready;
-    for (std::uint32_t n = 0; n < successors_.size(); ++n) {
+    for (std::uint32_t n = 0; n < pending_.size(); ++n) {
       if (pending_[n] == 0) {
         ready.push_back(n);
       }
@@ -155,45 +165,38 @@ class WaitGraph {
       const std::uint32_t node = ready.back();
       ready.pop_back();
       ++done;
-      for (const std::uint32_t next : successors_[node]) {
-        if (--pending_[next] == 0) {
-          ready.push_back(next);
+      for (std::uint32_t e = begin[node]; e < end[node]; ++e) {
+        if (--pending_[after[e]] == 0) {
+          ready.push_back(after[e]);
         }
       }
     }
-    return done == successors_.size() ? std::vector<std::string>() : NameBlocked();
+    return done == pending_.size() ? std::vector<std::string>() : NameBlocked();
   }
 
  private:
   static constexpr std::uint32_t kNone = 0xffffffffu;
 
   std::uint32_t NewNode() {
-    successors_.emplace_back();
     pending_.push_back(0);
-    return static_cast<std::uint32_t>(successors_.size() - 1);
+    return static_cast<std::uint32_t>(pending_.size() - 1);
   }
   void Order(std::uint32_t before, std::uint32_t after) {
     if (before != kNone && before != after) {
-      successors_[before].push_back(after);
+      edges_.emplace_back(before, after);
       ++pending_[after];
     }
   }
 
-  // Where members of one collective meet: the group; of stages a pair of neighbours, all of them,
-  // or the class alone.
-  [[nodiscard]] std::pair<std::uint32_t, std::uint32_t> PlaceOf(std::size_t c,
-                                                                const OpShape& shape) const {
-    const auto self = static_cast<std::uint32_t>(c);
+  // Where members of several classes meet: in the group; of stages a pair of neighbours, or all.
+  [[nodiscard]] std::uint32_t PlaceOf(std::size_t c, const OpShape& shape) const {
     if (!AreStages(classes_)) {
-      return {shape.group.value, 0};
+      return shape.group.value;
     }
-    if (!SpansStages(*classes_[c], shape)) {
-      return {shape.group.value, self + 1};
-    }
-    const auto count = static_cast<std::uint32_t>(classes_.size());
-    return {kNone, !IsTransfer(shape.code)         ? kNone
-                   : shape.stream == Stream::kNext ? self
-                                                   : (self + count - 1) % count};
+    const std::size_t count = classes_.size();
+    return static_cast<std::uint32_t>(!IsTransfer(shape.code)         ? count
+                                      : shape.stream == Stream::kNext ? c
+                                                                      : (c + count - 1) % count);
   }
 
   void AddClass(std::size_t c) {
@@ -210,9 +213,14 @@ class WaitGraph {
         std::uint32_t node = kNone;
         if (InfoOf(shape.code).is_collective) {
           const std::uint32_t g = shape.group.value;
-          const auto [found, is_new] =
-              shared_.try_emplace({PlaceOf(c, shape), issued_to_group[g]++}, kNone);
-          node = is_new ? found->second = NewNode() : found->second;
+          if (!AreStages(classes_) || SpansStages(program, shape)) {
+            std::uint32_t& shared =
+                shared_.try_emplace({PlaceOf(c, shape), issued_to_group[g]++}, kNone).first->second;
+            shared = shared == kNone ? NewNode() : shared;
+            node = shared;
+          } else {
+            node = NewNode();
+          }
           Order(last_of_group[g], node);
           last_of_group[g] = node;
         } else {
@@ -253,10 +261,9 @@ class WaitGraph {
   }
 
   std::span<const Program* const> classes_;
-  std::vector<std::vector<std::uint32_t>> successors_;
-  std::vector<std::uint32_t> pending_;  // predecessors not yet done
-  std::map<std::pair<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t>, std::uint32_t>
-      shared_;                                     // (place, number)
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> edges_;  // before, after
+  std::vector<std::uint32_t> pending_;                          // predecessors not yet done
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> shared_;  // (place, number)
   std::vector<std::vector<std::uint32_t>> nodes_;  // per class and pass, the node of each op
 };
 

@@ -28,6 +28,9 @@ struct StageState {
   internal::EventState events;
   std::vector<Meeting*> meetings;  // by group; null: within the stage
   std::unique_ptr<EventLoop> loop;
+  const Speeds* speeds = &internal::kFullSpeeds;
+  std::int64_t next_event = 0;
+  bool is_changed = true;  // at this moment
 };
 
 class Stages final : public internal::Peers {
@@ -103,41 +106,58 @@ void Stages::Arrive(std::size_t s, std::size_t stream) {
   }
 }
 
-// What several do is as slow as on the slowest of them.
+// What several do is as slow as on the slowest of them. Marks the stages whose next event may
+// change.
 void Stages::UpdateSpeeds() {
-  if (std::none_of(stages_.begin(), stages_.end(),
-                   [](const StageState& stage) { return stage.loop->SpeedsMayChange(); })) {
-    return;
-  }
-  std::vector<const Speeds*> speeds;
-  for (const StageState& stage : stages_) {
-    speeds.push_back(&stage.loop->FindSpeeds());
+  for (StageState& stage : stages_) {
+    if (stage.loop->SpeedsMayChange()) {
+      stage.speeds = &stage.loop->FindSpeeds();
+      stage.is_changed = true;
+    }
   }
   for (std::size_t s = 0; s < stages_.size(); ++s) {
+    if (!stages_[s].is_changed) {
+      continue;
+    }
     for (const std::size_t stream : stages_[s].loop->Running()) {
-      double speed = (*speeds[s])[stream];
-      if (const Meeting* meeting = MeetingAt(stages_[s], stream)) {
-        for (const auto& [member, of_member] : meeting->members) {
-          speed = std::min(speed, (*speeds[member])[of_member]);
-        }
+      double speed = (*stages_[s].speeds)[stream];
+      const Meeting* meeting = MeetingAt(stages_[s], stream);
+      if (meeting == nullptr) {
+        stages_[s].loop->SetSpeed(stream, speed);
+        continue;
       }
-      stages_[s].loop->SetSpeed(stream, speed);
+      for (const auto& [member, of_member] : meeting->members) {
+        speed = std::min(speed, (*stages_[member].speeds)[of_member]);
+      }
+      for (const auto& [member, of_member] : meeting->members) {
+        stages_[member].loop->SetSpeed(of_member, speed);
+        stages_[member].next_event = stages_[member].loop->NextEvent();
+      }
     }
   }
 }
 
+// Of the stages, only those go on in which something ends or can start.
 PipelineTiming Stages::Run() {
   for (std::int64_t next = 0; next != kNotDone;) {
-    for (const StageState& stage : stages_) {
-      stage.loop->StartDue();
+    for (StageState& stage : stages_) {
+      stage.is_changed = stage.next_event <= next;
+      if (stage.is_changed) {
+        stage.loop->StartDue();
+      }
     }
     UpdateSpeeds();
     next = kNotDone;
-    for (const StageState& stage : stages_) {
-      next = std::min(next, stage.loop->NextEvent());
+    for (StageState& stage : stages_) {
+      if (stage.is_changed) {
+        stage.next_event = stage.loop->NextEvent();
+      }
+      next = std::min(next, stage.next_event);
     }
     for (const StageState& stage : stages_) {
-      if (next != kNotDone) {
+      if (stage.next_event > next) {
+        stage.loop->AdvanceTo(next);
+      } else if (next != kNotDone) {
         stage.loop->FinishDue(next);
       }
     }

@@ -550,8 +550,8 @@ std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& fi
   } else if (run.accelerate && !run.trainer && !run.accelerate->mixed_precision) {
     list.push_back({"mixed_precision", "\"no\""});
   }
+  list.insert(list.end(), run.script.assumed.begin(), run.script.assumed.end());
   if (run.trainer) {
-    list.insert(list.end(), run.script.assumed.begin(), run.script.assumed.end());
     if (SamplesPerExample(file.job.trains_by) > 1) {
       list.push_back({"samples", "each answer of a pair"});
     }

@@ -38,7 +38,9 @@ void Put(ReadResult<S> result, const std::string& file, std::optional<S>& slot, 
 }
 
 void PutTrainer(TrainerFile trainer, const std::string& file, RunSettings& run) {
+  const std::vector<Assumption> earlier = std::move(run.script.assumed);  // of other files
   run.script = std::move(trainer.script);
+  run.script.assumed.insert(run.script.assumed.begin(), earlier.begin(), earlier.end());
   Put(std::move(trainer.result), file, run.trainer, run);
 }
 

@@ -380,9 +380,8 @@ Program LowerStage(const LowerInput& input, std::int64_t rank) {
 
 Program Lower(const LowerInput& input) {
   if (input.plan.pipeline_size > 1) {
-    throw InputError(
-        "plan: pipeline_size", std::to_string(input.plan.pipeline_size),
-        "1: pipelines are known to plan --no-search, simulate, inspect and run so far");
+    throw InputError("plan: pipeline_size", std::to_string(input.plan.pipeline_size),
+                     "1: pipelines are known to plan, simulate, inspect, emit and run so far");
   }
   ValidatePlan(input.model, input.job, input.plan, kWhere);
   CheckKernels(input);

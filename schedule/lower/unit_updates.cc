@@ -176,17 +176,20 @@ BufferId StepRules::AddNorm(std::span<const UnitId> units, Stream stream) {
 // Experts' norm is summed over the ranks that cut them, then over those that share them out
 // (torchtitan, distributed/utils.py, _clip_grad_norm_with_ep).
 void StepRules::AddClip(std::span<const UnitId> all, Stream stream, GroupId group) {
-  std::vector<UnitId> units(all.begin(), all.end());
-  const auto experts =
-      std::stable_partition(units.begin(), units.end(), [&](UnitId u) { return !IsOfExperts(u); });
+  std::vector<UnitId> sorted(all.begin(), all.end());
+  const std::span<const UnitId> units(sorted);
+  const auto begin_of_experts = std::stable_partition(sorted.begin(), sorted.end(),
+                                                      [&](UnitId u) { return !IsOfExperts(u); });
+  const auto dense = units.first(std::size_t(begin_of_experts - sorted.begin()));
+  const auto experts = units.subspan(dense.size());
   BufferId norm, norm_of_experts;
-  if (experts != units.end()) {
-    norm_of_experts = AddNorm({experts, units.end()}, stream);
+  if (!experts.empty()) {
+    norm_of_experts = AddNorm(experts, stream);
     SumNorm(norm_of_experts, stream, e_.AddSameExperts());
     SumNorm(norm_of_experts, stream, e_.AddExperts());
   }
-  if (experts != units.begin()) {
-    norm = AddNorm({units.begin(), experts}, stream);
+  if (!dense.empty()) {
+    norm = AddNorm(dense, stream);
     SumNorm(norm, stream, group);
     if (e_.program.tensor_size > 1) {
       SumNorm(norm, stream, e_.AddTensor());

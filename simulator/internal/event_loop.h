@@ -89,7 +89,8 @@ class EventLoop {
   [[nodiscard]] std::int64_t NextEvent() const;  // kNotDone: none
   void FinishDue(std::int64_t now);
 
-  // For peers.
+  // For peers. `now` is no later than the next event.
+  void AdvanceTo(std::int64_t now) { now_ = now; }
   void Start(std::size_t stream, std::int64_t duration, std::int64_t end_bound);
   [[nodiscard]] bool SpeedsMayChange() const { return running_changed_; }
   [[nodiscard]] const Speeds& FindSpeeds();

@@ -72,6 +72,9 @@ class Context(ShardwrightTestCase):
         self.assertEqual((answer["step_time_s"], answer["dialects"][0]), (best["step_time_s"], best))
         self.refused(2, "add --search and --global-batch", "plan", *JOB, "--shard", "cp=any")
         self.refused(2, "cp=any alone", "plan", *JOB, "--global-batch", "8", "--shard", "2,cp=any")
+        self.refused(2, 'got "tp=any,cp=2", expected any in its last word alone', "plan", *JOB, "--global-batch", "8", "--shard", "tp=any,cp=2")
+        for word in ("cp=any", "tp=any"):
+            self.refused(2, "got --dialect native, expected fsdp2", "plan", *JOB, "--global-batch", "8", "--shard", word, "--dialect", "native")
 
     def test_torchtitan_there_and_back(self):
         for degree, more, text in (("0", "", "context_parallel_degree"), ("3", "", "product of 8 ranks"),

@@ -31,14 +31,6 @@ class CutsRun(TrainingTestCase):
         self.assertEqual(code, 3, err)
         self.assertIn(text, err)
 
-    def losses(self, steps):
-        return [step["loss"] for step in steps]
-
-    def assert_near(self, found, expected, where):
-        self.assertEqual(len(found), len(expected), where)
-        for a, b in zip(found, expected):
-            self.assertAlmostEqual(a, b, delta=2e-6, msg=where)
-
     def test_losses_are_those_of_one_rank(self):
         expected = self.losses(self.train(self.decoder("1"), "--steps", "6"))
         self.assertEqual(len(set(expected)), 6)

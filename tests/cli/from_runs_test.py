@@ -109,7 +109,8 @@ def torchtitan(rng):
                           "activation_checkpoint.selective_ac_option": ["op", "1", "2", "3"],
                           f"{table}.fsdp_reshard_after_forward": ["default", "always", "never"], "lr_scheduler.warmup_steps": [10]}))
     flat.update(run.some({"optimizer.fused": [True, False]} if old else {"optimizer.implementation": ["fused", "foreach", "for-loop"]}))
-    flat.update(run.some({"training.compile": [True, False]} if old else {"compile.enable": [True, False]}, 0.5))
+    flat.update(run.some({"training.compile": [True, False], "training.tensor_parallel_degree": [1]} if old else
+                         {"compile.enable": [True, False]}, 0.5))
     if not old:
         flat.update(run.some({"compile.components": [["model", "loss"], ["model"]]}))
     if rng.random() < 0.8:

@@ -50,6 +50,22 @@ class Pipelines(ShardwrightTestCase):
                 self.succeed("import-run", "out.toml", *CLUSTER, "-o", "back.json")
                 self.assertEqual(json.loads((self.folder / "back.json").read_text())["plan"], plan)
 
+    def test_what_is_taken_for_something_simpler_is_said(self):
+        more = 'enable_async_tensor_parallel = true\ntensor_parallel_degree = 2\n[compile]\nenable = true\ncomponents = ["loss"]'
+        (self.folder / "t.toml").write_text(TORCHTITAN.format(more))
+        out = self.succeed("import-run", "t.toml", *CLUSTER, "-o", "r.json")
+        self.assertRegex(out, "enable_async_tensor_parallel +as products whose transfers nothing hides")
+        self.assertRegex(out, "compile.components +as nothing compiled, the loss neither")
+
+    def test_any_says_why_there_are_none(self):
+        job = ("plan", "--cluster", "8xH100", "--seq", "1024", "--global-batch", "64", "--shard", "pp=any", "-o", "any.json")
+        code, _, err = self.run_program(*job, "--model", "llama-3.2-1b")  # tied
+        self.assertEqual(code, 0)
+        self.assertIn("note: no pipelines: ", err)
+        code, _, err = self.run_program(*job, "--model", "llama-2-7b", "--dialect", "native")
+        self.assertEqual(code, 2)
+        self.assertIn("got --dialect native, expected fsdp2", err)
+
     def test_what_cannot_be_is_said(self):
         for more, text in (('pipeline_parallel_schedule = "ZBVZeroBubble"', "expected GPipe, 1F1B, Interleaved1F1B or LoopedBFS"),
                            ("pipeline_parallel_microbatch_size = 3", "a divisor of local_batch_size 16"),

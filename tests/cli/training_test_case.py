@@ -50,6 +50,14 @@ def tensors(path):
 class TrainingTestCase(ShardwrightTestCase):
     """Plans small models and trains them."""
 
+    def losses(self, steps):
+        return [step["loss"] for step in steps]
+
+    def assert_near(self, found, expected, where):
+        self.assertEqual(len(found), len(expected), where)
+        for a, b in zip(found, expected):
+            self.assertAlmostEqual(a, b, delta=2e-6, msg=where)
+
     def plan(self, name, ranks, *flags, model=None, precision="fp32"):
         if model is None:
             (self.folder / "config.json").write_text(json.dumps(TINY))
