@@ -82,7 +82,6 @@ void ReadPlanFlags(const Arguments& arguments, Plan& plan) {
   arguments.Set("--bucket", plan.bucket, ReadBytes);
   arguments.Set("--find-unused-parameters", plan.find_unused_parameters, ReadSwitch);
   arguments.Set("--static-graph", plan.static_graph, ReadSwitch);
-  arguments.Set("--reduce-scatter-bucket", plan.reduce_scatter_bucket, ReadBytes);
   ReadZeroFlags(arguments, plan.zero);
 }
 

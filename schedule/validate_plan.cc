@@ -98,8 +98,6 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
   CheckRange(plan.moments_piece.value, 1, kMaxRanks * kMaxRanks, where, "moments_piece");
   CheckRange(plan.first_bucket.value, 1, kMaxRanks * kMaxRanks, where, "first_bucket");
   CheckRange(plan.bucket.value, 1, kMaxRanks * kMaxRanks, where, "bucket");
-  CheckRange(plan.reduce_scatter_bucket.value, 0, kMaxRanks * kMaxRanks, where,
-             "reduce_scatter_bucket");
   if (job.trains_by != TrainsBy::kOwn &&
       (job.mode == JobMode::kForward || model.sequence_length == 0)) {
     throw InputError(where,
@@ -288,7 +286,6 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   internal::CheckRecompute(model, plan, where);
   internal::CheckFsdp(model, plan, where);
   internal::CheckUncalledUnits(model, job, plan, where);
-  internal::CheckUniformGrad(model, plan, where);
   internal::CheckFullPrecision(model, plan, where);
   internal::CheckMatrices(job, plan, where);
   internal::CheckStaticGraph(job, plan, where);

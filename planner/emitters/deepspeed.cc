@@ -54,21 +54,10 @@ constexpr std::array<SettingRow<S>, 29> kRows = {{
 }};
 
 std::int64_t StageOf(Dialect dialect) {
-  switch (dialect) {
-    case Dialect::kDdp:
-      return 0;
-    case Dialect::kZero1:
-      return 1;
-    case Dialect::kZero2:
-      return 2;
-    case Dialect::kZero3:
-    case Dialect::kNative:
-    case Dialect::kFsdp2:
-    case Dialect::kFsdp1:
-    case Dialect::kFairscale:
-      break;
-  }
-  return 3;
+  return dialect == Dialect::kDdp     ? 0
+         : dialect == Dialect::kZero1 ? 1
+         : dialect == Dialect::kZero2 ? 2
+                                      : 3;
 }
 
 bool HasParametersBelow(const Model& model, ModuleId id) {

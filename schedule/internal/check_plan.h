@@ -40,11 +40,9 @@ void CheckUncalledUnits(const Model& model, const Job& job, const Plan& plan,
 // What PyTorch's wrappers and torch.utils.checkpoint cannot do together, or the applier not at all.
 void CheckFsdp(const Model& model, const Plan& plan, const std::string& where);
 void CheckExpertUnits(const Model& model, const Plan& plan, const std::string& where);
-// Which dialects have parameters, and states, of several formats in a unit.
+// Which dialects have parameters, and states, of several formats in a unit. FSDP1 without
+// use_orig_params flattens a unit into one parameter, which is trainable or not.
 void CheckFormats(const Model& model, const Job& job, const Plan& plan, const std::string& where);
-// FSDP1 without use_orig_params and FairScale flatten a unit into one parameter, which is trainable
-// or not.
-void CheckUniformGrad(const Model& model, const Plan& plan, const std::string& where);
 // What a unit in full precision may hold, and who has such units.
 void CheckFullPrecision(const Model& model, const Plan& plan, const std::string& where);
 // No published code was found that shards what Muon and SOAP need whole.

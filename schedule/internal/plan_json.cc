@@ -171,7 +171,8 @@ constexpr auto kPlanFields = [](auto& plan, auto& visit) {
   visit("find_unused_parameters", plan.find_unused_parameters);
   visit("static_graph", plan.static_graph);
   visit("zero", plan.zero, kZeroFields);
-  visit("reduce_scatter_bucket", plan.reduce_scatter_bucket);
+  Bytes retired;  // an option of the dialect fairscale, which earlier files of all dialects have
+  visit("reduce_scatter_bucket", retired, {.is_written = false});
   visit("recompute", plan.recompute);
   visit("units", plan.units, {.is_needed = true});
 };
