@@ -172,10 +172,6 @@ std::string WindowWords(const Model& model) {
                            WithCommas(narrow) + " of " + WithCommas(layers) + " layers";
 }
 
-double BandOf(const Estimate& e) {
-  return e.phases ? e.phases->Band(e.confidence.band) : e.confidence.band;
-}
-
 std::string FitText(const Arguments& arguments, const Question& question, const Estimate& e) {
   const Totals totals = TotalsOf(question, e);
   const PlanFile& file = e.file;
@@ -187,7 +183,7 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
                      " with micro-batch " + WithCommas(file.plan.micro_batch) + "; " +
                      RecomputeWords(file) + OffloadWords(file.plan.offload) + sharding + "\n";
   text += Rounded(e.outcome.rates.tokens_per_second_per_gpu) + " " + unit + "/s per GPU +- " +
-          Percent(BandOf(e)) +
+          Percent(e.confidence.band) +
           (e.phases && !e.phases->generation       ? ", without its generation; "
            : arguments.Get("--lengths").is_given() ? ", all samples as long as --seq; "
                                                    : "; ") +
@@ -357,7 +353,7 @@ std::string EstimateJson(const Arguments& arguments, const Question& question, c
       json["phases"] = PhasesJson(*e.phases);
     }
     json["tokens_per_s_per_gpu"] = e.outcome.rates.tokens_per_second_per_gpu;
-    json["band"] = BandOf(e);
+    json["band"] = e.confidence.band;
     json["mfu"] = e.outcome.rates.mfu;
     json["memory_bytes"] = e.outcome.DeviceTotal().value;
     json["allocator_retries_per_step"] = e.outcome.retries_per_step;
