@@ -396,6 +396,9 @@ void ReadMode(const Flag& flag, Job& job) {
   const std::vector<std::string> words = Split(flag.text, ',');
   std::vector<std::string_view> names(kJobModeNames.begin(), kJobModeNames.end());
   names.insert(names.end(), kTrainsByNames.begin() + 1, kTrainsByNames.end());
+  if (words[0] == "ppo") {
+    throw FlagError(flag, "grpo, since a value model that learns beside the policy is not planned");
+  }
   const std::size_t name = ReadChoice({flag.name, words[0]}, names);
   job.mode = name == 1 ? JobMode::kForward : JobMode::kTrain;
   job.trains_by = name < 2 ? TrainsBy::kOwn : static_cast<TrainsBy>(name - 1);
