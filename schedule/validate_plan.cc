@@ -283,7 +283,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckPipeline(model, job, plan, where);
   internal::CheckDialect(plan, where);
   internal::CheckUnits(plan, where);
-  internal::CheckRecompute(model, plan, where);
+  internal::CheckRecompute(model, job, plan, where);
   internal::CheckFsdp(model, plan, where);
   internal::CheckUncalledUnits(model, job, plan, where);
   internal::CheckFullPrecision(model, plan, where);

@@ -32,7 +32,7 @@ void CheckStaticGraph(const Job& job, const Plan& plan, const std::string& where
 // "Limitations" of FullyShardedDataParallel's documentation (torch 2.13).
 void CheckOffloadedSums(const Job& job, const Plan& plan, const std::string& where);
 void CheckUnits(const Plan& plan, const std::string& where);
-void CheckRecompute(const Model& model, const Plan& plan, const std::string& where);
+void CheckRecompute(const Model& model, const Job& job, const Plan& plan, const std::string& where);
 // Where gradients change their dtype to wait for a reduction, FSDP2 asks every parameter for one,
 // also those of a unit that was never gathered (to_accumulated_grad_if_needed of _fsdp_param.py).
 void CheckUncalledUnits(const Model& model, const Job& job, const Plan& plan,

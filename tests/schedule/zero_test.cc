@@ -609,6 +609,35 @@ TEST_CASE("FetchOrder: a pass that skips a later use keeps the unit") {
   CHECK_FALSE(order.IsUsedSoon(a, size));
 }
 
+// A model that is called twice before backward: the first forward is recorded, the second follows
+// it, and backward, which it does not have, makes the next pass record anew.
+TEST_CASE("FetchOrder: a backward that no trace has forgets it") {
+  ZeroOptions options;
+  options.prefetch_bucket = 100;
+  options.max_reuse_distance = 100;
+  FetchOrder order(options, 2);
+  const UnitId a(0), b(1);
+  const auto away = [](UnitId) { return 10; };
+  const auto size = [](UnitId) { return 10; };
+  for (int step = 0; step < 2; ++step) {
+    order.BeginPass();
+    CHECK(order.Fetch({a}, away).empty());
+    CHECK_FALSE(order.IsComplete());
+    CHECK(order.Fetch({b}, away).empty());
+    order.EndPass();
+    order.BeginPass();
+    CHECK(order.IsComplete());
+    CHECK(order.Fetch({a}, away) == std::vector<UnitId>{b});
+    CHECK(order.IsUsedSoon(b, size));
+    CHECK(order.Fetch({b}, away).empty());
+    CHECK(order.Fetch({b}, away).empty());  // backward
+    CHECK_FALSE(order.IsComplete());
+    CHECK_FALSE(order.IsUsedSoon(a, size));
+    CHECK(order.Fetch({a}, away).empty());
+    order.EndPass();
+  }
+}
+
 TEST_CASE("ZeRO plans: what the stages leave no choice about") {
   ChainSpec spec;
   const Model model = ChainModel(spec);
