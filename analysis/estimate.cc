@@ -1,5 +1,7 @@
 #include "analysis/estimate.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "core/ranges.h"
@@ -75,7 +77,10 @@ Searched SearchMicroBatches(const Problem& problem, const SearchOptions& given) 
   if (given.fixed.micro_batch) {
     return SearchBatch(problem, ranks * given.base.micro_batch, 0, given);
   }
-  const std::int64_t least = SamplesPerExample(problem.job.trains_by);
+  // Whole pairs, or whole groups of completions.
+  const std::int64_t least = problem.job.trains_by == TrainsBy::kGrpo
+                                 ? std::lcm(ranks, problem.job.rollout.generations) / ranks
+                                 : SamplesPerExample(problem.job.trains_by);
   Searched best = SearchBatch(problem, ranks * least, 0, given);
   std::optional<Searched> plain;  // the best one before any offloaded
   bool gains = best.result.is_feasible;
@@ -151,6 +156,12 @@ Estimate EstimateJob(const Problem& problem, std::int64_t global_batch, const Se
   estimate.file.plan = std::move(found.result.best.plan);
   estimate.outcome = Evaluate(estimate.file, estimate.file.plan);
   estimate.confidence = ConfidenceOf(estimate.file);
+  estimate.phases = PhasesOf(estimate.file, ToSeconds(estimate.outcome.step_time));
+  if (estimate.phases) {
+    estimate.confidence.band = estimate.phases->Band(estimate.confidence.band);
+    estimate.confidence.text += "; none generates";
+    estimate.outcome.rates = RatesOf(estimate.file, estimate.file.plan, estimate.phases->step);
+  }
   estimate.offloading = found.offloading *
                         static_cast<double>(estimate.file.model.tokens_per_sample) /
                         static_cast<double>(estimate.file.cluster.RankCount());

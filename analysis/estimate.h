@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "analysis/confidence.h"
+#include "analysis/rollout.h"
 #include "planner/evaluate.h"
 #include "planner/fixes.h"
 #include "planner/search.h"
@@ -22,6 +23,7 @@ struct Estimate {
   // Where it fits.
   PlanOutcome outcome;  // with the caching allocator
   Confidence confidence;
+  std::optional<RolloutPhases> phases;  // of GRPO; then rates count tokens of whole steps
   // Tokens per second and GPU of a plan that offloads and is faster, but by no more than its
   // prediction may be off; 0: there is none.
   double offloading = 0;

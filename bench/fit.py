@@ -23,7 +23,7 @@ def list_of(program, measured, tiers):
     for run in measured:
         if (not run.tier or run.tier in tiers) and run.step_time_s > 0:
             job = jobs.job_of(run, names)
-            job.has_tensor_lists = job.has_one_communicator = False  # fits start from profiles of their own
+            job.has_tensor_lists = False  # fits start from profiles of their own
             found.append(job)
     listed = jobs.listed(program, found, files)
     return files, listed, len(measured) - len(listed)

@@ -129,11 +129,7 @@ const Emitter* EmitterOf(const Arguments& arguments, Dialect dialect) {
   if (arguments.Get("--to").is_given()) {
     return &Emitters()[ReadChoice(arguments.Get("--to"), names)];
   }
-  const std::string_view wanted = dialect == Dialect::kFsdp2       ? "fsdp2"
-                                  : dialect == Dialect::kFsdp1     ? "fsdp1"
-                                  : dialect == Dialect::kFairscale ? "fairscale"
-                                  : IsZero(dialect)                ? "deepspeed"
-                                                                   : "";
+  const std::string_view wanted = IsZero(dialect) ? "deepspeed" : NameOf(dialect);
   const auto found = FindIn(names, wanted);
   return found == names.end() ? nullptr
                               : &Emitters()[static_cast<std::size_t>(found - names.begin())];

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/flow.h"
+#include "cli/rollout_print.h"
 #include "cli/table.h"
 #include "core/json.h"
 #include "core/printable.h"
@@ -183,7 +184,9 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
                      RecomputeWords(file) + OffloadWords(file.plan.offload) + sharding + "\n";
   text += Rounded(e.outcome.rates.tokens_per_second_per_gpu) + " " + unit + "/s per GPU +- " +
           Percent(e.confidence.band) +
-          (arguments.Get("--lengths").is_given() ? ", all samples as long as --seq; " : "; ") +
+          (e.phases && !e.phases->generation       ? ", without its generation; "
+           : arguments.Get("--lengths").is_given() ? ", all samples as long as --seq; "
+                                                   : "; ") +
           Tokens(static_cast<double>(question.tokens)) + " " + unit + " take " +
           Duration(totals.seconds) + ", " + Few(totals.gpu_hours) + " GPU-hours" +
           (question.price > 0 ? ", " + Few(totals.gpu_hours * question.price) + " at " +
@@ -196,13 +199,17 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
                                               WithCommas(retries) + " a step"
                                         : "")});
   table.Row({"step",
-             Format(ToSeconds(e.outcome.step_time)) + " for " + WithCommas(file.job.global_batch) +
+             Format(e.phases ? e.phases->step : ToSeconds(e.outcome.step_time)) + " for " +
+                 WithCommas(file.job.global_batch) +
                  (file.job.global_batch == 1 ? " sample of " : " samples of ") +
                  WithCommas(file.model.tokens_per_sample) + " " + unit +
                  (file.plan.accumulation > 1
                       ? ", in " + WithCommas(file.plan.accumulation) + " micro-batches"
                       : "") +
                  (question.options.global_batch == 0 ? "; --global-batch N says otherwise" : "")});
+  if (e.phases) {
+    AddPhases(file, *e.phases, table);
+  }
   if (const std::string window = WindowWords(file.model); !window.empty()) {
     table.Row({"attention", window});
   }
@@ -258,6 +265,10 @@ std::string MisfitText(const Question& question, const Estimate& e) {
   text += "\n";
   Table table({kLeft, kLeft});
   table.Row({"least", Format(least.Needs()) + " per GPU: " + least.family + ", " + least.label});
+  if (const Rollout& rollout = e.file.job.rollout; rollout.engine > 0 && !rollout.sleeps) {
+    table.Row(
+        {"engine", Format(EngineMemory(e.file)) + " of each GPU; --mode grpo,sleep frees it"});
+  }
   for (const Fix& fix : e.fixes) {
     table.Row({fix.change, Format(fix.step_time) + " per step, " + Format(fix.memory) +
                                " per GPU: " + fix.label});
@@ -335,7 +346,10 @@ std::string EstimateJson(const Arguments& arguments, const Question& question, c
     json["recompute"] = RecomputeWords(file);
     json["shard_size"] = file.plan.shard_size;
     json["replicate_size"] = file.plan.replicate_size;
-    json["step_time_s"] = ToSeconds(e.outcome.step_time).value;
+    json["step_time_s"] = (e.phases ? e.phases->step : ToSeconds(e.outcome.step_time)).value;
+    if (e.phases) {
+      json["phases"] = PhasesJson(*e.phases);
+    }
     json["tokens_per_s_per_gpu"] = e.outcome.rates.tokens_per_second_per_gpu;
     json["band"] = e.confidence.band;
     json["mfu"] = e.outcome.rates.mfu;

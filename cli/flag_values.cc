@@ -1,8 +1,11 @@
 #include "cli/flag_values.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <ctime>
+#include <functional>
+#include <map>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -124,21 +127,17 @@ BytesPerSecond ReadRate(const Flag& flag) {
 
 Seconds ReadTime(const Flag& flag, bool may_be_zero) {
   constexpr double kLargest = 1e12;
-  struct Unit {
-    std::string_view name;
-    double seconds;
-  };
-  constexpr std::array<Unit, 5> kUnits = {
-      {{"ms", 1e-3}, {"s", 1.0}, {"min", 60.0}, {"h", 3600.0}, {"days", 86400.0}}};
+  constexpr std::pair<std::string_view, double> kUnits[] = {
+      {"ms", 1e-3}, {"s", 1.0}, {"min", 60.0}, {"h", 3600.0}, {"days", 86400.0}};
   double value = 0.0;
   const char* const end = flag.text.data() + flag.text.size();
   const auto [stop, error] = FromChars(flag.text.data(), end, value);
   if (error == std::errc()) {
     std::string_view unit(stop, static_cast<std::size_t>(end - stop));
     unit.remove_prefix(unit.starts_with(' ') ? 1 : 0);
-    for (const Unit& known : kUnits) {
-      const double seconds = value * known.seconds;
-      if (unit == known.name && seconds <= kLargest &&
+    for (const auto& [name, length] : kUnits) {
+      const double seconds = value * length;
+      if (unit == name && seconds <= kLargest &&
           (seconds > 0.0 || (may_be_zero && seconds == 0.0))) {
         return Seconds(seconds);
       }
@@ -247,13 +246,12 @@ Precision ReadPrecision(const Flag& flag) {
   }
   const std::vector<std::string> parts = Split(name, '/');
   Precision precision;
+  const std::array<DType*, 3> types = {&precision.master, &precision.param, &precision.reduce};
   bool is_good = parts.size() == 3;
   for (std::size_t i = 0; is_good && i < 3; ++i) {
     const std::size_t index = IndexOf(parts[i], kTrainingDTypeNames);
     is_good = index < kTrainingDTypeNames.size();
-    (i == 0   ? precision.master
-     : i == 1 ? precision.param
-              : precision.reduce) = static_cast<DType>(index);
+    *types[i] = static_cast<DType>(index);
   }
   if (!is_good) {
     throw FlagError(flag,
@@ -269,24 +267,23 @@ OptimizerSpec ReadOptimizer(const Flag& flag) {
     return *named;
   }
   const std::vector<std::string> parts = Split(flag.text, ':');
-  const std::size_t kind = IndexOf(parts[0], kOptimizerNames);
-  const std::size_t impl =
-      parts.size() > 1 ? IndexOf(parts[1], kOptimizerImplNames) : std::size_t{0};
-  const std::size_t matrices =
-      parts.size() > 2 ? IndexOf(parts[2], kMatrixRuleNames) : std::size_t{0};
-  if (parts.size() > 3 || kind == kOptimizerNames.size() || impl == kOptimizerImplNames.size() ||
-      matrices == kMatrixRuleNames.size()) {
-    throw FlagError(flag,
-                    OneOf(kOptimizerNames) + ", alone or with :" + OneOf(kOptimizerImplNames) +
-                        " and then :" + OneOf(kMatrixRuleNames),
-                    kind == kOptimizerNames.size()       ? HintFor(parts[0], kOptimizerNames)
-                    : impl == kOptimizerImplNames.size() ? HintFor(parts[1], kOptimizerImplNames)
-                                                         : HintFor(parts[2], kMatrixRuleNames));
+  const std::array<NameList, 3> names = {kOptimizerNames, kOptimizerImplNames, kMatrixRuleNames};
+  std::array<std::size_t, 3> chosen = {};
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const NameList known = names[std::min<std::size_t>(i, 2)];
+    const std::size_t index = IndexOf(parts[i], known);
+    if (i > 2 || index == known.size()) {
+      throw FlagError(flag,
+                      OneOf(kOptimizerNames) + ", alone or with :" + OneOf(kOptimizerImplNames) +
+                          " and then :" + OneOf(kMatrixRuleNames),
+                      HintFor(parts[i], known));
+    }
+    chosen[i] = index;
   }
   OptimizerSpec optimizer;
-  optimizer.kind = static_cast<OptimizerKind>(kind);
-  optimizer.impl = static_cast<OptimizerImpl>(impl);
-  optimizer.matrices = static_cast<MatrixRule>(matrices);
+  optimizer.kind = static_cast<OptimizerKind>(chosen[0]);
+  optimizer.impl = static_cast<OptimizerImpl>(chosen[1]);
+  optimizer.matrices = static_cast<MatrixRule>(chosen[2]);
   optimizer.states =
       optimizer.kind == OptimizerKind::kAdafactor ? StateFormat::kFp32 : StateFormat::kMaster;
   return optimizer;
@@ -329,25 +326,15 @@ Offload ReadOffload(const Flag& flag) {
   static constexpr std::array<std::string_view, 5> kNames = {"none", "parameters", "optimizer",
                                                              "activations", "moments"};
   Offload offload;
+  bool none = false;
+  const std::array<bool*, 5> fields = {&none, &offload.parameters, &offload.optimizer,
+                                       &offload.activations, &offload.moments};
   for (const std::string& part : ReadList(flag)) {
-    switch (IndexOf(part, kNames)) {
-      case 0:
-        break;
-      case 1:
-        offload.parameters = true;
-        break;
-      case 2:
-        offload.optimizer = true;
-        break;
-      case 3:
-        offload.activations = true;
-        break;
-      case 4:
-        offload.moments = true;
-        break;
-      default:
-        throw FlagError(flag, OneOf(kNames), HintFor(part, kNames));
+    const std::size_t index = IndexOf(part, kNames);
+    if (index == kNames.size()) {
+      throw FlagError(flag, OneOf(kNames), HintFor(part, kNames));
     }
+    *fields[index] = true;
   }
   return offload;
 }
@@ -412,6 +399,46 @@ ShardChoice ReadShard(const Flag& flag) {
     }
   }
   return choice;
+}
+
+void ReadMode(const Flag& flag, Job& job) {
+  const std::vector<std::string> words = Split(flag.text, ',');
+  std::vector<std::string_view> names(kJobModeNames.begin(), kJobModeNames.end());
+  names.insert(names.end(), kTrainsByNames.begin() + 1, kTrainsByNames.end());
+  if (words[0] == "ppo") {
+    throw FlagError(flag, "grpo, since a value model that learns beside the policy is not planned");
+  }
+  const std::size_t name = ReadChoice({flag.name, words[0]}, names);
+  job.mode = name == 1 ? JobMode::kForward : JobMode::kTrain;
+  job.trains_by = name < 2 ? TrainsBy::kOwn : static_cast<TrainsBy>(name - 1);
+  const bool is_grpo = job.trains_by == TrainsBy::kGrpo;
+  Rollout& rollout = job.rollout = {};
+  rollout.engine = is_grpo ? 0.3 : 0.0;  // TRL's vllm_gpu_memory_utilization
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  static constexpr std::array<std::string_view, 1> kSleep = {"sleep"};
+  const std::map<std::string, std::function<void(const Flag&)>> readers = {
+      {"completion", [&](const Flag& f) { rollout.completion = ReadCount(f, 1, kMost); }},
+      {"generations", [&](const Flag& f) { rollout.generations = ReadCount(f, 2, kMost); }},
+      {"updates", [&](const Flag& f) { rollout.updates = ReadCount(f, 1, kMost); }},
+      {"beta", [&](const Flag& f) { rollout.has_reference = ReadFraction(f) > 0; }},
+      {"seconds", [&](const Flag& f) { rollout.seconds = ReadPositive(f, kMaxGeneration); }},
+      {"sleep", [&](const Flag& f) { rollout.sleeps = ReadChoice(f, kSleep) == 0; }},
+      {"engine", [&](const Flag& f) {
+         rollout.by_trainer = f.text == "trainer";
+         rollout.engine = rollout.by_trainer || f.text == "apart" ? 0.0 : ReadFraction(f);
+       }}};
+  for (std::size_t i = 1; i < words.size(); ++i) {
+    const std::vector<std::string> parts = Split(words[i], '=');
+    const auto reader = readers.find(parts[0]);
+    if (!is_grpo || reader == readers.end() || parts.size() > 2) {
+      throw FlagError(flag,
+                      "behind grpo alone completion, generations, updates, beta, engine, "
+                      "sleep or seconds, such as completion=1024");
+    }
+    reader->second({flag.name + ' ' + parts[0], parts.back()});
+  }
+  // TRL corrects what an engine samples by a forward, and needs one where updates share it.
+  rollout.has_old = is_grpo && (!rollout.by_trainer || rollout.updates > 1);
 }
 
 WrapSpec ReadWrap(const Flag& flag) {

@@ -73,6 +73,8 @@ struct ShardChoice {
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
 };
 [[nodiscard]] ShardChoice ReadShard(const Flag& flag);
+// Sets what a step does: a word, of grpo with others behind it: "grpo,completion=1024,beta=0.04".
+void ReadMode(const Flag& flag, Job& job);
 
 // A rule or a file of units (ParseWrap); the file is read later.
 [[nodiscard]] WrapSpec ReadWrap(const Flag& flag);

@@ -233,9 +233,13 @@ PlanOptions WithAdapters(PlanOptions options, const Adapters& adapters, Assumpti
   return options;
 }
 
-PlanOptions WithTrainsBy(PlanOptions options, TrainsBy trains_by) {
-  options.job.trains_by = trains_by;
-  options.plan.micro_batch *= SamplesPerExample(trains_by);
+PlanOptions WithTrainsBy(PlanOptions options, const RunFacts& facts) {
+  options.job.trains_by = facts.trains_by;
+  options.job.rollout = facts.rollout;
+  // Of a base that any number of ranks takes; the file has its own.
+  options.plan.micro_batch *= facts.trains_by == TrainsBy::kGrpo
+                                  ? facts.rollout.generations
+                                  : SamplesPerExample(facts.trains_by);
   return options;
 }
 
@@ -248,7 +252,7 @@ int ImportRunCommand(const Arguments& arguments) {
   RefuseOverruled(arguments, facts);
   Assumptions assumed;
   const PlanOptions base =
-      WithTrainsBy(ReadPlanOptions(BaseArguments(arguments, facts, assumed)), facts.trains_by);
+      WithTrainsBy(ReadPlanOptions(BaseArguments(arguments, facts, assumed)), facts);
   PlanFile file = MakePlanFile(WithAdapters(base, facts.adapters, assumed));
   AppendDefaults(arguments, facts, file, assumed);
   ApplyRun(run, file);

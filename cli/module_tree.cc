@@ -109,22 +109,13 @@ std::string ReshardText(const Reshard& reshard) {
              : "kept in groups of " + std::to_string(reshard.group) + " after forward";
 }
 
+// DeepSpeed hooks into modules as they are.
 std::string WrappedClass(Dialect dialect, const std::string& name) {
-  switch (dialect) {
-    case Dialect::kFsdp2:
-      return "FSDP" + name;
-    case Dialect::kFsdp1:
-    case Dialect::kFairscale:
-      return "FullyShardedDataParallel: " + name;
-    case Dialect::kDdp:
-      return "DistributedDataParallel: " + name;
-    case Dialect::kNative:
-    case Dialect::kZero1:  // DeepSpeed hooks into modules as they are
-    case Dialect::kZero2:
-    case Dialect::kZero3:
-      break;
-  }
-  return name;
+  return (dialect == Dialect::kFsdp2   ? "FSDP"
+          : dialect == Dialect::kFsdp1 ? "FullyShardedDataParallel: "
+          : dialect == Dialect::kDdp   ? "DistributedDataParallel: "
+                                       : "") +
+         name;
 }
 
 void AddComment(std::string& comment, const std::string& text) {

@@ -28,11 +28,7 @@ constexpr std::array<const char*, 11> kChoiceFlags = {
 void ReadJobFlags(const Arguments& arguments, Job& job) {
   job.sequence_length = 0;
   if (const Flag mode = arguments.Get("--mode"); mode.is_given()) {
-    std::vector<std::string_view> words(kJobModeNames.begin(), kJobModeNames.end());
-    words.insert(words.end(), kTrainsByNames.begin() + 1, kTrainsByNames.end());
-    const std::size_t word = ReadChoice(mode, words);
-    job.mode = word == 1 ? JobMode::kForward : JobMode::kTrain;
-    job.trains_by = word < 2 ? TrainsBy::kOwn : static_cast<TrainsBy>(word - 1);
+    ReadMode(mode, job);
   }
   arguments.SetCount("--seq", kMaxSequence, job.sequence_length);
   arguments.Set("--precision", job.precision, ReadPrecision);
@@ -86,7 +82,6 @@ void ReadPlanFlags(const Arguments& arguments, Plan& plan) {
   arguments.Set("--bucket", plan.bucket, ReadBytes);
   arguments.Set("--find-unused-parameters", plan.find_unused_parameters, ReadSwitch);
   arguments.Set("--static-graph", plan.static_graph, ReadSwitch);
-  arguments.Set("--reduce-scatter-bucket", plan.reduce_scatter_bucket, ReadBytes);
   ReadZeroFlags(arguments, plan.zero);
 }
 

@@ -6,6 +6,7 @@
 #include "cli/lengths_flag.h"
 #include "cli/pipeline_print.h"
 #include "cli/prediction.h"
+#include "cli/rollout_print.h"
 #include "cli/straggler_flags.h"
 #include "cli/terminal.h"
 #include "core/json.h"
@@ -111,12 +112,14 @@ int SimulateCommand(const Arguments& arguments) {
     WriteChromeTrace(program, result.trace, chrome, flags.trace);
   }
   if (arguments.IsJson()) {
-    arguments.Print(
-        WithLengths(arguments, file, PredictionJson(file, program, result, prediction)));
+    arguments.Print(WithLengths(arguments, file,
+                                WithPhases(arguments, file, prediction.step_time,
+                                           PredictionJson(file, program, result, prediction))));
   } else if (flags.trace != "-") {  // then standard output is the trace and nothing else
     PrintText(arguments, PredictionText(file, program, result, prediction),
               prediction.misfits.empty());
-    arguments.Print(WithLengths(arguments, file, ""));
+    arguments.Print(
+        WithLengths(arguments, file, WithPhases(arguments, file, prediction.step_time, "")));
   }
   return prediction.misfits.empty() ? kExitOk : kExitNo;
 }

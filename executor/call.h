@@ -74,9 +74,6 @@ struct CollectiveCall {
   std::byte* receive = nullptr;
   std::int64_t receive_stride = 0;
   double divisor = 1.0;
-  // Reduce-scatter into several buffers: they take this rank's part one behind the other, instead
-  // of `receive`.
-  std::vector<ElementRange> parts;
   std::vector<ByteRange> zeros;  // padding that nobody writes; of this rank, before it sends
   std::optional<RowParts> rows = {};
 };

@@ -1,11 +1,14 @@
 #include "models/reference.h"
 
 #include <cstddef>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/ranges.h"
+#include "core/text.h"
+#include "models/internal/builder.h"
 
 namespace shardwright {
 namespace {
@@ -65,6 +68,14 @@ Places CopyModules(Model& model) {
     model.params.push_back(std::move(copy));
   }
   return places;
+}
+
+void SetProducers(Model& model) {
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    for (const TensorId t : model.ops[i].outputs) {
+      model.tensors[t.value].producer = ModelOpId(i);
+    }
+  }
 }
 
 std::uint32_t WithoutGradient(Model& model, std::uint32_t spec) {
@@ -142,7 +153,23 @@ bool IsOfReference(const Model& model, ModuleId module) {
   return module != ModuleId(0);
 }
 
-void AddReference(Model& model, bool has_adapters, bool has_mismatched) {
+void AddForwards(Model& model, const TrainableSpec& spec) {
+  enum class Call { kOwn, kPolicy, kReference };
+  using enum Call;
+  std::vector<Call> calls;
+  if (spec.trains_by == TrainsBy::kDpo) {
+    calls = {kOwn, kReference};
+  } else if (spec.trains_by == TrainsBy::kKto) {
+    calls = {kPolicy, kOwn, kReference, kReference};
+  } else if (spec.trains_by == TrainsBy::kGrpo) {
+    calls.insert(calls.end(), spec.rollout.has_old ? 1 : 0, kPolicy);
+    calls.insert(calls.end(), spec.rollout.has_reference ? 1 : 0, kReference);
+    calls.push_back(kOwn);
+  }
+  if (calls.size() < 2) {
+    return;
+  }
+  const bool has_adapters = spec.lora_rank > 0;
   Places policy;
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     policy.modules.emplace_back(m);
@@ -150,70 +177,111 @@ void AddReference(Model& model, bool has_adapters, bool has_mismatched) {
   for (std::size_t p = 0; p < model.params.size(); ++p) {
     policy.params.emplace_back(p);
   }
-  const Places reference = has_adapters ? BaseOf(model) : CopyModules(model);
-  const ModuleId root = reference.modules[0];
+  const bool refers = std::count(calls.begin(), calls.end(), kReference) > 0;
+  const Places reference = !refers ? policy : has_adapters ? BaseOf(model) : CopyModules(model);
   const std::vector<ModelOp> own = std::exchange(model.ops, {});
-  if (has_mismatched) {
-    AppendForward(model, own, {.places = policy, .has_adapters = true, .stops = true});
+  std::set<ModuleId> called;
+  for (const Call call : calls) {
+    const Places& places = call == kReference ? reference : policy;
+    const ModuleId root = places.modules[0];
+    const ModuleId again = called.insert(root).second ? ModuleId() : root;
+    if (call == kOwn) {
+      const std::size_t first = model.ops.size();
+      model.ops.insert(model.ops.end(), own.begin(), own.end());
+      model.ops[first].called_again = again;
+    } else {
+      AppendForward(model, own,
+                    {.places = places,
+                     .has_adapters = call == kPolicy,
+                     .stops = call == kPolicy || has_adapters,
+                     .called_again = again});
+    }
   }
-  const std::size_t first = model.ops.size();
-  model.ops.insert(model.ops.end(), own.begin(), own.end());
-  if (has_mismatched) {
-    model.ops[first].called_again = ModuleId(0);
+  SetProducers(model);
+}
+
+namespace {
+
+[[noreturn]] void RefuseHead(const Model& model, const char* trains_by, const Path& where) {
+  throw InputError(where.Field("trains_by").str(), Quoted(trains_by) + " with model " + model.name,
+                   "a model whose loss a linear layer without bias feeds");
+}
+
+// The linear layer that feeds the loss, and the loss: indices of ops. Behind the head there may be
+// a scale or a soft cap.
+std::pair<std::size_t, std::size_t> HeadAndLoss(const Model& model, const char* trains_by,
+                                                const Path& where) {
+  const auto loss = std::find_if(model.ops.rbegin(), model.ops.rend(), [&](const ModelOp& op) {
+    return model.SpecOf(op).kind == OpKind::kCrossEntropy;
+  });
+  if (loss != model.ops.rend()) {
+    TensorId logits = loss->inputs[0];
+    const auto maker = [&] { return model.tensors[logits.value].producer; };
+    while (maker().valid() && model.ops[maker().value].params.empty()) {
+      logits = model.ops[maker().value].inputs[0];
+    }
+    if (maker().valid() && model.SpecOf(model.ops[maker().value]).kind == OpKind::kLinear &&
+        model.ops[maker().value].params.size() == 1) {
+      return {maker().value,
+              model.ops.size() - 1 - static_cast<std::size_t>(loss - model.ops.rbegin())};
+    }
   }
-  for (int call = has_mismatched ? 0 : 1; call < 2; ++call) {
-    const bool is_again = has_adapters || (has_mismatched && call == 1);
-    AppendForward(
-        model, own,
-        {.places = reference, .stops = has_adapters, .called_again = is_again ? root : ModuleId()});
-  }
-  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+  RefuseHead(model, trains_by, where);
+}
+
+// Gives the ops from the head to the loss other sizes.
+template <class Change>
+void Resize(Model& model, std::pair<std::size_t, std::size_t> ops, Change change) {
+  for (std::size_t i = ops.first; i <= ops.second; ++i) {
+    OpSpec spec = model.SpecOf(model.ops[i]);
+    change(spec, i == ops.first);
+    model.ops[i].spec = static_cast<std::uint32_t>(model.specs.size());
+    model.specs.push_back(spec);
     for (const TensorId t : model.ops[i].outputs) {
-      model.tensors[t.value].producer = ModelOpId(i);
+      model.tensors[t.value].elements = OutputElements(spec, 0);
     }
   }
 }
 
+}  // namespace
+
+void ScoreCompletions(Model& model, std::int64_t tokens, const Path& where) {
+  const auto [head, loss] = HeadAndLoss(model, "grpo", where);
+  const OpSpec whole = model.SpecOf(model.ops[head]);
+  if (tokens == 0) {
+    tokens = std::max<std::int64_t>(1, whole.rows / 2);
+  }
+  if (tokens >= whole.rows) {
+    throw InputError(where.Field("rollout").Field("completion").str(), std::to_string(tokens),
+                     "less than the " + std::to_string(whole.rows) +
+                         " tokens of a sample, which begins with the prompt");
+  }
+  Resize(model, {head, loss}, [&](OpSpec& spec, bool) { spec.rows = tokens; });
+  // A view of their rows, whose gradient is zeros around theirs.
+  ModelOp select = model.ops[head];
+  select.name = "completion";
+  select.params = {};
+  select.spec = static_cast<std::uint32_t>(model.specs.size());
+  model.specs.push_back(
+      {.kind = OpKind::kSelect, .rows = tokens, .in = whole.in, .seq_k = whole.rows});
+  select.outputs = {TensorId(model.tensors.size())};
+  model.tensors.push_back({.elements = tokens * whole.in, .producer = {}});
+  const ModuleId above = model.modules[select.module.value].parent;
+  select.module = above.valid() ? above : select.module;
+  model.ops[head].inputs = select.outputs;
+  model.ops.insert(model.ops.begin() + static_cast<std::ptrdiff_t>(head), std::move(select));
+  SetProducers(model);
+}
+
 void AddScore(Model& model, const Path& where) {
-  const auto loss = std::find_if(model.ops.rbegin(), model.ops.rend(), [&](const ModelOp& op) {
-    return model.SpecOf(op).kind == OpKind::kCrossEntropy;
-  });
-  const auto fail = [&] {
-    throw InputError(where.Field("trains_by").str(), "\"reward\" with model " + model.name,
-                     "a model whose loss a linear layer without bias feeds");
-  };
-  if (loss == model.ops.rend()) {
-    fail();
-  }
-  // Behind the head there may be a scale or a soft cap, which scores do not have.
-  TensorId logits = loss->inputs[0];
-  const auto maker = [&] { return model.tensors[logits.value].producer; };
-  while (maker().valid() && model.ops[maker().value].params.empty()) {
-    logits = model.ops[maker().value].inputs[0];
-  }
-  if (!maker().valid() || model.SpecOf(model.ops[maker().value]).kind != OpKind::kLinear ||
-      model.ops[maker().value].params.size() != 1) {
-    fail();
-  }
-  const std::size_t head = maker().value;
-  const std::size_t last =
-      model.ops.size() - 1 - static_cast<std::size_t>(loss - model.ops.rbegin());
-  for (std::size_t i = head; i <= last; ++i) {
-    OpSpec spec = model.SpecOf(model.ops[i]);
-    (i == head ? spec.out : spec.in) = 1;
-    model.ops[i].spec = static_cast<std::uint32_t>(model.specs.size());
-    model.specs.push_back(std::move(spec));
-    for (const TensorId t : model.ops[i].outputs) {
-      Tensor& tensor = model.tensors[t.value];
-      tensor.elements =
-          tensor.role == TensorRole::kLoss ? tensor.elements : model.SpecOf(model.ops[i]).rows;
-    }
-  }
+  const auto [head, last] = HeadAndLoss(model, "reward", where);
+  Resize(model, {head, last},
+         [](OpSpec& spec, bool is_head) { (is_head ? spec.out : spec.in) = 1; });
   Parameter& weight = model.params[model.ops[head].params[0].value];
   Module& module = model.modules[model.ops[head].module.value];
   const bool has_own = weight.module == model.ops[head].module && module.children.empty();
   if (!has_own) {
-    fail();
+    RefuseHead(model, "reward", where);
   }
   weight.shape = {1, model.SpecOf(model.ops[head]).in};
   weight.tied_to = ParamId();

@@ -494,31 +494,28 @@ std::vector<std::string> MatchedTargets(const Model& model, const std::vector<st
 }
 
 std::int64_t SamplesPerExample(TrainsBy trains_by) {
-  return trains_by == TrainsBy::kOwn || trains_by == TrainsBy::kKto ? 1 : 2;
+  return trains_by == TrainsBy::kOwn || trains_by >= TrainsBy::kKto ? 1 : 2;
 }
 
-bool HasReference(TrainsBy trains_by) {
-  return trains_by == TrainsBy::kDpo || trains_by == TrainsBy::kKto;
+bool HasReference(TrainsBy trains_by, const Rollout& rollout) {
+  return trains_by == TrainsBy::kDpo || trains_by == TrainsBy::kKto ||
+         (trains_by == TrainsBy::kGrpo && rollout.has_reference);
 }
 
 namespace {
 
 void ApplyAdapters(Model& model, const TrainableSpec& spec, const Path& where) {
   if (spec.lora_rank == 0) {
-    if (!spec.lora_targets.empty()) {
-      throw InputError(where.Field("lora_rank").str(), "0 with lora_targets", "a rank above 0");
-    }
-    if (spec.lora_dropout != 0.0) {
-      throw InputError(where.Field("lora_rank").str(), "0 with lora_dropout", "a rank above 0");
-    }
-    if (spec.lora_alpha != 0.0) {
-      throw InputError(where.Field("lora_rank").str(), "0 with lora_alpha", "a rank above 0");
-    }
-    if (!spec.lora_saved.empty() || spec.lora_magnitudes) {
-      throw InputError(
-          where.Field("lora_rank").str(),
-          std::string("0 with ") + (spec.lora_magnitudes ? "lora_magnitudes" : "lora_saved"),
-          "a rank above 0");
+    const std::pair<const char*, bool> others[] = {{"lora_targets", !spec.lora_targets.empty()},
+                                                   {"lora_dropout", spec.lora_dropout != 0.0},
+                                                   {"lora_alpha", spec.lora_alpha != 0.0},
+                                                   {"lora_magnitudes", spec.lora_magnitudes},
+                                                   {"lora_saved", !spec.lora_saved.empty()}};
+    for (const auto& [name, is_given] : others) {
+      if (is_given) {
+        throw InputError(where.Field("lora_rank").str(), std::string("0 with ") + name,
+                         "a rank above 0");
+      }
     }
     return;
   }
@@ -547,12 +544,12 @@ void ApplyAdapters(Model& model, const TrainableSpec& spec, const Path& where) {
 void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) {
   if (spec.trains_by == TrainsBy::kReward) {
     AddScore(model, where);
+  } else if (spec.trains_by == TrainsBy::kGrpo) {
+    ScoreCompletions(model, spec.rollout.completion, where);
   }
   Freeze(model, spec.frozen, where);
   ApplyAdapters(model, spec, where);
-  if (HasReference(spec.trains_by)) {
-    AddReference(model, spec.lora_rank > 0, spec.trains_by == TrainsBy::kKto);
-  }
+  AddForwards(model, spec);
 }
 
 }  // namespace shardwright

@@ -20,13 +20,32 @@ enum class TrainsBy : std::uint8_t {
   kOrpo,            // pairs, without a reference (CPO and SimPO are the same here)
   kReward,          // pairs, by a score of each answer in the place of the head
   kKto,             // single answers, as kDpo; and mismatched ones, which have no gradients
+  kGrpo,            // groups of completions that an engine generates (Rollout)
+};
+
+inline constexpr double kMaxGeneration = 1e6;  // seconds
+
+// Completions of GRPO: how they are made, and what runs on them before the updates.
+struct Rollout {
+  std::int64_t completion = 0;   // generated tokens, the last of a sample; 0: half of it
+  std::int64_t generations = 8;  // completions of a prompt
+  std::int64_t updates = 1;      // steps that learn from a generation
+  std::int64_t batches = 0;      // micro-batches of a generation; 0: those of a step
+  bool has_old = false;          // a forward tells the log-probabilities before the updates
+  bool has_reference = false;    // another one those of a frozen reference
+  double engine = 0.0;           // part of each GPU's memory that an engine there reserves; 0: none
+  bool sleeps = false;           // that engine holds nothing while the model learns
+  bool by_trainer = false;       // no engine: the model that learns generates
+  double seconds = 0.0;          // that a generation was measured to take; 0: not measured
+
+  bool operator==(const Rollout&) const = default;
 };
 
 // Samples that a micro-batch cannot tear apart: 2 for pairs.
 [[nodiscard]] std::int64_t SamplesPerExample(TrainsBy trains_by);
 
 // Does a reference run in every step?
-[[nodiscard]] bool HasReference(TrainsBy trains_by);
+[[nodiscard]] bool HasReference(TrainsBy trains_by, const Rollout& rollout);
 
 struct TrainableSpec {
   // Globs over parameter FQNs; a match gets no gradient and no optimizer state.
@@ -46,6 +65,7 @@ struct TrainableSpec {
   // DoRA: each adapted module learns the length of its weight's rows, too.
   bool lora_magnitudes = false;
   TrainsBy trains_by = TrainsBy::kOwn;
+  Rollout rollout = {};  // of kGrpo
 };
 
 // Does `text` match `glob`? '*' stands for any characters, dots included, '?' for one character.

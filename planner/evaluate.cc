@@ -106,7 +106,14 @@ SimulationResult SimulateStages(const std::vector<Program>& programs, const Prob
 
 Bytes UsableMemory(const Problem& problem) {
   const auto usable = static_cast<double>(problem.cluster.gpu.usable_memory.value.value);
-  return Bytes(std::llround(usable * (1.0 - problem.job.memory_margin)));
+  const Rollout& rollout = problem.job.rollout;
+  return Bytes(std::llround(
+      usable * (1.0 - problem.job.memory_margin - (rollout.sleeps ? 0.0 : rollout.engine))));
+}
+
+Bytes EngineMemory(const Problem& problem) {
+  const auto usable = static_cast<double>(problem.cluster.gpu.usable_memory.value.value);
+  return Bytes(std::llround(usable * problem.job.rollout.engine));
 }
 
 SimulateOptions SimulateOptionsOf(const Problem& problem, const Program& program) {
@@ -134,6 +141,19 @@ std::vector<Misfit> FindMisfits(const Problem& problem, const Plan& plan, Bytes 
                        "does not fit: fragmentation leaves no room, with peak allocated " +
                            Format(peak) + " + outside the allocator " +
                            Format(result.memory.outside) + ", of " + limit});
+  }
+  if (problem.job.rollout.sleeps) {  // it wakes beside what no step frees
+    const auto kept = [&](Category category) {
+      return result.memory.allocated.DevicePeak().by_category[static_cast<std::size_t>(category)];
+    };
+    const Bytes needed = EngineMemory(problem) + result.memory.outside +
+                         kept(Category::kParameterShard) + kept(Category::kOptimizerState) +
+                         kept(Category::kModelBuffer);
+    if (needed > usable) {
+      misfits.push_back({Misfit::Kind::kDevice, needed, usable,
+                         "does not fit: the engine's " + Format(EngineMemory(problem)) +
+                             " beside the model's state = " + Format(needed) + ", of " + limit});
+    }
   }
   const Bytes host = result.memory.allocated.HostPeak().total * problem.cluster.gpus_per_node;
   const Bytes host_limit = problem.cluster.node.pinned_limit;

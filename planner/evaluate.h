@@ -49,8 +49,12 @@ void CheckLegal(const Program& program);
 [[nodiscard]] SimulationResult SimulateStages(const std::vector<Program>& programs,
                                               const Problem& problem, Bytes most);
 
-// Device memory that the job may use: what the GPU has less the job's margin.
+// Device memory that the job may use: what the GPU has less the job's margin, and less what an
+// inference engine on it keeps while the model learns.
 [[nodiscard]] Bytes UsableMemory(const Problem& problem);
+
+// What that engine reserves while it generates; 0: there is none.
+[[nodiscard]] Bytes EngineMemory(const Problem& problem);
 
 // The memory of the caching allocator in the simulation of a plan: the device's usable memory, less
 // the bytes outside the allocator. If that is too little, the allocator's retries are part of the

@@ -343,15 +343,12 @@ std::optional<UnitFamily> JoinFirstPart(const Model& model, const std::vector<Un
 }
 
 // Does some unit hold parameters that learn beside frozen ones, where that is refused? FSDP1
-// without use_orig_params and FairScale flatten a unit into one parameter; FSDP1 also keeps a unit
-// in one dtype.
+// without use_orig_params flattens a unit into one parameter, and it keeps a unit in one dtype.
 bool MixesInVain(const Problem& input, const SearchOptions& options,
                  const std::vector<ResolvedUnit>& units) {
-  const Dialect dialect = options.base.dialect;
   const bool is_refused =
-      dialect == Dialect::kFairscale ||
-      (dialect == Dialect::kFsdp1 &&
-       (!options.base.use_orig_params || input.job.frozen_format != FrozenFormat::kMaster));
+      options.base.dialect == Dialect::kFsdp1 &&
+      (!options.base.use_orig_params || input.job.frozen_format != FrozenFormat::kMaster);
   return is_refused && AnyOf(units, [&](const ResolvedUnit& unit) {
            const auto learns = [&](ParamId p) { return input.model.params[p.value].trainable; };
            return std::any_of(unit.params.begin(), unit.params.end(), learns) &&

@@ -84,19 +84,9 @@ constexpr DialectFacts kZero3 = {
     .updates_host_at_once = true,
 };
 
-constexpr DialectFacts kFairscale = {
-    .mesh = MeshChoice::kOneShardGroup,
-    .offload = {.parameters = true},
-    .flat_units = true,
-    .selective_meets_units = false,
-    .keeps_root = true,
-    .keeps_unsynced = true,
-    .one_communicator = false,
-};
-
 // By value of Dialect.
-constexpr std::array<DialectFacts, kDialectNames.size()> kFacts = {
-    kNative, kFsdp2, kFsdp1, kDdp, kZero12, kZero12, kZero3, kFairscale};
+constexpr std::array<DialectFacts, kDialectNames.size()> kFacts = {kNative, kFsdp2,  kFsdp1, kDdp,
+                                                                   kZero12, kZero12, kZero3};
 
 }  // namespace
 

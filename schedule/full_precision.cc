@@ -42,15 +42,14 @@ void KeepFullPrecision(const Model& model, const Precision& precision, Plan& pla
     return;
   }
   const bool is_fsdp1 = plan.dialect == Dialect::kFsdp1;
-  const bool is_grouped = !is_fsdp1 && plan.dialect != Dialect::kFairscale;
   TakeOut({marked.begin(), marked.end()}, plan.units);
   const bool has_others = plan.units.size() > 1;
   const Reshard others = has_others ? plan.units.front().reshard : Reshard();
   std::vector<UnitPlan> kept;
   for (const std::string& module : marked) {
-    if (kept.empty() || !is_grouped) {
+    if (kept.empty() || is_fsdp1) {
       UnitPlan& unit = kept.emplace_back();
-      unit.name = is_grouped && marked.size() > 1 ? "full_precision" : module;
+      unit.name = !is_fsdp1 && marked.size() > 1 ? "full_precision" : module;
       unit.reshard = is_fsdp1 ? others : Reshard{Reshard::Kind::kNever, 0};
       unit.full_precision = true;
     }

@@ -212,8 +212,8 @@ std::vector<ResolvedUnit> ResolveUnits(const Model& model, const Plan& plan,
   CheckParameters(model, plan, UnitsOfModules(model, named_by), where);
   CheckPrefetchNames(plan, where);
 
-  // FSDP2 collects modules by post-order, FSDP1's FlatParameter by pre-order; DDP, DeepSpeed and
-  // FairScale follow named_parameters(), which is pre-order, and native follows FSDP1.
+  // FSDP2 collects modules by post-order, FSDP1's FlatParameter by pre-order; DDP and DeepSpeed
+  // follow named_parameters(), which is pre-order, and native follows FSDP1.
   const bool children_first = plan.dialect == Dialect::kFsdp2;
   std::vector<ResolvedUnit> units;
   units.reserve(plan.units.size());

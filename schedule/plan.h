@@ -122,6 +122,7 @@ struct Job {
   std::vector<std::string> lora_saved;    // globs of modules of which a copy learns whole
   bool lora_magnitudes = false;           // DoRA: the lengths of the weights' rows learn, too
   TrainsBy trains_by = TrainsBy::kOwn;    // what a step trains by
+  Rollout rollout;                        // of kGrpo
   FrozenFormat frozen_format = FrozenFormat::kMaster;
   bool quantized_experts = false;  // experts, too, are stored in a frozen format of 8 or 4 bits
   double memory_margin = 0.0;      // fraction of device memory that plans leave free
@@ -136,10 +137,9 @@ enum class Dialect : std::uint8_t {
   kFsdp2,
   kFsdp1,
   kDdp,
-  kZero1,      // DeepSpeed: optimizer states and masters are sharded
-  kZero2,      // and gradients
-  kZero3,      // and parameters
-  kFairscale,  // FairScale's FullyShardedDataParallel, the ancestor of FSDP1
+  kZero1,  // DeepSpeed: optimizer states and masters are sharded
+  kZero2,  // and gradients
+  kZero3,  // and parameters
 };
 [[nodiscard]] std::string_view NameOf(Dialect dialect);
 // zero1, zero2 or zero3.
@@ -285,9 +285,9 @@ struct Plan {
   bool limit_all_gathers = true;
   bool use_orig_params = true;
 
-  // fsdp1 and fairscale only; not theirs, but for running them in one arena: compute waits for the
-  // reduction of the unit before, and FairScale's gathers for the last but one free, so that memory
-  // with fixed offsets can be used again. Their allocator asks the device at run time instead.
+  // fsdp1 only; not torch's, but for running in one arena: compute waits for the reduction of the
+  // unit before, so that memory with fixed offsets can be used again. torch's allocator asks the
+  // device at run time instead.
   bool bounded_memory = false;
 
   // native only: gathered units alive at once in each pass, the one computing included.
@@ -309,8 +309,6 @@ struct Plan {
 
   // zero1, zero2, zero3 only.
   ZeroOptions zero;
-  // fairscale only: gradients of at most this many bytes are reduced together; 0: none.
-  Bytes reduce_scatter_bucket = 25 * kMiB;
 
   bool operator==(const Plan&) const = default;
 };

@@ -58,7 +58,8 @@ TrainableSpec TrainableOf(const Job& job) {
           .lora_dropout = job.lora_dropout,
           .lora_saved = job.lora_saved,
           .lora_magnitudes = job.lora_magnitudes,
-          .trains_by = job.trains_by};
+          .trains_by = job.trains_by,
+          .rollout = job.rollout};
 }
 
 void ReadModel(const JsonValue& json, const nlohmann::ordered_json& document, const Path& job_path,

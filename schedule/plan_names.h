@@ -13,8 +13,8 @@ namespace shardwright {
 using NameList = std::span<const std::string_view>;
 
 inline constexpr std::array<std::string_view, 2> kJobModeNames = {"train", "forward"};
-inline constexpr std::array<std::string_view, 6> kTrainsByNames = {
-    "own", "dpo", "dpo_precomputed", "orpo", "reward", "kto"};
+inline constexpr std::array<std::string_view, 7> kTrainsByNames = {
+    "own", "dpo", "dpo_precomputed", "orpo", "reward", "kto", "grpo"};
 inline constexpr std::array<std::string_view, 7> kOptimizerNames = {
     "sgd", "momentum", "adam", "adamw", "adadelta", "lion", "adafactor"};
 inline constexpr std::array<std::string_view, 3> kOptimizerImplNames = {"foreach", "fused",
@@ -25,8 +25,8 @@ inline constexpr std::array<std::string_view, 7> kStateFormatNames = {
     "master", "bnb_8bit", "bnb_8bit_paged", "bnb_32bit_paged", "ao_8bit", "ao_4bit", "fp32"};
 inline constexpr std::array<std::string_view, 5> kFrozenFormatNames = {"master", "param", "int8",
                                                                        "nf4", "nf4_double"};
-inline constexpr std::array<std::string_view, 8> kDialectNames = {
-    "native", "fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3", "fairscale"};
+inline constexpr std::array<std::string_view, 7> kDialectNames = {"native", "fsdp2", "fsdp1", "ddp",
+                                                                  "zero1",  "zero2", "zero3"};
 inline constexpr std::array<std::string_view, 3> kTorchNames = {"2.13", "2.8", "2.6"};
 inline constexpr std::array<std::string_view, 2> kReshardNames = {
     "always", "never"};  // or a number: kToGroup

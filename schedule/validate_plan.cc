@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <numeric>
 #include <string>
 
 #include "core/error.h"
@@ -55,6 +56,7 @@ void CheckJob(const Job& job, const std::string& where) {
   CheckJobRange(job.lora_rank, 0, kMaxSequence, where, "lora_rank");
   CheckFraction(job.lora_dropout, where, "lora_dropout");
   CheckFraction(job.memory_margin, where, "memory_margin");
+  CheckFraction(job.memory_margin + job.rollout.engine, where, "memory_margin + rollout.engine");
 }
 
 void CheckAllocator(const AllocatorSettings& allocator, const std::string& where) {
@@ -69,6 +71,24 @@ void CheckAllocator(const AllocatorSettings& allocator, const std::string& where
                 "allocator.garbage_collection_threshold");
 }
 
+void CheckRollout(const Job& job, const Plan& plan, const std::string& where) {
+  const Rollout& rollout = job.rollout;
+  const bool is_grpo = job.trains_by == TrainsBy::kGrpo;
+  if (is_grpo ? (rollout.engine > 0 ? rollout.by_trainer : rollout.sleeps) : rollout != Rollout()) {
+    throw InputError(where, "a job whose rollout contradicts itself",
+                     "trains_by grpo, sleeps with an engine, by_trainer without one");
+  }
+  const std::int64_t ranks = MeshOf(plan).DataCount(), group = rollout.generations;
+  const std::int64_t generated =
+      plan.micro_batch * (rollout.batches > 0 ? rollout.batches : plan.accumulation);
+  if (is_grpo && generated % (group / std::gcd(group, ranks)) != 0) {
+    throw InputError(
+        where,
+        std::to_string(generated) + " completions of each of " + std::to_string(ranks) + " ranks",
+        "in all a multiple of rollout.generations " + std::to_string(group));
+  }
+}
+
 void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
   CheckRange(plan.shard_size, 1, kMaxRanks, where, "shard_size");
   CheckRange(plan.replicate_size, 1, kMaxRanks, where, "replicate_size");
@@ -78,8 +98,6 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
   CheckRange(plan.moments_piece.value, 1, kMaxRanks * kMaxRanks, where, "moments_piece");
   CheckRange(plan.first_bucket.value, 1, kMaxRanks * kMaxRanks, where, "first_bucket");
   CheckRange(plan.bucket.value, 1, kMaxRanks * kMaxRanks, where, "bucket");
-  CheckRange(plan.reduce_scatter_bucket.value, 0, kMaxRanks * kMaxRanks, where,
-             "reduce_scatter_bucket");
   if (job.trains_by != TrainsBy::kOwn &&
       (job.mode == JobMode::kForward || model.sequence_length == 0)) {
     throw InputError(where,
@@ -94,6 +112,7 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
                          std::string(NameIn(kTrainsByNames, job.trains_by)) +
                          " compares pairs, each of 2 samples");
   }
+  CheckRollout(job, plan, where);
   if (MeshOf(plan).RankCount() > kMaxRanks) {
     throw InputError(FieldOf(where, "replicate_size"), std::to_string(plan.replicate_size),
                      "at most " + std::to_string(kMaxRanks) + " ranks in all");
@@ -265,10 +284,9 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckPipeline(model, job, plan, where);
   internal::CheckDialect(plan, where);
   internal::CheckUnits(plan, where);
-  internal::CheckRecompute(model, plan, where);
+  internal::CheckRecompute(model, job, plan, where);
   internal::CheckFsdp(model, plan, where);
   internal::CheckUncalledUnits(model, job, plan, where);
-  internal::CheckUniformGrad(model, plan, where);
   internal::CheckFullPrecision(model, plan, where);
   internal::CheckMatrices(job, plan, where);
   internal::CheckStaticGraph(job, plan, where);

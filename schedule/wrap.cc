@@ -258,11 +258,7 @@ void ApplyReshard(const ReshardChoice& choice, Dialect dialect, std::vector<Unit
     return;
   }
   for (UnitPlan& unit : units) {
-    const bool is_root = unit.modules == std::vector<std::string>{""};
     const bool keeps = unit.reshard.kind == Reshard::Kind::kNever;
-    if (is_root && dialect == Dialect::kFairscale) {
-      continue;
-    }
     if (choice.reshard.kind != Reshard::Kind::kToGroup || !keeps) {
       unit.reshard = choice.reshard;
     }

@@ -36,8 +36,8 @@ struct WrapSpec {
 // What happens to gathered parameters after forward, for all units at once. Unset: blocks are
 // freed; the root and a [norm, head] unit keep theirs, since their backward comes first (FSDP2's
 // and torchtitan's default). kAlways and kNever say it for every unit; kToGroup for the others than
-// root and [norm, head], which keep theirs. The root of FSDP1 and FairScale is never freed after
-// forward. The ZeRO stages have no such choice: all of their units say kAlways.
+// root and [norm, head], which keep theirs. The root of FSDP1 is never freed after forward. The
+// ZeRO stages have no such choice: all of their units say kAlways.
 struct ReshardChoice {
   bool is_set = false;
   Reshard reshard;
@@ -56,9 +56,9 @@ struct ReshardChoice {
 // has the root only. Embedding, final norm and head are found by what the ops do, not by name; a
 // model without one of them (a plain encoder has no head) gets no unit for it, and modules that
 // share tied parameters are put into one unit. Throws InputError naming `where` for a model without
-// repeated blocks where a rule needs them, and for [norm, head] under fsdp1 or fairscale, which
-// cannot group; what kModule would have to group is left to the root there.
-// Reads the file of kFile, whose units keep what they say themselves. O(modules * depth + ops).
+// repeated blocks where a rule needs them, and for [norm, head] under fsdp1, which cannot group;
+// what kModule would have to group is left to the root there. Reads the file of kFile, whose units
+// keep what they say themselves. O(modules * depth + ops).
 [[nodiscard]] std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec,
                                          const ReshardChoice& reshard, Dialect dialect,
                                          const std::string& where);
@@ -72,10 +72,10 @@ void AddReferenceUnits(const Model& model, const WrapSpec& spec, Dialect dialect
 
 // Under mixed precision, takes the modules whose parameters the model marks full_precision (batch
 // norms) out of the plan's units and gives them units of their own that stay in the master dtype:
-// fsdp1, as its wrap policies do, and fairscale, as auto_wrap_bn does, one unit each; native and
-// fsdp2 one unit for all, gathered once. Changes nothing without mixed precision, for models
-// without such modules, and for ddp (autocast leaves batch norms alone anyway) and the ZeRO stages
-// (DeepSpeed casts the whole module). Doing it twice is doing it once. O(modules).
+// fsdp1, as its wrap policies do, one unit each; native and fsdp2 one unit for all, gathered once.
+// Changes nothing without mixed precision, for models without such modules, and for ddp (autocast
+// leaves batch norms alone anyway) and the ZeRO stages (DeepSpeed casts the whole module). Doing it
+// twice is doing it once. O(modules).
 void KeepFullPrecision(const Model& model, const Precision& precision, Plan& plan);
 
 // Of a model whose experts ranks share out (CutExperts): gives the experts of each layer a unit of

@@ -20,9 +20,9 @@ for version in 0.2.2 0.3.0; do
   build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target "build/torchtitan-$version" \
     "torchtitan==$version" tyro==1.0.17 docstring_parser==0.18.0 typeguard==4.6.1
 done
-# Lightning and FairScale; what else they need is there.
-build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --upgrade --target build/frameworks \
-  lightning==2.6.6 lightning_utilities==0.15.3 torchmetrics==1.9.0 fairscale==0.4.13
+# Lightning; what else it needs is there.
+build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/frameworks \
+  lightning==2.6.6 lightning_utilities==0.15.3 torchmetrics==1.9.0
 # More published networks that the exporter is tried on.
 build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/networks \
   diffusers==0.42.1 pillow==13.0.0 importlib_metadata==10.2.0 zipp==4.1.2

@@ -33,13 +33,13 @@ class Job:
         self.count_note = 0  # where among the notes stands that the model has another number of parameters
         self.micro_batch = self.accumulation = self.sequence_length = 0
         # What no flag says: parameters are held between a unit's modules, lists of tensors, one communicator.
-        self.holds_table = self.has_tensor_lists = self.has_one_communicator = False
+        self.holds_table = self.has_tensor_lists = False
         self.is_known = True  # the framework
         self.has_static_memory = False
         self.answer = None
 
     def has_changes(self):
-        return self.holds_table or self.has_tensor_lists or self.has_one_communicator
+        return self.holds_table or self.has_tensor_lists
 
 
 def fits_row(stack, run):
@@ -484,7 +484,6 @@ def fill(job, names, profile):
     job.holds_table = bool(stack.get("holds_table"))
     job.has_tensor_lists = bool(stack.get("waits_for_gathers"))
     job.has_static_memory = bool(stack.get("static_memory"))
-    job.has_one_communicator = bool(stack.get("one_communicator"))
 
 
 def job_of(run, names, profile="auto"):
@@ -536,8 +535,6 @@ def changed_plan(job, plan, folder):
             transport: {"protocols": {protocol: {"base_latency": {**numbers["base_latency"], "value": (
                 f"{(seconds(numbers['base_latency']['value']) + each * job.run.gpus) * 1e6!r} us")}}
                 for protocol, numbers in row["protocols"].items()}} for transport, row in whole["transports"].items()}
-    if job.has_one_communicator:
-        changes["memory"] = {"next_communicator": {**whole["memory"]["next_communicator"], "value": "0 B"}}
     if changes:
         base = {key: value for key, value in whole.items() if key != "extends"}
         plan["profile"] = {"name": name, "json": merged(base, changes)}

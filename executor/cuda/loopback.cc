@@ -128,10 +128,10 @@ void LoopbackGroup::Submit(std::int64_t member, const CollectiveCall& call, cons
       Gather(member, call, place);
       break;
     case OpCode::kReduceScatter:
-      ReduceScatter(member, call, place);
+      ReducePart(member, call, place);
       break;
     case OpCode::kAllReduce:
-      ReduceOwnPart(member, call, place);
+      ReducePart(member, call, place);
       place.gpu.Record(place.summed, place.stream);
       Meet(member, name);
       wait_for_all(&Post::summed);
@@ -164,39 +164,19 @@ void LoopbackGroup::Gather(std::int64_t member, const CollectiveCall& call,
   }
 }
 
-// Example: 2 ranks, 8 elements. Rank 1 adds elements 4 to 7 of both arrays and divides by the
-// divisor. Its part may go to several places: `parts` of 1 and 3 elements are two launches.
-void LoopbackGroup::ReduceScatter(std::int64_t member, const CollectiveCall& call,
-                                  const CollectivePlace& place) const {
+// Each member sums its part of everybody's array: of an all-reduce into its own array, from which
+// the others read it. Example: 2 ranks, 8 elements. Rank 1 adds elements 4 to 7 of both arrays and
+// divides by the divisor.
+void LoopbackGroup::ReducePart(std::int64_t member, const CollectiveCall& call,
+                               const CollectivePlace& place) const {
+  const bool in_place = call.code == OpCode::kAllReduce;
   gpu::FoldArgs args;
   for (const Post& post : posts_) {
-    args.sources[args.source_count++] = post.call->send;
+    args.sources[args.source_count++] = in_place ? post.call->receive : post.call->send;
   }
   args.dtype = call.dtype;
-  args.n = call.elements / size();
-  args.source_begin = member * args.n;
-  args.divisor = static_cast<float>(call.divisor);
-  args.out = call.receive;
-  if (call.parts.empty()) {
-    LaunchFold(place, args);
-  }
-  for (const ElementRange& part : call.parts) {
-    args.n = part.count;
-    args.out = part.data;
-    LaunchFold(place, args);
-    args.source_begin += part.count;
-  }
-}
-
-// Each member sums its part of everybody's array into its own array; the others read it from there.
-void LoopbackGroup::ReduceOwnPart(std::int64_t member, const CollectiveCall& call,
-                                  const CollectivePlace& place) const {
-  gpu::FoldArgs args;
-  for (const Post& post : posts_) {
-    args.sources[args.source_count++] = post.call->receive;
-  }
-  args.dtype = call.dtype;
-  args.source_begin = args.out_begin = PartBegin(call.elements, size(), member);
+  args.source_begin = PartBegin(call.elements, size(), member);
+  args.out_begin = in_place ? args.source_begin : 0;
   args.n = PartBegin(call.elements, size(), member + 1) - args.source_begin;
   args.divisor = static_cast<float>(call.divisor);
   args.out = call.receive;

@@ -36,10 +36,8 @@ class LoopbackGroup : public GpuGroup {
   void Meet(std::int64_t member, const std::string& name);
   void CheckAlike(const Post& mine) const;
   void Gather(std::int64_t member, const CollectiveCall& call, const CollectivePlace& place) const;
-  void ReduceScatter(std::int64_t member, const CollectiveCall& call,
-                     const CollectivePlace& place) const;
-  void ReduceOwnPart(std::int64_t member, const CollectiveCall& call,
-                     const CollectivePlace& place) const;
+  void ReducePart(std::int64_t member, const CollectiveCall& call,
+                  const CollectivePlace& place) const;
   void CopyOtherParts(std::int64_t member, const CollectiveCall& call,
                       const CollectivePlace& place) const;
   [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(posts_.size()); }

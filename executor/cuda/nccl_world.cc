@@ -38,21 +38,18 @@ int Begun(int result) {
   return result == NcclNumbers::kSuccess ? NcclNumbers::kInProgress : result;
 }
 
-// to[i] = from[i] / divisor; both have one type, and may be one array.
-void Divide(const CollectivePlace& place, const gpu::Array& from, const gpu::Array& to,
-            std::int64_t count, double divisor) {
+// Divides `count` elements in place.
+void Divide(const CollectivePlace& place, const gpu::Array& sum, std::int64_t count,
+            double divisor) {
   if (divisor == 1.0) {
-    if (from.data != to.data) {
-      place.gpu.Copy(to.data, from.data, count * SizeOf(to.dtype), place.stream);
-    }
     return;
   }
   gpu::MapArgs args;
   args.op = gpu::MapOp::kDivide;
   args.factor = static_cast<float>(divisor);
   args.n = count;
-  args.a = from;
-  args.z = to;
+  args.a = sum;
+  args.z = sum;
   ops::Map({place.gpu, place.stream, nullptr}, args);
 }
 
@@ -63,7 +60,7 @@ class NcclWorld::NcclGroup : public GpuGroup {
  public:
   NcclGroup(NcclWorld& world, std::size_t index) : world_(world), index_(index) {}
 
-  void Submit(std::int64_t member, const CollectiveCall& call, const std::string& name,
+  void Submit(std::int64_t /*member*/, const CollectiveCall& call, const std::string& name,
               const CollectivePlace& place) override {
     for (const ByteRange& zeros : call.zeros) {
       place.gpu.Fill(zeros.data, 0, zeros.bytes, place.stream);
@@ -74,12 +71,12 @@ class NcclWorld::NcclGroup : public GpuGroup {
       std::unique_lock lock(world_.mutex_);
       world_.faults_.ThrowIfFailed();
       place.gpu.MakeCurrent();
-      Enqueue(member, call, place, lock);
+      Enqueue(call, place, lock);
       world_.communicators_[index_].is_connected = true;
     }
     place.gpu.Record(events.end, place.stream);
     world_.watch_->Submitted(index_, name, events);
-    Finish(member, call, place);
+    Finish(call, place);
   }
 
  private:
@@ -90,17 +87,9 @@ class NcclWorld::NcclGroup : public GpuGroup {
   [[nodiscard]] bool Averages(const CollectiveCall& call) const {
     return call.dtype == DType::kFp16 && call.divisor == static_cast<double>(Size()) && Size() > 1;
   }
-  // Where this member's part of a sum goes: several targets take it from its place in `send`, which
-  // nobody reads afterwards.
-  [[nodiscard]] static std::byte* Target(std::int64_t member, const CollectiveCall& call,
-                                         std::int64_t part) {
-    return call.parts.empty()
-               ? call.receive
-               : const_cast<std::byte*>(call.send) + member * part * SizeOf(call.dtype);
-  }
 
   // All-gathers move bytes, whatever their dtype. Sums need a dtype that NCCL knows.
-  void Enqueue(std::int64_t member, const CollectiveCall& call, const CollectivePlace& place,
+  void Enqueue(const CollectiveCall& call, const CollectivePlace& place,
                std::unique_lock<std::mutex>& lock) {
     const NcclTable& nccl = world_.table_;
     void* const handle = world_.communicators_[index_].handle;
@@ -114,8 +103,8 @@ class NcclWorld::NcclGroup : public GpuGroup {
     }
     SW_CHECK(type >= 0, "a sum of numbers that NCCL does not sum");
     if (call.code == OpCode::kReduceScatter) {
-      world_.Settle(nccl.reduce_scatter(call.send, Target(member, call, part),
-                                        static_cast<std::size_t>(part), type, op, handle, stream),
+      world_.Settle(nccl.reduce_scatter(call.send, call.receive, static_cast<std::size_t>(part),
+                                        type, op, handle, stream),
                     handle, "ncclReduceScatter", lock);
       return;
     }
@@ -149,23 +138,15 @@ class NcclWorld::NcclGroup : public GpuGroup {
     world_.Settle(result != NcclNumbers::kSuccess ? result : end, handle, "ncclBroadcast", lock);
   }
 
-  // Work that NCCL leaves behind a sum: the division, and copies to several targets.
-  void Finish(std::int64_t member, const CollectiveCall& call, const CollectivePlace& place) const {
+  // The division that NCCL leaves behind a sum.
+  void Finish(const CollectiveCall& call, const CollectivePlace& place) const {
     if (call.code == OpCode::kAllGather) {
       return;
     }
     const bool scatters = call.code == OpCode::kReduceScatter;
     const std::int64_t count = scatters ? call.elements / Size() : call.elements;
-    std::byte* const sum = scatters ? Target(member, call, count) : call.receive;
     const double divisor = Averages(call) ? 1.0 : call.divisor;
-    if (call.parts.empty()) {
-      Divide(place, {sum, call.dtype}, {sum, call.dtype}, count, divisor);
-    }
-    std::byte* from = sum;
-    for (const ElementRange& part : call.parts) {
-      Divide(place, {from, call.dtype}, {part.data, call.dtype}, part.count, divisor);
-      from += part.count * SizeOf(call.dtype);
-    }
+    Divide(place, {call.receive, call.dtype}, count, divisor);
   }
 
   NcclWorld& world_;

@@ -49,26 +49,6 @@ std::vector<MessagePart> Communicator::PartsOf(const CollectiveCall& call, bool 
   return parts;
 }
 
-void Communicator::FoldScattered(const Fold& fold, std::span<const std::byte* const> sources,
-                                 const CollectiveCall& call) {
-  if (call.parts.empty()) {
-    FoldInOrder(fold, sources, call.receive);
-  }
-  std::int64_t begin = 0;  // of a target within the member's part
-  for (const ElementRange& part : call.parts) {
-    const std::int64_t first = std::max(begin, fold.out_begin);
-    const std::int64_t last = std::min(begin + part.count, fold.out_begin + fold.count);
-    if (first < last) {
-      Fold its = fold;
-      its.source_begin += first - fold.out_begin;
-      its.out_begin = first - begin;
-      its.count = last - first;
-      FoldInOrder(its, sources, part.data);
-    }
-    begin += part.count;
-  }
-}
-
 std::set<std::int64_t> ThreadCommunicator::Missing() const {
   std::set<std::int64_t> ranks;
   for (std::int64_t i = 0; i < size(); ++i) {
@@ -147,10 +127,10 @@ Communicator::Times ThreadCommunicator::Run(std::int64_t member, const Collectiv
       Gather(member, call);
       break;
     case OpCode::kReduceScatter:
-      ReduceScatter(member, call);
+      ReducePart(member, call);
       break;
     case OpCode::kAllReduce:
-      ReduceOwnPart(member, call);
+      ReducePart(member, call);
       Meet(member, name, SimTime(0));
       CopyOtherParts(member, call);
       break;
@@ -201,24 +181,18 @@ void ThreadCommunicator::AllToAll(std::int64_t member, const CollectiveCall& cal
   }
 }
 
-void ThreadCommunicator::ReduceScatter(std::int64_t member, const CollectiveCall& call) const {
-  std::vector<const std::byte*> sources =
-      Mapped<const std::byte*>(posts_, [&](const Post& post) { return post.call->send; });
+// Each member sums its part of everybody's array: of an all-reduce into its own array, from which
+// the others read it.
+void ThreadCommunicator::ReducePart(std::int64_t member, const CollectiveCall& call) const {
+  const bool in_place = call.code == OpCode::kAllReduce;
+  std::vector<const std::byte*> sources;
+  for (const Post& post : posts_) {
+    sources.push_back(in_place ? post.call->receive : post.call->send);
+  }
   Fold fold;
   fold.dtype = call.dtype;
-  fold.count = call.elements / size();
-  fold.source_begin = member * fold.count;
-  fold.divisor = call.divisor;
-  FoldScattered(fold, sources, call);
-}
-
-// Each member sums its part of everybody's array into its own array; the others read it from there.
-void ThreadCommunicator::ReduceOwnPart(std::int64_t member, const CollectiveCall& call) const {
-  std::vector<const std::byte*> sources =
-      Mapped<const std::byte*>(posts_, [&](const Post& post) { return post.call->receive; });
-  Fold fold;
-  fold.dtype = call.dtype;
-  fold.source_begin = fold.out_begin = PartBegin(call.elements, size(), member);
+  fold.source_begin = PartBegin(call.elements, size(), member);
+  fold.out_begin = in_place ? fold.source_begin : 0;
   fold.count = PartBegin(call.elements, size(), member + 1) - fold.source_begin;
   fold.divisor = call.divisor;
   FoldInOrder(fold, sources, call.receive);

@@ -51,10 +51,6 @@ class Communicator {
   static std::vector<MessagePart> PartsOf(const CollectiveCall& call, bool receives,
                                           std::int64_t own, std::int64_t size,
                                           const std::string& name);
-  // The end of a reduce-scatter: the sum of `fold.count` elements of a member's part from its
-  // element `fold.out_begin` on, into `receive` or the call's parts.
-  static void FoldScattered(const Fold& fold, std::span<const std::byte* const> sources,
-                            const CollectiveCall& call);
 };
 
 // Between the ranks of one process, which are threads: everybody reads the others' memory directly.
@@ -78,8 +74,7 @@ class ThreadCommunicator : public Communicator {
   SimTime Meet(std::int64_t member, const std::string& name, SimTime time);
   void CheckAlike(std::int64_t member) const;
   void Gather(std::int64_t member, const CollectiveCall& call) const;
-  void ReduceScatter(std::int64_t member, const CollectiveCall& call) const;
-  void ReduceOwnPart(std::int64_t member, const CollectiveCall& call) const;
+  void ReducePart(std::int64_t member, const CollectiveCall& call) const;
   void CopyOtherParts(std::int64_t member, const CollectiveCall& call) const;
   void AllToAll(std::int64_t member, const CollectiveCall& call, const std::string& name) const;
   [[nodiscard]] std::set<std::int64_t> Missing() const;

@@ -232,13 +232,8 @@ void ProcessCommunicator::Reduce(std::int64_t member, const CollectiveCall& call
     fold.dtype = call.dtype;
     fold.count = bytes / width;
     fold.divisor = call.divisor;
-    fold.out_begin = begin / width;
-    if (call.code == OpCode::kAllReduce) {
-      fold.out_begin += own.offset / width;
-      FoldInOrder(fold, sources, call.receive);
-    } else {
-      FoldScattered(fold, sources, call);
-    }
+    fold.out_begin = (begin + (call.code == OpCode::kAllReduce ? own.offset : 0)) / width;
+    FoldInOrder(fold, sources, call.receive);
   }
   if (call.code == OpCode::kAllReduce) {
     Gather(call.receive, parts, width, member, name);

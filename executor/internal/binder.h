@@ -75,10 +75,6 @@ class Binder {
   [[nodiscard]] Contents InOrder(std::span<const Access> from, DType dtype) const;
   [[nodiscard]] Call BindBucketCopy(const OpView& v);
   [[nodiscard]] Call BindRowsOfChunks(const OpView& v);
-  // FairScale's bucket of several units: a row of chunks per rank.
-  [[nodiscard]] Call BindRowBucket(const OpView& v);
-  [[nodiscard]] Call BindRowsTogether(const OpView& v);
-  [[nodiscard]] Call BindRowScatter(const OpView& v, CollectiveCall call);
 
   // binder_compute.cc
   [[nodiscard]] Call BindModelOp(const Body& body, OpId id);
@@ -168,7 +164,6 @@ class Binder {
   std::vector<bool> fresh_;                         // by buffer: allocated and not yet used
   std::set<std::pair<BufferId, ParamId>> written_;  // gradients since the buffer's allocation
   std::set<BufferId> emptied_;                      // buckets whose gradients are reduced
-  std::map<BufferId, std::vector<UnitId>> rows_;    // units whose chunks are in a bucket's rows
   BufferId host_inputs_;
   BufferId model_buffers_;
   std::vector<std::int64_t> module_offset_;  // fp32 elements into the model buffers, by module

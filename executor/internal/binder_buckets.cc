@@ -38,9 +38,6 @@ Contents Binder::InOrder(std::span<const Access> from, DType dtype) const {
 // fewer bytes than it accesses is of the last of those: an op's gradients may lie in two buckets.
 Call Binder::BindBucketCopy(const OpView& v) {
   const BufferId to = v.outputs.front().buffer;
-  if (BufferOf(to).holds == Holds::kRows) {
-    return BindRowBucket(v);
-  }
   if (BufferOf(to).holds != Holds::kMixed) {
     return MatchedAll(v);
   }
@@ -78,50 +75,6 @@ Call Binder::BindRowsOfChunks(const OpView& v) {
   SW_CHECK(offset == row, "a reduction's rows do not hold its gradients' chunks");
   Set(to, std::move(contents));
   return MatchedAll(v);
-}
-
-// The gradient's chunk r goes into row r, behind the chunks of the units before.
-Call Binder::BindRowBucket(const OpView& v) {
-  const BufferId from = v.inputs.front().buffer;
-  const BufferId bucket = v.outputs.front().buffer;
-  const std::int64_t width = SizeOf(BufferOf(bucket).dtype);
-  const std::int64_t row = BufferOf(bucket).size.value / program_.shard_size;
-  const std::int64_t chunk = program_.units[v.op->subject].shard_elements * width;
-  const std::int64_t used = Summed<std::int64_t>(rows_[bucket], [&](const UnitId u) {
-    return program_.units[u.value].shard_elements * width;
-  });
-  CopyCall copy;
-  for (std::int64_t r = 0; r < program_.shard_size; ++r) {
-    copy.runs.push_back(RawRun(At(from) + r * chunk, At(bucket) + r * row + used, chunk));
-  }
-  rows_[bucket].push_back(v.unit());
-  return copy;
-}
-
-// The used part of every row, row behind row.
-Call Binder::BindRowsTogether(const OpView& v) {
-  const BufferId bucket = v.inputs.front().buffer;
-  const BufferId to = v.outputs.front().buffer;
-  const std::int64_t row = BufferOf(bucket).size.value / program_.shard_size;
-  const std::int64_t used = BufferOf(to).size.value / program_.shard_size;
-  CopyCall copy;
-  for (std::int64_t r = 0; r < program_.shard_size; ++r) {
-    copy.runs.push_back(RawRun(At(bucket) + r * row, At(to) + r * used, used));
-  }
-  rows_[to] = std::exchange(rows_[bucket], {});
-  rows_.erase(bucket);
-  return copy;
-}
-
-Call Binder::BindRowScatter(const OpView& v, CollectiveCall call) {
-  const std::vector<UnitId> units = rows_.at(v.inputs.front().buffer);
-  rows_.erase(v.inputs.front().buffer);
-  SW_CHECK(units.size() == v.outputs.size(), "a bucket's units and outputs differ");
-  for (std::size_t i = 0; i < units.size(); ++i) {
-    const UnitInfo& unit = program_.units[units[i].value];
-    call.parts.push_back({At(v.outputs[i].buffer), unit.shard_elements, call.dtype});
-  }
-  return call;
 }
 
 }  // namespace shardwright

@@ -162,7 +162,7 @@ Call Binder::BindReshardClone(const OpView& v) {
 Call Binder::BindGradientCopy(const OpView& v) {
   const BufferId to = v.outputs.front().buffer;
   if (BufferOf(to).holds == Holds::kRows) {
-    return rows_.contains(v.inputs.front().buffer) ? BindRowsTogether(v) : BindRowsOfChunks(v);
+    return BindRowsOfChunks(v);
   }
   return Matched(v.inputs, to, false);
 }
@@ -216,9 +216,6 @@ Call Binder::BindCollective(const OpView& v) {
       const BufferId from = v.inputs.front().buffer;
       const BufferId to = v.outputs.front().buffer;
       call.send = At(from);
-      if (rows_.contains(from)) {
-        return BindRowScatter(v, std::move(call));
-      }
       call.receive = At(to);
       call.zeros = NeverWritten(from);
       if (BufferOf(to).holds == Holds::kMixed) {  // row r is what rank r receives

@@ -251,9 +251,6 @@ class Differences {
       Compare("plan.find_unused_parameters", a.find_unused_parameters, b.find_unused_parameters);
       Compare("plan.static_graph", a.static_graph, b.static_graph);
     }
-    if (a.dialect == Dialect::kFairscale) {
-      Compare("plan.reduce_scatter_bucket", a.reduce_scatter_bucket, b.reduce_scatter_bucket);
-    }
     if (IsZero(a.dialect) && IsZero(b.dialect)) {
       ZeroFields(a.zero, b.zero);
       const auto reduction = [](const Plan& plan) {

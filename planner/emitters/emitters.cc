@@ -5,7 +5,7 @@
 namespace shardwright {
 
 std::span<const Emitter> Emitters() {
-  static constexpr std::array<Emitter, 10> kEmitters = {{
+  static constexpr std::array<Emitter, 9> kEmitters = {{
       {"fsdp2", "plan data and the Python that applies it with fully_shard", EmitFsdp2},
       {"fsdp1", "plan data and the Python that applies it with FullyShardedDataParallel",
        EmitFsdp1},
@@ -14,7 +14,6 @@ std::span<const Emitter> Emitters() {
       {"deepspeed", "DeepSpeed configuration", EmitDeepSpeed},
       {"torchtitan", "TOML, and a Python recipe for versions without it", EmitTorchtitan, true},
       {"lightning", "strategy and module for Lightning, beside plan data", EmitLightning},
-      {"fairscale", "plan data and the Python that applies it with FairScale", EmitFairscale},
       {"slurm", "sbatch script", EmitSlurm},
       {"torchrun", "start script", EmitTorchrun},
   }};

@@ -39,7 +39,6 @@ struct Emitter {
 [[nodiscard]] Emission EmitDeepSpeed(const PlanFile& file, const EmitOptions& options);
 [[nodiscard]] Emission EmitTorchtitan(const PlanFile& file, const EmitOptions& options);
 [[nodiscard]] Emission EmitLightning(const PlanFile& file, const EmitOptions& options);
-[[nodiscard]] Emission EmitFairscale(const PlanFile& file, const EmitOptions& options);
 [[nodiscard]] Emission EmitSlurm(const PlanFile& file, const EmitOptions& options);
 [[nodiscard]] Emission EmitTorchrun(const PlanFile& file, const EmitOptions& options);
 

@@ -68,10 +68,4 @@ Emission EmitFsdp1(const PlanFile& file, const EmitOptions& options) {
                      "returns");
 }
 
-Emission EmitFairscale(const PlanFile& file, const EmitOptions& options) {
-  return EmitApplied(file, options, AsFairscale(file), "fairscale",
-                     "train what model = shardwright_fairscale.apply_plan(model, "
-                     "\"fairscale_plan.json\") returns");
-}
-
 }  // namespace shardwright

@@ -132,26 +132,23 @@ bool RecomputesInFull(const Plan& plan) {
   });
 }
 
-// Units of one module, without choices that FSDP1 and FairScale do not have. What groups hold falls
+// Units of one module, without choices that FSDP1 does not have. What groups hold falls
 // to the unit around them, but for what they keep in full precision.
 void SetFlatUnits(const PlanFile& file, PlanFile& out) {
-  const Plan& plan = file.plan;
-  std::vector<UnitPlan>& units = out.plan.units;
-  units.clear();
   bool keeps = false;
-  for (const UnitPlan& unit : plan.units) {
+  out.plan.units.clear();
+  for (UnitPlan unit : file.plan.units) {
     keeps = keeps || unit.full_precision;
     if (unit.modules.size() > 1) {
       continue;
     }
-    UnitPlan flat = unit;
-    flat.gap = Gap::kHold;
-    flat.forward_prefetch.clear();
-    flat.backward_prefetch.clear();
-    if (flat.reshard.kind == Reshard::Kind::kToGroup) {
-      flat.reshard = Reshard();
+    unit.gap = Gap::kHold;
+    unit.forward_prefetch.clear();
+    unit.backward_prefetch.clear();
+    if (unit.reshard.kind == Reshard::Kind::kToGroup) {
+      unit.reshard = Reshard();
     }
-    units.push_back(flat);
+    out.plan.units.push_back(unit);
   }
   if (keeps) {
     KeepFullPrecision(out.model, out.job.precision, out.plan);
@@ -171,9 +168,7 @@ std::string PlanDataJson(const PlanFile& file, std::string_view kind, FqnDialect
                    {"fqns", kFqnDialectNames[static_cast<std::size_t>(fqns)]},
                    {"parameters", CountParameters(file.model)}};
   json["mesh"] = {{"replicate", plan.replicate_size}, {"shard", plan.shard_size}};
-  if (plan.dialect != Dialect::kFairscale) {
-    json["torch"] = NameIn(kTorchNames, plan.torch);
-  }
+  json["torch"] = NameIn(kTorchNames, plan.torch);
   json["dtypes"] = {{"master", LongNameOf(precision.master)},
                     {"param", LongNameOf(precision.param)},
                     {"reduce", LongNameOf(precision.reduce)}};
@@ -184,9 +179,6 @@ std::string PlanDataJson(const PlanFile& file, std::string_view kind, FqnDialect
                      {"forward_prefetch", plan.forward_prefetch},
                      {"limit_all_gathers", plan.limit_all_gathers},
                      {"use_orig_params", plan.use_orig_params}};
-  }
-  if (plan.dialect == Dialect::kFairscale) {
-    json["fairscale"] = {{"bucket_cap_mb", plan.reduce_scatter_bucket.value / kMiB.value}};
   }
   json["training"] = TrainingJson(file);
   json["recompute"] = RecomputeJson(file, fqns);
@@ -221,28 +213,6 @@ PlanFile AsFsdp1(const PlanFile& file) {
   }
   SetFlatUnits(file, out);
   out.plan.offload.activations = file.plan.offload.activations && RecomputesInFull(file.plan);
-  return out;
-}
-
-PlanFile AsFairscale(const PlanFile& file) {
-  PlanFile out = file;
-  out.plan = WithDialect(file.plan, Dialect::kFairscale);
-  out.plan.shard_size = MeshOf(file.plan).RankCount();
-  out.plan.replicate_size = 1;
-  if (file.plan.dialect == Dialect::kFairscale) {
-    const std::int64_t mib = (file.plan.reduce_scatter_bucket.value + kMiB.value / 2) / kMiB.value;
-    out.plan.reduce_scatter_bucket = mib * kMiB;
-  }
-  if (out.plan.sync == SyncMode::kReplicateLast) {
-    out.plan.sync = SyncMode::kEvery;
-  }
-  SetFlatUnits(file, out);
-  out.plan.units.back().reshard.kind = Reshard::Kind::kNever;  // never freed after forward
-  out.plan.offload.activations = file.plan.offload.activations && RecomputesInFull(file.plan);
-  Precision& precision = out.job.precision;
-  if (precision.param == precision.master || precision.reduce != DType::kFp32) {
-    precision.reduce = precision.param;  // fp32_reduce_scatter needs mixed_precision
-  }
   return out;
 }
 

@@ -11,7 +11,7 @@
 
 namespace shardwright {
 
-// The JSON document that shardwright_plan.py reads. `kind` is "fsdp2", "fsdp1" or "fairscale";
+// The JSON document that shardwright_plan.py reads. `kind` is "fsdp2" or "fsdp1";
 // `file` is the plan as emitted. Throws InputError for a unit or region that has no name in the FQN
 // dialect.
 [[nodiscard]] std::string PlanDataJson(const PlanFile& file, std::string_view kind,
@@ -21,8 +21,6 @@ namespace shardwright {
 [[nodiscard]] PlanFile AsFsdp2(const PlanFile& file);
 // The plan that FullyShardedDataParallel runs.
 [[nodiscard]] PlanFile AsFsdp1(const PlanFile& file);
-// The plan that FairScale's FullyShardedDataParallel runs.
-[[nodiscard]] PlanFile AsFairscale(const PlanFile& file);
 
 // A Python file that ships with Shardwright: "shardwright_plan.py".
 [[nodiscard]] EmittedFile PythonFile(std::string_view name);

@@ -297,7 +297,7 @@ void ApplyPairs(const RunSettings& run, PlanFile& file) {
   file.plan.micro_batch *= samples;
   file.job.global_batch *= samples;
   const Precision& precision = file.job.precision;
-  if (HasReference(file.job.trains_by) && run.script.adapters.rank == 0 &&
+  if (HasReference(file.job.trains_by, file.job.rollout) && run.script.adapters.rank == 0 &&
       run.script.has_bf16_weights && IsTorch(file.plan.dialect) &&
       precision.master != precision.param) {
     file.job.frozen_format = FrozenFormat::kParam;

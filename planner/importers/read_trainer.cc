@@ -198,6 +198,47 @@ void ReadPreferences(const JsonValue& root, std::string_view loss_key, TrainerFi
   file.script.adapters.dropout = 0.0;
 }
 
+// Completions that an engine, or the trainer itself, generates: TRL's GRPOConfig, also as axolotl's
+// table `trl`. Prompts have no limit any more; 512 tokens was theirs before. `updates` may share a
+// generation of `batches`; the old log-probabilities are told then, and where an engine samples.
+void ReadCompletions(const JsonValue& root, double engine, TrainerFile& file) {
+  ScriptFacts& script = file.script;
+  Rollout& rollout = script.rollout;
+  const auto count = [&](const char* key, std::int64_t usual) {
+    const std::int64_t told = LengthOf(root, {key});
+    if (told == 0) {
+      script.assumed.push_back({key, std::to_string(usual)});
+    }
+    return told == 0 ? usual : told;
+  };
+  script.trains_by = TrainsBy::kGrpo;
+  rollout.completion = count("max_completion_length", 512);
+  rollout.generations = count("num_generations", 8);
+  if (script.sequence_length == 0) {
+    script.sequence_length = rollout.completion + count("max_prompt_length", 512);
+  }
+  rollout.updates = std::max<std::int64_t>(1, LengthOf(root, {"num_iterations"}));
+  rollout.batches = LengthOf(root, {"steps_per_generation"});
+  const auto beta = root.Find("beta");
+  rollout.has_reference = beta && beta->AsDouble() != 0;
+  const bool has_engine = IsOn(root, "use_vllm");
+  const auto mode = root.Find("vllm_mode");
+  if (mode) {
+    Demand(*mode, {"colocate", "server"}, "colocate or server");
+  }
+  if (has_engine && !(mode && mode->AsString() == "server")) {
+    const auto part = root.Find("vllm_gpu_memory_utilization");
+    rollout.engine = part ? part->AsDouble() : engine;
+    rollout.sleeps = IsOn(root, "vllm_enable_sleep_mode");
+  }
+  rollout.by_trainer = !has_engine;
+  const std::int64_t steps = file.result.settings.gradient_accumulation_steps.value_or(1);
+  const auto corrects = root.Find("vllm_importance_sampling_correction");
+  rollout.has_old =
+      steps % (rollout.updates * (rollout.batches > 0 ? rollout.batches : steps)) != 0 ||
+      (has_engine && (!corrects || corrects->AsBool()));
+}
+
 bool IsLlamaFactory(const JsonValue& root) {
   return FindOne(root, {"cutoff_len", "finetuning_type", "stage", "enable_liger_kernel", "template",
                         "infer_backend", "export_dir", kLlamaFactoryRecompute})
@@ -267,24 +308,36 @@ bool RunsTrl(const JsonValue& root) {
   return path.find("trl/") != path.npos || path.find("examples/scripts/") != path.npos;
 }
 
-// sft, dpo, kto, orpo or reward, as the command line says. Files of the scripts have the same keys:
-// a loss of answers, or the name of the file or of its folder tells them.
+// A key that scripts have which generate.
+std::optional<JsonValue> CompletionKey(const JsonValue& root) {
+  return FindOne(root, {"num_generations", "max_completion_length", "use_vllm",
+                        "steps_per_generation", "reward_funcs", "vllm_mode"});
+}
+
+// sft, dpo, kto, orpo, reward or grpo, as the command line says. Files of the scripts have the same
+// keys: a loss of answers, or the name of the file or of its folder tells them.
 std::string TrlScript(const JsonValue& root) {
-  constexpr std::array<std::string_view, 5> kRead = {"sft", "dpo", "kto", "orpo", "reward"};
+  constexpr std::array<std::string_view, 7> kRead = {"sft",    "dpo",  "kto", "orpo",
+                                                     "reward", "grpo", "gspo"};
   const std::string where = root.path().str();
   if (RunsTrl(root)) {
     const std::string stem = std::filesystem::path(root.At("script").AsString()).stem().string();
     const std::string first = stem.substr(0, stem.find('_'));  // sft_gpt_oss, reward_modeling
     const bool is_other = stem.find("vlm") != stem.npos || stem.find("diffusion") != stem.npos;
     if (is_other || std::find(kRead.begin(), kRead.end(), first) == kRead.end()) {
-      throw root.At("script").Error("TRL's sft, dpo, kto, orpo or reward, since the script " +
+      throw root.At("script").Error("TRL's sft, dpo, kto, orpo, reward or grpo, since the script " +
                                     stem + " cannot be predicted");
     }
-    return first;
+    return first == "gspo" ? "grpo" : first;
   }
   const std::filesystem::path path(where);
   const std::string name = (path.parent_path().filename() / path.filename()).string();
   const auto says = [&](std::string_view word) { return name.find(word) != name.npos; };
+  const bool is_unread =
+      says("cpo") || says("gkd") || says("rloo") || says("dppo") || says("online");
+  if (!is_unread && (says("grpo") || CompletionKey(root))) {
+    return "grpo";
+  }
   const bool compares = FindOne(root, {"beta", "max_prompt_length", "precompute_ref_log_probs",
                                        "desirable_weight", "undesirable_weight"})
                             .has_value();
@@ -293,7 +346,7 @@ std::string TrlScript(const JsonValue& root) {
   }
   const auto loss = root.Find("loss_type");
   const bool is_kto = loss ? loss->AsString() == "kto" : says("kto");
-  const bool is_other = (says("kto") && !is_kto) || says("grpo") || says("cpo") || says("gkd");
+  const bool is_other = (says("kto") && !is_kto) || is_unread;
   if (is_other || !(says("orpo") || is_kto || says("dpo") || loss)) {
     throw InputError(where,
                      is_other ? "a script of TRL that compares no answers with a reference"
@@ -319,8 +372,14 @@ void ReadTrlLoss(const JsonValue& root, TrainerFile& file) {
     }
     return ReadRewards(file);
   }
+  if (const auto key = CompletionKey(root); key && script != "grpo") {
+    throw key->Error("no such key, since " + script + " that generates cannot be predicted");
+  }
   if (script != "sft") {
-    if (script == "kto") {
+    if (script == "grpo") {
+      constexpr double kEngine = 0.3;
+      ReadCompletions(root, kEngine, file);
+    } else if (script == "kto") {
       ReadSingles(root, file);
     } else {
       ReadPreferences(root, "loss_type", file);
@@ -410,11 +469,12 @@ void ReadScript(const JsonValue& root, TrainerFile& file) {
   if (IsLlamaFactory(root)) {
     return ReadLlamaFactory(root, file);
   }
-  const bool says_trl = RunsTrl(root) || FindOne(root, {"max_length", "packing", "dataset_mixture",
-                                                        "dataset_text_field", "assistant_only_loss",
-                                                        "completion_only_loss", "loss_type", "beta",
-                                                        "max_prompt_length"})
-                                             .has_value();
+  const bool says_trl =
+      RunsTrl(root) ||
+      FindOne(root, {"max_length", "packing", "dataset_mixture", "dataset_text_field",
+                     "assistant_only_loss", "completion_only_loss", "loss_type", "beta",
+                     "max_prompt_length", "num_generations", "max_completion_length"})
+          .has_value();
   // Transformers' run_clm.py has this one, too, beside others of its own.
   const bool may_be_trl = root.Find("dataset_name") &&
                           !FindOne(root, {"block_size", "dataset_config_name", "model_max_length",
@@ -546,11 +606,24 @@ void CheckUnfrozen(const JsonValue& root, const TrainerFile& file) {
   }
 }
 
+// Tables `trl` and `vllm`; where the first says colocate the engine has 0.9 of the memory.
+// sequence_len cuts nothing that is generated.
+void ReadAxolotlCompletions(const JsonValue& root, TrainerFile& file) {
+  const JsonValue trl = root.At("trl");
+  const auto vllm = root.Find("vllm");
+  const auto part = vllm ? vllm->Find("gpu_memory_utilization") : std::nullopt;
+  file.script.sequence_length = 0;
+  ReadCompletions(trl, part ? part->AsDouble() : trl.Find("vllm_mode") ? 0.9 : 0.3, file);
+}
+
 // Answers are compared by their log-probabilities, or by a score.
 void ReadAxolotlPairs(const JsonValue& root, TrainerFile& file) {
   const auto rl = root.Find("rl");
   if (rl && !rl->AsString().empty()) {
-    Demand(*rl, {"dpo", "ipo", "orpo", "kto"}, "dpo, ipo, orpo or kto");
+    Demand(*rl, {"dpo", "ipo", "orpo", "kto", "grpo", "gdpo"}, "dpo, ipo, orpo, kto or grpo");
+    if (rl->AsString() == "grpo" || rl->AsString() == "gdpo") {
+      return ReadAxolotlCompletions(root, file);
+    }
     if (rl->AsString() == "kto") {
       return ReadSingles(root, file);
     }
@@ -601,7 +674,6 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
       throw root.At("quantize_moe_experts").Error("false without an adapter, as axolotl demands");
     }
   }
-  ReadAxolotlPairs(root, file);
   CheckUnfrozen(root, file);
   CheckDequantized(root);
   s.bf16 = HasBf16(root);
@@ -625,6 +697,7 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
     file.script.sequence_length = kSequence;
     file.script.assumed.push_back({"sequence_len", std::to_string(kSequence)});
   }
+  ReadAxolotlPairs(root, file);
   file.script.dp_shard = LengthOf(root, {"dp_shard_size"});
   file.script.dp_replicate = LengthOf(root, {"dp_replicate_size"});
   if (file.script.dp_shard > 1 && !s.fsdp.value_or(false)) {

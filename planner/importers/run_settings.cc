@@ -368,6 +368,7 @@ RunSettings ReadRun(std::span<const std::string> files) {
 
 RunFacts FactsOf(const RunSettings& run) {
   RunFacts facts;
+  static_cast<ScriptFacts&>(facts) = run.script;
   if (run.torchtitan) {
     facts.sequence_length = run.torchtitan->seq_len.value_or(2048);
     facts.model = ZooModel(*run.torchtitan);
@@ -379,21 +380,14 @@ RunFacts FactsOf(const RunSettings& run) {
     return facts;
   }
   facts.kernel_set = StackOf(run);
-  facts.model = run.script.model;
-  facts.sequence_length = run.script.sequence_length;
-  facts.attention = run.script.attention;
-  facts.adapters = run.script.adapters;
-  facts.trains_by = run.script.trains_by;
-  facts.loss_chunks = run.script.loss_chunks;
   if (run.script.loss_rows > 0) {
     const std::int64_t micro = run.trainer->per_device_train_batch_size.value_or(8) *
                                SamplesPerExample(run.script.trains_by);
     constexpr std::int64_t kMost = std::int64_t{1} << 20;  // as --loss-chunks
-    facts.loss_chunks = std::clamp<std::int64_t>(
-        run.script.sequence_length * micro / run.script.loss_rows, 2, kMost);
+    const std::int64_t completion = facts.rollout.completion;
+    const std::int64_t tokens = completion > 0 ? completion : facts.sequence_length;
+    facts.loss_chunks = std::clamp<std::int64_t>(tokens * micro / facts.loss_rows, 2, kMost);
   }
-  facts.nodes = run.script.nodes;
-  facts.gpus_per_node = run.script.gpus_per_node;
   facts.has_micro_batch =
       run.trainer || (run.deepspeed && run.deepspeed->train_micro_batch_size_per_gpu);
   facts.has_accumulation = run.trainer || run.deepspeed;

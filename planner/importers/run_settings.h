@@ -76,6 +76,7 @@ struct ScriptFacts {
   std::int64_t global_batch = 0;        // of trainers of their own: samples of a step on all ranks
   bool has_bf16_adapters = false;       // otherwise fp32 (PEFT's autocast_adapter_dtype)
   TrainsBy trains_by = TrainsBy::kOwn;  // batch sizes of a file count pairs
+  Rollout rollout;                      // of GRPO
   std::vector<Assumption> assumed;      // the script's own defaults
 
   // Neither the Trainer nor Accelerate wraps the model.
@@ -101,16 +102,8 @@ struct RunSettings {
 };
 
 // What a plan must be made with before the settings can be applied to it; 0 and empty: not said.
-struct RunFacts {
-  std::int64_t sequence_length = 0;
-  std::int64_t nodes = 0;
-  std::int64_t gpus_per_node = 0;
-  std::string model;             // of the zoo, for torchtitan's own models, or as a script names it
-  std::string kernel_set;        // the stack that the framework runs on
-  std::string attention;         // as --attention
-  std::int64_t loss_chunks = 0;  // as --loss-chunks
-  Adapters adapters;
-  TrainsBy trains_by = TrainsBy::kOwn;
+struct RunFacts : ScriptFacts {
+  std::string kernel_set;         // the stack that the framework runs on
   bool has_micro_batch = false;   // otherwise the user's script decides
   bool has_accumulation = false;  // the same
   bool has_optimizer = false;     // the same

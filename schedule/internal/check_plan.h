@@ -32,7 +32,7 @@ void CheckStaticGraph(const Job& job, const Plan& plan, const std::string& where
 // "Limitations" of FullyShardedDataParallel's documentation (torch 2.13).
 void CheckOffloadedSums(const Job& job, const Plan& plan, const std::string& where);
 void CheckUnits(const Plan& plan, const std::string& where);
-void CheckRecompute(const Model& model, const Plan& plan, const std::string& where);
+void CheckRecompute(const Model& model, const Job& job, const Plan& plan, const std::string& where);
 // Where gradients change their dtype to wait for a reduction, FSDP2 asks every parameter for one,
 // also those of a unit that was never gathered (to_accumulated_grad_if_needed of _fsdp_param.py).
 void CheckUncalledUnits(const Model& model, const Job& job, const Plan& plan,
@@ -40,11 +40,9 @@ void CheckUncalledUnits(const Model& model, const Job& job, const Plan& plan,
 // What PyTorch's wrappers and torch.utils.checkpoint cannot do together, or the applier not at all.
 void CheckFsdp(const Model& model, const Plan& plan, const std::string& where);
 void CheckExpertUnits(const Model& model, const Plan& plan, const std::string& where);
-// Which dialects have parameters, and states, of several formats in a unit.
+// Which dialects have parameters, and states, of several formats in a unit. FSDP1 without
+// use_orig_params flattens a unit into one parameter, which is trainable or not.
 void CheckFormats(const Model& model, const Job& job, const Plan& plan, const std::string& where);
-// FSDP1 without use_orig_params and FairScale flatten a unit into one parameter, which is trainable
-// or not.
-void CheckUniformGrad(const Model& model, const Plan& plan, const std::string& where);
 // What a unit in full precision may hold, and who has such units.
 void CheckFullPrecision(const Model& model, const Plan& plan, const std::string& where);
 // No published code was found that shards what Muon and SOAP need whole.

@@ -103,8 +103,11 @@ void CheckFormats(const Model& model, const Job& job, const Plan& plan, const st
     RefuseFormat(where, "frozen_format", frozen, "dialect ddp",
                  "only 4-bit weights of bitsandbytes are sharded");
   }
-  if (job.frozen_format != FrozenFormat::kMaster && plan.dialect == Dialect::kFsdp1) {
-    CheckUniformUnits(model, plan, where, "with frozen_format " + std::string(frozen));
+  const bool is_flat = !plan.use_orig_params;
+  if (plan.dialect == Dialect::kFsdp1 && (is_flat || job.frozen_format != FrozenFormat::kMaster)) {
+    CheckUniformUnits(
+        model, plan, where,
+        is_flat ? "with use_orig_params false" : "with frozen_format " + std::string(frozen));
   }
   const bool learns_all = AllOf(model.params, &Parameter::trainable);
   if (job.frozen_format != FrozenFormat::kMaster && learns_all) {
@@ -130,14 +133,6 @@ void CheckFormats(const Model& model, const Job& job, const Plan& plan, const st
                  "their copies in 16 bits are kept for backward otherwise");
   }
   CheckUpdateFormat(job, plan, where);
-}
-
-void CheckUniformGrad(const Model& model, const Plan& plan, const std::string& where) {
-  if (plan.dialect == Dialect::kFsdp1 && !plan.use_orig_params) {
-    CheckUniformUnits(model, plan, where, "with use_orig_params false");
-  } else if (plan.dialect == Dialect::kFairscale) {
-    CheckUniformUnits(model, plan, where, "under dialect fairscale");
-  }
 }
 
 void CheckFullPrecision(const Model& model, const Plan& plan, const std::string& where) {

@@ -30,9 +30,7 @@ void CheckForeignOptions(const Plan& plan, const std::string& where) {
   check(Dialect::kFsdp1, &Plan::forward_prefetch, "forward_prefetch");
   check(Dialect::kFsdp1, &Plan::limit_all_gathers, "limit_all_gathers");
   check(Dialect::kFsdp1, &Plan::use_orig_params, "use_orig_params");
-  if (plan.dialect != Dialect::kFairscale) {
-    check(Dialect::kFsdp1, &Plan::bounded_memory, "bounded_memory");
-  }
+  check(Dialect::kFsdp1, &Plan::bounded_memory, "bounded_memory");
   check(Dialect::kNative, &Plan::in_flight, "in_flight");
   check(Dialect::kNative, &Plan::transfers, "transfers");
   check(Dialect::kNative, &Plan::moments_piece, "moments_piece");
@@ -42,7 +40,6 @@ void CheckForeignOptions(const Plan& plan, const std::string& where) {
   check(Dialect::kDdp, &Plan::static_graph, "static_graph");
   CheckForeign(IsTorch(plan.dialect) || plan.torch == defaults.torch,
                "dialect fsdp2, fsdp1 and ddp", plan, where, "torch");
-  check(Dialect::kFairscale, &Plan::reduce_scatter_bucket, "reduce_scatter_bucket");
 }
 
 void CheckZeroOptions(const Plan& plan, const std::string& where) {
@@ -79,7 +76,7 @@ void CheckZeroOptions(const Plan& plan, const std::string& where) {
   CheckRange(zero.sub_group, 1, most, where, "zero.sub_group");
 }
 
-// What the ZeRO stages and FairScale leave no choice about.
+// What the ZeRO stages leave no choice about.
 void CheckFixedRules(const Plan& plan, const std::string& where) {
   const std::string dialect = "dialect " + std::string(NameOf(plan.dialect));
   if (IsZero(plan.dialect) && plan.sync != SyncMode::kEvery) {
@@ -92,10 +89,6 @@ void CheckFixedRules(const Plan& plan, const std::string& where) {
       plan.offload.parameters) {
     throw InputError(FieldOf(where, "offload.parameters"), "true", "false",
                      dialect + " keeps parameters on the device");
-  }
-  if (plan.dialect == Dialect::kFairscale && plan.replicate_size > 1) {
-    throw InputError(FieldOf(where, "replicate_size"), std::to_string(plan.replicate_size), "1",
-                     dialect + " shards over all ranks");
   }
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <set>
@@ -11,6 +12,8 @@
 #include "core/text.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/internal/check_plan.h"
+#include "schedule/lower/fetch_order.h"
+#include "schedule/plan_names.h"
 #include "topologies/mesh.h"
 
 namespace shardwright::internal {
@@ -161,12 +164,19 @@ void CheckUnits(const Plan& plan, const std::string& where) {
   }
 }
 
-void CheckRecompute(const Model& model, const Plan& plan, const std::string& where) {
+void CheckRecompute(const Model& model, const Job& job, const Plan& plan,
+                    const std::string& where) {
   if (plan.recompute.empty()) {
     return;
   }
-  if (plan.dialect == Dialect::kZero3 &&
-      AnyOf(model.ops, [&](const ModelOp& op) { return model.SpecOf(op).other.stops_gradient; })) {
+  // A forward of the policy in front has a trace of its own (FetchOrder).
+  const bool has_old = RunsPolicyBefore(job);
+  const auto own = std::find_if(model.ops.begin(), model.ops.end(), [&](const ModelOp& op) {
+    return !has_old || op.called_again == ModuleId(0);
+  });
+  if (plan.dialect == Dialect::kZero3 && std::any_of(own, model.ops.end(), [&](const ModelOp& op) {
+        return model.SpecOf(op).other.stops_gradient;
+      })) {
     throw InputError(FieldOf(where, "recompute"), "regions of a model with gradients that stop",
                      "none with them under dialect zero3",
                      "DeepSpeed's gathers are not known then");

@@ -71,7 +71,7 @@ Ends FindEnds(const Model& model, const std::vector<ModuleId>& blocks) {
   ParamId table;
   for (const ModelOp& op : model.ops) {
     if (model.SpecOf(op).kind == OpKind::kEmbedding && !op.params.empty() &&
-        !IsInsideAny(model, op.module, blocks)) {
+        !IsInsideAny(model, op.module, blocks) && !IsOfReference(model, op.module)) {
       table = StorageOf(model, op.params[0]);
       ends.embedding = model.params[table.value].module;
       break;

@@ -58,6 +58,20 @@ constexpr auto kAllocatorFields = [](auto& allocator, auto& visit) {
   visit("pinned_max_round_mib", allocator.pinned_max_round_mib,
         {.most = 1 << 20, .is_written = allocator.pinned_max_round_mib > 0});
 };
+constexpr auto kRolloutFields = [](auto& rollout, auto& visit) {
+  visit("completion", rollout.completion, {.most = std::int64_t{1} << 30});
+  visit("generations", rollout.generations, {.least = 2, .most = kMaxAccumulation});
+  visit("updates", rollout.updates, {.least = 1, .most = kMaxAccumulation});
+  visit("batches", rollout.batches, {.most = kMaxAccumulation});
+  visit("has_old", rollout.has_old);
+  visit("has_reference", rollout.has_reference);
+  visit("engine", rollout.engine, kFraction);
+  visit("sleeps", rollout.sleeps);
+  visit("by_trainer", rollout.by_trainer);
+  visit("seconds", rollout.seconds,
+        {.holds = [](double s) { return s >= 0 && s <= kMaxGeneration; },
+         .expected = "seconds, at most 1e6"});
+};
 constexpr auto kJobFields = [](auto& job, auto& visit) {
   visit("mode", job.mode, {.names = kJobModeNames});
   visit("sequence_length", job.sequence_length,
@@ -80,6 +94,7 @@ constexpr auto kJobFields = [](auto& job, auto& visit) {
   visit("lora_magnitudes", job.lora_magnitudes, {.is_written = job.lora_magnitudes});
   visit("trains_by", job.trains_by,
         {.names = kTrainsByNames, .is_written = job.trains_by != TrainsBy::kOwn});
+  visit("rollout", job.rollout, kRolloutFields, job.trains_by == TrainsBy::kGrpo);
   visit("frozen_format", job.frozen_format,
         {.names = kFrozenFormatNames, .is_written = job.frozen_format != FrozenFormat::kMaster});
   visit("quantized_experts", job.quantized_experts, {.is_written = job.quantized_experts});
@@ -159,7 +174,8 @@ constexpr auto kPlanFields = [](auto& plan, auto& visit) {
   visit("find_unused_parameters", plan.find_unused_parameters);
   visit("static_graph", plan.static_graph);
   visit("zero", plan.zero, kZeroFields);
-  visit("reduce_scatter_bucket", plan.reduce_scatter_bucket);
+  Bytes retired;  // an option of the dialect fairscale, which earlier files of all dialects have
+  visit("reduce_scatter_bucket", retired, {.is_written = false});
   visit("recompute", plan.recompute);
   visit("units", plan.units, {.is_needed = true});
 };

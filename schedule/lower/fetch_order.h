@@ -19,19 +19,30 @@
 
 namespace shardwright {
 
+// Does the policy run without gradients in front of its own forward, and nothing else of its
+// engine? A reference's calls mismatch what was recorded, which is not modelled.
+[[nodiscard]] inline bool RunsPolicyBefore(const Job& job) {
+  return job.rollout.has_old && !job.rollout.has_reference;
+}
+
 class FetchOrder {
  public:
   FetchOrder(const ZeroOptions& options, std::size_t unit_count)
       : options_(options), fetched_for_(unit_count, kNever), uses_(unit_count) {}
 
   // A pass is one forward and backward of a micro-batch (or one forward, if there is no backward).
+  // DeepSpeed ends it where the model is called again: its second forward then follows the first
+  // one, and its backward is forgotten.
   void BeginPass() {
     call_ = 0;
     next_ = 0;
     available_ = 0;
     std::fill(fetched_for_.begin(), fetched_for_.end(), kNever);
   }
-  void EndPass() { is_complete_ = true; }
+  void EndPass() {
+    is_complete_ = !is_forgotten_;
+    is_forgotten_ = false;
+  }
   [[nodiscard]] bool IsComplete() const { return is_complete_; }
   [[nodiscard]] std::int64_t NextCall() const { return call_; }
 
@@ -45,6 +56,10 @@ class FetchOrder {
     std::vector<UnitId> ahead;
     std::set<UnitId> seen;
     const std::int64_t call = call_++;
+    if (is_forgotten_ || (is_complete_ && call == std::ssize(first_))) {
+      Forget();
+      return ahead;
+    }
     if (!is_complete_) {
       first_.push_back(order_.size());
       for (const UnitId unit : units) {
@@ -100,6 +115,16 @@ class FetchOrder {
  private:
   static constexpr std::int64_t kNever = -1;
 
+  // A call that the order does not have: the next pass records it anew.
+  void Forget() {
+    is_complete_ = false;
+    is_forgotten_ = true;
+    order_.clear();
+    first_.clear();
+    before_.clear();
+    uses_.assign(uses_.size(), {});
+  }
+
   struct Use {
     UnitId unit;
     std::int64_t call = 0;
@@ -113,7 +138,7 @@ class FetchOrder {
   }
 
   const ZeroOptions& options_;
-  bool is_complete_ = false;
+  bool is_complete_ = false, is_forgotten_ = false;
   std::vector<Use> order_;            // of a pass, call after call
   std::vector<std::size_t> first_;    // per call its first entry of order_
   std::vector<std::int64_t> before_;  // per entry of order_: elements of those before it

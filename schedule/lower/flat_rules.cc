@@ -145,7 +145,7 @@ void FlatRules::FindFinals() {
 // _runtime_utils.py, torch 2.13). A unit whose first call gets no gradient would then never be
 // reduced, so it is refused.
 void FlatRules::CheckHook(UnitId u) const {
-  if (plan_.dialect == Dialect::kFsdp1 && (CastsGather(u) || plan_.offload.parameters)) {
+  if (CastsGather(u) || plan_.offload.parameters) {
     throw InputError("plan: units[" + std::to_string(u.value) + "]",
                      "unit \"" + Info(u).name + "\" called again after a call without a gradient",
                      "one whose first call has one, or parameters that are neither cast nor "
@@ -168,8 +168,7 @@ BufferId FlatRules::ParameterStorage(UnitId u, std::uint32_t model_op) {
   const BufferId storage = InPlace(u) ? At(u).shard : At(u).unsharded;
   // Without use_orig_params a module keeps the views of its last call, which are those of the
   // optimizer's parameters if nothing is cast.
-  const bool keeps_views = InPlace(u) && plan_.dialect == Dialect::kFsdp1 &&
-                           !plan_.use_orig_params && model_op > spans.front().first;
+  const bool keeps_views = InPlace(u) && !plan_.use_orig_params && model_op > spans.front().first;
   if (!storage.valid() || (!inside && plan_.shard_size == 1 && !keeps_views)) {
     const Model& model = e_.in.model;
     throw InputError("plan: units[" + std::to_string(u.value) + "]",
@@ -180,43 +179,6 @@ BufferId FlatRules::ParameterStorage(UnitId u, std::uint32_t model_op) {
                      "that nothing reduces; leave the parameter to a unit around both modules");
   }
   return storage;
-}
-
-void FlatRules::PreForward(UnitId u, Phase phase) {
-  BeginGathers(phase);
-  if (HasParams(u)) {
-    Unshard(u, phase);
-    WaitForUnshard(u, phase);
-  }
-}
-
-void FlatRules::PostForward(UnitId u, Phase /*phase*/) {
-  if (!HasParams(u)) {
-    return;
-  }
-  if (Reshards(u)) {
-    FreeUnsharded(u);
-  }
-}
-
-void FlatRules::EndForward() {
-  if (job_.mode == JobMode::kForward) {
-    for (std::uint32_t u = 0; u < unit_count(); ++u) {
-      if (!StaysGathered(UnitId(u))) {
-        FreeUnsharded(UnitId(u));
-      }
-    }
-  } else {
-    FindFinals();
-  }
-}
-
-void FlatRules::BackwardLeft(UnitId u, bool done) {
-  // Units with gradients are freed when these are final; all-frozen ones have a hook of their own.
-  const bool frozen = spans_.grads_final[u.value] == kNoRegion;
-  if ((!done || frozen) && Reshards(u)) {
-    FreeUnsharded(u);
-  }
 }
 
 std::int64_t FlatRules::GradElements(const UnitInfo& unit) const {
@@ -314,12 +276,6 @@ void FlatRules::FreeUnsharded(UnitId u) {
   e_.body->Free(At(u).unsharded, StreamBit(Stream::kCompute));
   At(u).unsharded = BufferId();
   AfterFree();
-}
-
-void FlatRules::FreeAllUnsharded() {
-  for (std::uint32_t u = 0; u < unit_count(); ++u) {
-    FreeUnsharded(UnitId(u));
-  }
 }
 
 BufferId FlatRules::FlattenGrads(UnitId u) {

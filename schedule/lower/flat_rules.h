@@ -1,6 +1,6 @@
 #pragma once
 
-// The common part of FSDP1 and FairScale, its ancestor. A unit has one flat parameter, which is
+// The flat parameters of FSDP1. A unit has one flat parameter, which is
 // cast, gathered and freed as a whole. Memory is handed between streams by recordStream. Gradients
 // are concatenated, summed, and divided before and after the reduction.
 //
@@ -21,10 +21,6 @@ class FlatRules : public StepRules {
  public:
   FlatRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units);
 
-  void PreForward(UnitId u, Phase phase) override;
-  void PostForward(UnitId u, Phase phase) override;
-  void EndForward() override;
-  void BackwardLeft(UnitId u, bool done) override;
   void BackwardDone(std::uint32_t model_op) override;
   [[nodiscard]] BufferId ParameterStorage(UnitId u, std::uint32_t model_op) override;
 
@@ -34,7 +30,7 @@ class FlatRules : public StepRules {
   // all nodes made later, by whatever unit; then the gradient is complete.
   virtual void FlatGradFinal(UnitId u) = 0;
   // Whether the views of a unit are made when the unit before it is entered.
-  [[nodiscard]] virtual bool MakesViewsEarly() const { return false; }
+  [[nodiscard]] virtual bool MakesViewsEarly() const = 0;
   // Has parameters and runs.
   [[nodiscard]] bool IsEntered(UnitId u) const {
     return HasParams(u) && !spans_.spans[u.value].empty();
@@ -47,10 +43,7 @@ class FlatRules : public StepRules {
   // The unit's first call that is none, whose hooks torch keeps; the first one where all are.
   [[nodiscard]] UnitSpans::Span FirstWithGrad(UnitId u) const;
   // From pass to pass, where there is no backward.
-  [[nodiscard]] virtual bool StaysGathered(UnitId /*u*/) const { return false; }
-  // Units with parameters in the order in which forward enters them first.
-  [[nodiscard]] const std::vector<UnitId>& entered() const { return entered_; }
-
+  [[nodiscard]] virtual bool StaysGathered(UnitId u) const = 0;
   void EndInit() override;
 
   // One trainable parameter makes the whole flat parameter need a gradient.
@@ -62,19 +55,16 @@ class FlatRules : public StepRules {
   [[nodiscard]] std::vector<std::int64_t> StateTensors(UnitId u) const override;
 
   // Right before the buffer of a gather is allocated, and right after one was freed.
-  virtual void BeforeGather(Phase /*phase*/, UnitId /*unit*/) {}
-  virtual void AfterFree() {}
+  virtual void BeforeGather(Phase phase, UnitId unit) = 0;
+  virtual void AfterFree() = 0;
 
   // NO_SHARD without mixed precision computes on the parameters themselves.
   [[nodiscard]] bool InPlace(UnitId u) const {
     return plan_.shard_size == 1 && !CastsGather(u) && !plan_.offload.parameters;
   }
-  // After forward. FSDP1's NO_SHARD drops a copy that it has cast or fetched each time.
+  // After forward. NO_SHARD drops a copy that it has cast or fetched each time.
   [[nodiscard]] bool Reshards(UnitId u) const {
-    if (plan_.shard_size == 1) {
-      return plan_.dialect == Dialect::kFsdp1;
-    }
-    return IsFullShard(u) && !is_root_[u.value];
+    return plan_.shard_size == 1 || (IsFullShard(u) && !is_root_[u.value]);
   }
   [[nodiscard]] bool IsFullShard(UnitId u) const {
     return plan_.units[u.value].reshard.kind == Reshard::Kind::kAlways;
@@ -83,11 +73,10 @@ class FlatRules : public StepRules {
   [[nodiscard]] Bytes FlatGrad(UnitId u, DType dtype) const {
     return Bytes(Info(u).padded_elements * SizeOf(dtype));
   }
-  // Without use_orig_params FSDP1's flat parameter has no padding, and neither has its gradient
+  // Without use_orig_params the flat parameter has no padding, and neither has its gradient
   // before it is reduced (_get_reduce_scatter_tensors of _runtime_utils.py).
   [[nodiscard]] bool IsPaddedLate(UnitId u) const {
-    return plan_.dialect == Dialect::kFsdp1 && !plan_.use_orig_params &&
-           Info(u).elements != Info(u).padded_elements;
+    return !plan_.use_orig_params && Info(u).elements != Info(u).padded_elements;
   }
   [[nodiscard]] Bytes MadeGrad(UnitId u, DType dtype) const {
     return IsPaddedLate(u) ? Bytes(Info(u).elements * SizeOf(dtype)) : FlatGrad(u, dtype);
@@ -100,22 +89,23 @@ class FlatRules : public StepRules {
   void Unshard(UnitId u, Phase phase);
   void WaitForUnshard(UnitId u, Phase phase);
   void FreeUnsharded(UnitId u);
-  void FreeAllUnsharded();
 
   // Autograd concatenates the views' gradients into the gradient of the flat parameter.
   [[nodiscard]] BufferId FlattenGrads(UnitId u);
   // `flat` plus what earlier micro-batches kept.
   [[nodiscard]] BufferId AddKept(UnitId u, BufferId flat);
-  // no_sync: the flat gradient stays unsharded, in the compute dtype.
-  void KeepUnreduced(UnitId u, BufferId flat) { At(u).accumulated = AddKept(u, flat); }
   // `flat` in the reduce dtype, on the reduce stream; `flat` itself where the dtypes agree.
   [[nodiscard]] BufferId CastFlat(UnitId u, BufferId flat);
   [[nodiscard]] BufferId PadFlat(UnitId u, BufferId flat);
   // Divides by `divisor`, if it is above 1.
   void Scale(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double divisor);
 
+  // At the end of forward: which flat gradients backward will complete, and when.
+  void FindFinals();
+
   const DivideFactors factors_;  // before and behind the reduction
   const GroupId shard_group_;
+  std::vector<UnitId> entered_;      // units with parameters, in the order that forward enters them
   std::vector<bool> requires_grad_;  // per tensor, whether or not a loss depends on it
 
  private:
@@ -123,7 +113,6 @@ class FlatRules : public StepRules {
   [[nodiscard]] bool WouldMakeNode(const ModelOp& op) const;
   // Does the op run under torch.no_grad()? Nothing where it would have made no node anyway.
   [[nodiscard]] std::optional<bool> IsWithoutGrad(const ModelOp& op) const;
-  void FindFinals();
   void CheckHook(UnitId u) const;
   [[nodiscard]] BufferId AllocUnsharded(UnitId u);
 
@@ -133,7 +122,6 @@ class FlatRules : public StepRules {
 
   // Per model op.
   std::vector<std::optional<bool>> without_grad_, without_grad_before_, without_grad_behind_;
-  std::vector<UnitId> entered_;
   // The flat gradients that backward completes, in its order, and after which op.
   struct Final {
     std::uint32_t model_op = 0;
@@ -145,8 +133,5 @@ class FlatRules : public StepRules {
   std::vector<bool> is_root_;
   OpId last_gather_;
 };
-
-[[nodiscard]] std::unique_ptr<StepRules> MakeFairscale(Emitter&, const UnitSpans&,
-                                                       const std::vector<ResolvedUnit>&);
 
 }  // namespace shardwright

@@ -102,7 +102,15 @@ class Fsdp1Rules : public FlatRules {
 
   void EndForward() override {
     hooks_.InRegion(kNoRegion, Phase::kForward);
-    FlatRules::EndForward();
+    if (job_.mode != JobMode::kForward) {
+      FindFinals();
+      return;
+    }
+    for (std::uint32_t u = 0; u < unit_count(); ++u) {
+      if (!StaysGathered(UnitId(u))) {
+        FreeUnsharded(UnitId(u));
+      }
+    }
   }
 
   void PreForward(UnitId u, Phase phase) override {
@@ -114,7 +122,11 @@ class Fsdp1Rules : public FlatRules {
       SeeUnshard(u);
       hooks_.See(u, HookCall::kRecord);  // _pre_forward_prefetch
     }
-    FlatRules::PreForward(u, phase);
+    BeginGathers(phase);
+    if (HasParams(u)) {
+      Unshard(u, phase);
+      WaitForUnshard(u, phase);
+    }
     handles_[u.value].was_entered = true;
     handles_[u.value].looks_freed = false;
     if (HasParams(u) && phase == Phase::kForward && MakesViewsEarly()) {
@@ -122,7 +134,7 @@ class Fsdp1Rules : public FlatRules {
     }
   }
 
-  void PostForward(UnitId u, Phase phase) override {
+  void PostForward(UnitId u, Phase /*phase*/) override {
     Handle& handle = handles_[u.value];
     hooks_.See(u, HookCall::kRecord);  // _post_forward
     if (!HasParams(u) || handle.in_backward) {
@@ -135,7 +147,9 @@ class Fsdp1Rules : public FlatRules {
       handle.place = left_.size();
     }
     left_.push_back(u);
-    FlatRules::PostForward(u, phase);
+    if (Reshards(u)) {
+      FreeUnsharded(u);
+    }
     const Call& call = CallAt(u);
     if (!call.is_without_grad) {  // _register_pre_backward_hooks
       handle.needs_backward = call.has_grad_output;
@@ -232,8 +246,8 @@ class Fsdp1Rules : public FlatRules {
     }
     const BufferId flat = FlattenGrads(u);
     EndUnit(u);
-    if (!Syncs()) {
-      KeepUnreduced(u, flat);
+    if (!Syncs()) {  // no_sync: the flat gradient stays unsharded, in the compute dtype
+      At(u).accumulated = AddKept(u, flat);
       return;
     }
     Reduce(u, AddKept(u, flat));
@@ -416,9 +430,9 @@ class Fsdp1Rules : public FlatRules {
 
   // The unit that the first pass entered after u.
   void PrefetchForward(UnitId u) {
-    auto next = std::lower_bound(entered().begin(), entered().end(), u,
+    auto next = std::lower_bound(entered_.begin(), entered_.end(), u,
                                  [&](UnitId x, UnitId y) { return EntersBefore(x, y); });
-    if (++next != entered().end() && !handles_[next->value].was_entered) {
+    if (++next != entered_.end() && !handles_[next->value].was_entered) {
       CheckForwardPrefetch(*next);
       SeeUnshard(*next);
       handles_[next->value].is_prefetched = true;

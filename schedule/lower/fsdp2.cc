@@ -24,6 +24,7 @@
 
 #include "core/error.h"
 #include "core/ranges.h"
+#include "models/reference.h"
 #include "models/stacked_experts.h"
 #include "schedule/lower/fsdp2_rules.h"
 #include "schedule/lower/layout.h"
@@ -191,8 +192,11 @@ void Fsdp2Rules::LeaveForward(UnitId u, Phase phase) {
   if (PlanOf(u).reshard.kind != Reshard::Kind::kNever) {
     ReshardUnit(u, phase);
   }
-  comm_[u.value].left.push_back(order_.size());
-  order_.push_back(u);
+  if (!IsOfReference(e_.in.model,
+                     ModuleId(spans_.first_module[u.value]))) {  // a root has its own order
+    comm_[u.value].left.push_back(order_.size());
+    order_.push_back(u);
+  }
 }
 
 void Fsdp2Rules::EndForward() {

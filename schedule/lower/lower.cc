@@ -79,8 +79,6 @@ std::unique_ptr<StepRules> MakeRules(Emitter& e, const UnitSpans& spans,
       return MakeZero12(e, spans, units);
     case Dialect::kZero3:
       return MakeZero3(e, spans, units);
-    case Dialect::kFairscale:
-      return MakeFairscale(e, spans, units);
   }
   SW_CHECK(false, "unknown dialect");
   return nullptr;

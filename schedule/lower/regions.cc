@@ -235,9 +235,9 @@ void HoldOutputs(const Model& model, ModelAnalysis& a) {
   }
 }
 
-// torch's checkpoints nest by themselves; native and FairScale have none of their own.
+// torch's checkpoints nest by themselves; native has none of its own.
 bool Nests(Dialect dialect) {
-  return dialect != Dialect::kNative && dialect != Dialect::kFairscale;
+  return dialect != Dialect::kNative;
 }
 
 // Is the region, which begins in `outer`, one with it? torch nests their checkpoints. Backward asks

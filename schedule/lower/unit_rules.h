@@ -172,7 +172,7 @@ class StepRules : public DialectRules {
   // Copies a reduced gradient to the host for the CPU optimizer; WaitForHostGrads blocks until all
   // of them, and what the compute stream was given, are done.
   void GradToHost(UnitId u, Stream stream, OpId ready);
-  // PyTorch and FairScale drop the device's copy as soon as it is on its way.
+  // PyTorch drops the device's copy as soon as it is on its way.
   void DropSentGrad(UnitId u, Stream stream);
   void WaitForHostGrads(Phase phase);
   // The parameter that names the op's group: all ops with which it shares a parameter.

@@ -88,16 +88,9 @@ bool StepRules::HasScaler() const {
 // (_check_inf_per_device of grad_scaler.py) unless something is clipped. DTensors are asked over
 // their shards (found_inf_reduce_handler of _dispatch.py).
 std::int64_t StepRules::RanksOfFlag() const {
-  switch (plan_.dialect) {
-    case Dialect::kFsdp2:
-      return plan_.shard_size;
-    case Dialect::kFsdp1:
-      return job_.clip_gradients || job_.optimizer.impl != OptimizerImpl::kFused
-                 ? e_.mesh.RankCount()
-                 : 1;
-    default:
-      return 1;
-  }
+  const bool is_asked = plan_.dialect == Dialect::kFsdp1 &&
+                        (job_.clip_gradients || job_.optimizer.impl != OptimizerImpl::kFused);
+  return plan_.dialect == Dialect::kFsdp2 ? plan_.shard_size : is_asked ? e_.mesh.RankCount() : 1;
 }
 
 void StepRules::SumFlag(BufferId flag) {
@@ -566,7 +559,7 @@ void StepRules::FreeShardedGrads(std::span<const UnitId> units) {
   }
 }
 
-// The update of the dialects that update all units at once (fsdp2, fsdp1, ddp, fairscale). Native
+// The update of the dialects that update all units at once (fsdp2, fsdp1, ddp). Native
 // and DeepSpeed's stages have an end of their own. The carry slot tells the next step's gathers
 // which op wrote the parameters.
 void StepRules::EndStep() {

@@ -158,6 +158,11 @@ void Zero3Rules::PreForward(UnitId u, Phase phase) {
     BeginGathers(phase);
   }
   const Call& call = NextForwardCall(u);
+  if (RunsPolicyBefore(job_) && call.module == ModuleId(0) && phase == Phase::kForward &&
+      calls_[u.value].next_forward > 1) {
+    order_.EndPass();
+    order_.BeginPass();
+  }
   if (AllCalled(call.module)) {
     hooks_left_[call.module.value] = call.hooked ? 1 : 0;
     FetchModule(call.module, phase);

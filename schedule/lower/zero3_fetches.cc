@@ -147,7 +147,7 @@ void Zero3Rules::Gather(const std::vector<UnitId>& units, Phase phase) {
     fetch.flat = NewFlat(units, full, phase);
     CopyIn(parts, full / plan_.shard_size, fetch.flat, where);
   } else if (IsAway(units.front())) {
-    NewUnsharded(units.front());
+    NewUnsharded(units.front(), phase);
   }
   fetch.gathered = copy_tail_;
   if (plan_.shard_size > 1) {
@@ -182,7 +182,7 @@ BufferId Zero3Rules::NewFlat(const std::vector<UnitId>& units, Bytes full, Phase
     const OpId over = e_.LastCompute();
     e_.AddHostWait({&over, 1}, phase, units.front().value);
     for (const UnitId u : units) {
-      NewUnsharded(u);
+      NewUnsharded(u, phase);
     }
     return NewGathered(full);
   }
@@ -210,7 +210,7 @@ OpId Zero3Rules::LastComputeBefore(OpId op) const {
 BufferId Zero3Rules::FromHost(UnitId u, Phase phase, bool direct) {
   BufferId part;
   if (direct && plan_.shard_size == 1) {
-    NewUnsharded(u);
+    NewUnsharded(u, phase);
     part = At(u).unsharded;
   } else {
     part = HoldShard(e_.Alloc(GatherShard(u), Category::kAllGather, copy_), u);
@@ -232,8 +232,9 @@ void Zero3Rules::CopyIn(std::span<const BufferId> parts, Bytes slice, BufferId f
   copy_tail_ = e_.body->last();
 }
 
-void Zero3Rules::NewUnsharded(UnitId u) {
-  if (persistent_[u.value].valid() && order_.IsComplete()) {
+void Zero3Rules::NewUnsharded(UnitId u, Phase phase) {
+  const bool stays = order_.IsComplete() && !RunsPolicyBefore(job_);
+  if (persistent_[u.value].valid() && (stays || phase == Phase::kOptimizer)) {
     At(u).unsharded = persistent_[u.value];
     e_.body->Alloc(At(u).unsharded);
   } else {
@@ -265,7 +266,7 @@ void Zero3Rules::CopyOut(const Fetch& fetch, Phase phase) {
   std::uint16_t index = 0;
   for (const UnitId u : fetch.units) {
     if (At(u).unsharded == fetch.flat) {
-      NewUnsharded(u);
+      NewUnsharded(u, phase);
     }
     e_.AddCopy(OpCode::kGatherCopyOut, copy_, {phase, u.value}, Unsharded(u), Unsharded(u),
                {{fetch.flat, AccessMode::kRead, Role::kInput, index++},

@@ -117,7 +117,7 @@ class Zero3Rules : public ZeroRules {
   [[nodiscard]] OpId LastComputeBefore(OpId op) const;
   [[nodiscard]] BufferId FromHost(UnitId u, Phase phase, bool direct);
   void CopyIn(std::span<const BufferId> parts, Bytes slice, BufferId flat, Emitter::Where where);
-  void NewUnsharded(UnitId u);
+  void NewUnsharded(UnitId u, Phase phase);
   void Wait(UnitId u, Phase phase);
   void CopyOut(const Fetch& fetch, Phase phase);
   void WaitForCopies(Phase phase, UnitId u);

@@ -52,7 +52,9 @@ class BadPlans(ShardwrightTestCase):
             (("plan", "micro_batch"), 1e30, "plan.micro_batch: got 1e+30, expected an integer from 1 to 16777216"),
             (("plan", "micro_batch"), "1", 'plan.micro_batch: got "1", expected an integer from 1 to 16777216'),
             (("plan", "dialect"), "fsdp", 'plan.dialect: got "fsdp", expected one of "native", "fsdp2", "fsdp1", '
-             '"ddp", "zero1", "zero2", "zero3", "fairscale"; did you mean "fsdp2"?'),
+             '"ddp", "zero1", "zero2", "zero3"; did you mean "fsdp2"?'),
+            (("plan", "dialect"), "fairscale", 'plan.dialect: got "fairscale", expected one of "native", "fsdp2", "fsdp1", '
+             '"ddp", "zero1", "zero2", "zero3"'),
             (("plan", "units", 0, "reshard"), True,
              'plan.units[0].reshard: got true, expected "always", "never" or a number of ranks'),
             (("plan", "units", 0, "modules"), "transformer.h.0",

@@ -158,7 +158,7 @@ class Usage(ShardwrightTestCase):
             ("simulate needs a plan file, or - for standard input", ("simulate",)),
             ("--model is required; see shardwright plan --help", ("plan", "--cluster", "dgx-a100")),
             ("--cluster is required; see shardwright plan --help", ("plan", "--model", "gpt2")),
-            ('--dialect: got "fsdp3", expected native, fsdp2, fsdp1, ddp, zero1, zero2, zero3 or fairscale; did you mean "fsdp2"?',
+            ('--dialect: got "fsdp3", expected native, fsdp2, fsdp1, ddp, zero1, zero2 or zero3; did you mean "fsdp2"?',
              (*plan, "--dialect", "fsdp3")),
             ('--seq: got "8k", expected an integer in [1, 16777216]; did you mean 8192?', (*plan, "--seq", "8k")),
             ('--micro-batch: got "-1", expected an integer in [1, 16777216]', (*plan, "--micro-batch", "-1")),

@@ -1,12 +1,10 @@
-"""FairScale and Lightning themselves train with the files that are emitted for them, as the unwrapped model does.
+"""Lightning itself trains with the files that are emitted for it, as the unwrapped model does.
 
     python3 tests/cli/emit_frameworks_test.py SHARDWRIGHT
 
-scripts/deep.sh puts both packages into build/frameworks. Two gloo processes on the CPU each. FairScale knows streams of a GPU only,
-and flattens nothing for gloo, so both are replaced here; all else is its own code.
+scripts/deep.sh puts the package into build/frameworks. Two gloo processes on the CPU.
 """
 
-import contextlib
 import json
 import os
 import pathlib
@@ -21,9 +19,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1", 
 
 try:
     import torch
-    import torch.distributed as dist
     import transformers
-    import fairscale
     import lightning.pytorch as lightning
 except ImportError as error:
     print(f"SKIPPED: {error}")
@@ -59,48 +55,6 @@ def train(model, ids):
     return losses
 
 
-class Stream:
-    """A queue whose work is done at once."""
-    running = []
-
-    def wait_stream(self, _):
-        pass
-
-    @staticmethod
-    @contextlib.contextmanager
-    def enter(stream):
-        Stream.running.append(stream)
-        yield
-        Stream.running.pop()
-
-
-def without_a_gpu():
-    fsdp = fairscale.nn.FullyShardedDataParallel
-    set_up, scatter = fsdp._setup_streams, dist.reduce_scatter_tensor
-    Stream.running = [Stream()]
-    torch.cuda.Stream, torch.cuda.stream = Stream, Stream.enter
-    torch.cuda.current_stream = lambda: Stream.running[-1]
-    torch.Tensor.record_stream = lambda *_: None
-
-    def streams(self):
-        is_available, torch.cuda.is_available = torch.cuda.is_available, lambda: True
-        set_up(self)
-        torch.cuda.is_available = is_available
-
-    fsdp._setup_streams = streams
-    dist._reduce_scatter_base = lambda output, whole, group=None: scatter(output.view(-1), whole.view(-1), group=group)
-
-
-def train_fairscale(rank):
-    import shardwright_fairscale
-    dist.init_process_group("gloo")
-    without_a_gpu()
-    model = shardwright_fairscale.apply_plan(build(), "fairscale_plan.json", compute_device=torch.device("cpu"))
-    wrapped = sum(isinstance(m, fairscale.nn.FullyShardedDataParallel) for m in model.modules())
-    assert wrapped == len(json.loads(pathlib.Path("fairscale_plan.json").read_text())["units"]), wrapped
-    return train(model, samples()[:, rank])
-
-
 def train_lightning(rank):
     import lightning_plan
 
@@ -126,27 +80,27 @@ def train_lightning(rank):
     return module.losses
 
 
-def rank_main(target):
+def rank_main():
     """One process: prints the losses of its samples."""
     sys.path.insert(0, os.getcwd())
-    losses = {"fairscale": train_fairscale, "lightning": train_lightning}[target](int(os.environ["RANK"]))
+    losses = train_lightning(int(os.environ["RANK"]))
     print("losses", json.dumps(losses), flush=True)
     os._exit(0)  # gloo's threads may wait for the other process
 
 
 class EmitToFrameworks(ShardwrightTestCase):
 
-    def check(self, target, *flags):
+    def test_lightning(self):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         (self.folder / "model.json").write_text(json.dumps({"model_type": "llama", **LLAMA}))
         self.succeed("plan", "--model", "model.json", "--cluster", f"a100-80 x{RANKS}, nvlink 300 GB/s", "--seq", str(TOKENS),
-                     "--precision", "fp32", *flags, "-o", "plan.json")
-        self.succeed("emit", "plan.json", "--to", target, "-o", "emitted/")
+                     "--precision", "fp32", "--dialect", "fsdp2", "--wrap", "block", "--clip", "off", "-o", "plan.json")
+        self.succeed("emit", "plan.json", "--to", "lightning", "-o", "emitted/")
         launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS),
                     "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
-        processes = [subprocess.Popen([sys.executable, "-W", "ignore", __file__, "--rank", target], cwd=self.folder / "emitted",
+        processes = [subprocess.Popen([sys.executable, "-W", "ignore", __file__, "--rank"], cwd=self.folder / "emitted",
                                       env={**os.environ, **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(RANKS)]
         printed = [process.communicate(timeout=300) for process in processes]
@@ -159,15 +113,8 @@ class EmitToFrameworks(ShardwrightTestCase):
             mean = sum(of_rank[step] for of_rank in losses) / RANKS
             self.assertLess(abs(mean - wanted), TOLERANCE * wanted, f"{losses} instead of {expected}")
 
-    def test_fairscale(self):
-        self.check("fairscale", "--dialect", "fairscale", "--wrap", "block", "--clip", "off")
-        self.check("fairscale", "--dialect", "fairscale", "--wrap", "block", "--reshard", "never", "--recompute", "full")
-
-    def test_lightning(self):
-        self.check("lightning", "--dialect", "fsdp2", "--wrap", "block", "--clip", "off")
-
 
 if __name__ == "__main__":
     if sys.argv[1] == "--rank":
-        rank_main(sys.argv[2])
+        rank_main()
     main()

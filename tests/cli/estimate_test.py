@@ -55,6 +55,32 @@ class Answers(ShardwrightTestCase):
         command, shown = block.split("\n", 1)
         self.assertEqual(self.succeed(*shlex.split(command)), shown)
 
+    def test_phases_of_grpo(self):
+        flags = ("--mode", "grpo,completion=256,beta=0.1,updates=2,engine=0.5", "--seq", "512", "--global-batch", "64")
+        report = json.loads(self.succeed("estimate", "gpt2", "4xA100-80", *flags, "--json"))
+        phases = report["phases"]
+        generating = phases["weights_s"] + phases["generation_s"] + phases["log_probabilities_s"]
+        self.assertEqual((phases["generations_per_step"], phases["samples"]), (0.5, 16))
+        self.assertAlmostEqual(report["step_time_s"], phases["learning_s"] + generating / 2, delta=1e-9)
+        self.assertAlmostEqual(report["tokens_per_s_per_gpu"], 16 * 512 / report["step_time_s"], delta=1)
+        off = (phases["generation_most_s"] - phases["generation_least_s"]) / 4
+        self.assertGreater(report["band"] * report["step_time_s"], off)
+        text = self.succeed("estimate", "gpt2", "4xA100-80", *flags)
+        for row in ("generation", "engine", "weights to engine", "log-probabilities", "learning", "generations per step"):
+            self.assertIn(f"\n  {row} ", text)
+        # The plan has the program of the last two; simulate tells them all.
+        words = shlex.split(report["next"])[1:]
+        self.succeed(*words)
+        simulated = json.loads(self.succeed("simulate", "plan.json", "--json"))["phases"]
+        self.assertEqual(simulated["generation_s"], phases["generation_s"])
+        self.assertIn("A step with its generation: ", self.succeed("simulate", "plan.json"))
+        told = json.loads(self.succeed("estimate", "gpt2", "4xA100-80", "--mode", "grpo,engine=apart,seconds=7", "--global-batch", "64", "--json"))
+        self.assertEqual((told["phases"]["generation_s"], told["phases"]["engine_bytes"]), (7, 0))
+        self.assertIn(" %, without its generation; ", self.succeed("estimate", "gpt2", "4xA100-80", "--mode", "grpo,engine=apart", "--global-batch", "64"))
+        for words in ("sft", "dpo,sleep", "grpo,groups=8", "grpo,engine=1", "grpo,completion"):
+            code, _, err = self.run_program("estimate", "gpt2", "4xA100-80", "--mode", words)
+            self.assertEqual((code, err.startswith("error: --mode")), (2, True), err)
+
     def test_a_global_batch_is_kept(self):
         report = json.loads(self.succeed(*SMALL, "--global-batch", "48", "--json"))
         self.assertEqual(report["micro_batch"] * report["accumulation"] * 4, 48)

@@ -80,7 +80,7 @@ class Growth(ShardwrightTestCase):
         """One unit of many modules, many units, and units of many parameters, in every dialect."""
         for dialect, wraps in {"fsdp2": ("block", "module", "root"), "fsdp1": ("block", "module", "root"), "ddp": ("root",),
                                "native": ("block", "module"), "zero1": ("root",), "zero2": ("root",),
-                               "zero3": ("block", "module", "root"), "fairscale": ("block", "module")}.items():
+                               "zero3": ("block", "module", "root")}.items():
             for wrap in wraps:
                 def make(n, dialect=dialect, wrap=wrap):
                     self.plan(llama(n), "--dialect", dialect, "--wrap", wrap)

@@ -79,11 +79,9 @@ class Jobs(BenchTestCase):
         self.assertTrue(files)
         self.assertEqual(answer["parameters"], 29975214080)  # the row's own count
 
-    def test_fairscale_before_0_4_5_has_one_communicator(self):
-        self.assertTrue(job("fairseq-002").has_one_communicator)
-        self.assertFalse(job("fairseq-002", date="2022-02").has_one_communicator)
+    def test_fairscale_is_priced_as_fsdp1_without_prefetch(self):
         plan, = plans(job("fairseq-002"))
-        self.assertEqual(plan["profile"]["json"]["memory"]["next_communicator"]["value"], "0 B")
+        self.assertEqual((plan["plan"]["dialect"], plan["plan"]["backward_prefetch"]), ("fsdp1", "none"))
 
     def test_networks_are_read_from_their_text(self):
         def cluster(**changed):

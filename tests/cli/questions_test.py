@@ -29,7 +29,7 @@ class Questions(ShardwrightTestCase):
         blocks = [block.split("```")[0] for block in page.split("```sh\n")[1:]]
         lines = [line for block in blocks for line in block.splitlines()]
         # Every question has its commands.
-        self.assertEqual(page.count("**"), 2 * (10 + 65))
+        self.assertEqual(page.count("**"), 2 * (12 + 65))
         self.assertGreater(len(lines), 50)
         said = {}  # of commands that write nothing and stand more than once
         for line in lines:
@@ -50,7 +50,7 @@ class Questions(ShardwrightTestCase):
 
     def test_two_lines_are_an_answer(self):
         quotes = re.findall(r"^```text\n(\$ [^\n]*)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-        self.assertEqual(len(quotes), 10)
+        self.assertEqual(len(quotes), 12)
         for command, shown in quotes:
             with self.subTest(command=command):
                 lines = shown.splitlines()

@@ -354,9 +354,8 @@ TEST_CASE("BatchNorm: common statistics lie within the derived bound of fp64") {
     worst.most = std::max(worst.most, use.most);
     worst.bound = std::max(worst.bound, use.bound);
   };
-  for (const Dialect dialect :
-       {Dialect::kDdp, Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative, Dialect::kFairscale,
-        Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
+  for (const Dialect dialect : {Dialect::kDdp, Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative,
+                                Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
     for (const std::int64_t ranks : {1, 2, 3, 4}) {
       check(NetSetup(dialect, ranks));
     }
@@ -391,7 +390,7 @@ TEST_CASE("BatchNorm: accumulation, recomputation and a frozen layer lie within 
     change(alone);
     const State oracle = OracleOf(alone);
     for (const Dialect dialect : {Dialect::kDdp, Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative,
-                                  Dialect::kFairscale, Dialect::kZero1, Dialect::kZero3}) {
+                                  Dialect::kZero1, Dialect::kZero3}) {
       Setup setup = NetSetup(dialect, 2);
       change(setup);
       CAPTURE(std::string(NameOf(dialect)));

@@ -189,9 +189,9 @@ std::string CellOf(const Feature& feature, Dialect dialect, const Weights& oracl
 }  // namespace
 
 TEST_CASE("Conformance: what runs under which dialect") {
-  const std::vector<Dialect> dialects = {Dialect::kNative, Dialect::kFsdp2,    Dialect::kFsdp1,
-                                         Dialect::kDdp,    Dialect::kZero1,    Dialect::kZero2,
-                                         Dialect::kZero3,  Dialect::kFairscale};
+  const std::vector<Dialect> dialects = {Dialect::kNative, Dialect::kFsdp2, Dialect::kFsdp1,
+                                         Dialect::kDdp,    Dialect::kZero1, Dialect::kZero2,
+                                         Dialect::kZero3};
   std::string text =
       "# What the executor runs\n\n"
       "Written by tests/executor/conformance_test.cc. *runs*: trained on 4 host ranks there, "

@@ -97,7 +97,7 @@ TEST_CASE("Full precision: every dialect trains norms as data parallel does, bit
   for (const DType compute : {DType::kBf16, DType::kFp16}) {
     for (const std::int64_t ranks : {1, 2, 3, 4}) {
       const Outcome expected = Train(NetSetup(Dialect::kDdp, ranks, compute));
-      for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kFairscale}) {
+      for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1}) {
         CheckEqual(NetSetup(dialect, ranks, compute), expected);
       }
     }

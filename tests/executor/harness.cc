@@ -198,11 +198,6 @@ Setup TinySetup(Dialect dialect, std::int64_t ranks) {
   if (dialect == Dialect::kZero1 || dialect == Dialect::kZero2 || dialect == Dialect::kZero3) {
     s.plan.zero.reduce_bucket = 100;  // elements: several buckets per backward, and a small arena
   }
-  if (dialect == Dialect::kFairscale) {
-    // Room for a block or two. The default, 25 MiB, takes longer to fill with NaNs than an emulated
-    // op lasts.
-    s.plan.reduce_scatter_bucket = Bytes(1000);
-  }
   const std::string wrap = dialect == Dialect::kDdp ? "root" : "block";
   s.plan.units = Wrap(s.model, ParseWrap(wrap, "test"), {}, dialect, "test");
   return s;

@@ -223,8 +223,6 @@ std::vector<Case> Cases() {
        }},
       {Dialect::kFsdp1, "ConvNet", LoadModel("mnist-convnet"), "size:100",
        [](Plan& plan, const Model&) { plan.micro_batch = 8; }},
-      {Dialect::kFairscale, "ConvNet", LoadModel("mnist-convnet"), "size:100",
-       [](Plan& plan, const Model&) { plan.reduce_scatter_bucket = Bytes(1 << 20); }},
   };
 }
 

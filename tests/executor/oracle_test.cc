@@ -60,10 +60,9 @@ TEST_CASE("Oracle: fp32 training lies within the derived bound of fp64, however 
   BoundUse worst;
   for (const Cut& cut : Cuts()) {
     const Weights oracle = TinyOracle(SetupOf(cut, Dialect::kDdp, 1));
-    for (const Dialect dialect :
-         {Dialect::kDdp, Dialect::kNative, Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kFairscale,
-          Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
-      const bool has_replicas = dialect != Dialect::kDdp && dialect != Dialect::kFairscale;
+    for (const Dialect dialect : {Dialect::kDdp, Dialect::kNative, Dialect::kFsdp2, Dialect::kFsdp1,
+                                  Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
+      const bool has_replicas = dialect != Dialect::kDdp;
       for (std::int64_t replicas = 1; replicas <= (has_replicas ? 2 : 1); ++replicas) {
         if (cut.ranks % replicas != 0) {
           continue;

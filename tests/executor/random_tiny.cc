@@ -33,9 +33,9 @@ void DrawUnits(std::mt19937& random, Setup& s) {
 
 // May make a plan that the dialect refuses.
 Setup Draw(std::mt19937& random) {
-  constexpr std::array<Dialect, 8> kDialects = {
-      Dialect::kDdp,       Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative,
-      Dialect::kFairscale, Dialect::kZero1, Dialect::kZero2, Dialect::kZero3};
+  constexpr std::array<Dialect, 7> kDialects = {Dialect::kDdp,    Dialect::kFsdp2, Dialect::kFsdp1,
+                                                Dialect::kNative, Dialect::kZero1, Dialect::kZero2,
+                                                Dialect::kZero3};
   const Dialect dialect = kDialects[random() % kDialects.size()];
   Setup s = TinySetup(dialect, 1 + static_cast<std::int64_t>(random() % 4));
   s.plan.accumulation = 1 + static_cast<std::int64_t>(random() % 2);
@@ -68,9 +68,6 @@ Setup Draw(std::mt19937& random) {
   if (dialect == Dialect::kZero3) {
     s.plan.zero.before_deepspeed_0_6 = random() % 3 == 0;
     s.plan.offload.optimizer = !s.plan.offload.parameters && random() % 4 == 0;
-  }
-  if (dialect == Dialect::kFairscale) {
-    s.plan.reduce_scatter_bucket = Bytes(static_cast<std::int64_t>(random() % 2000));
   }
   if (dialect == Dialect::kNative) {
     s.plan.in_flight = 2 + static_cast<std::int64_t>(random() % 3);

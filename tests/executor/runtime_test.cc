@@ -22,16 +22,13 @@
 namespace shardwright::testing {
 namespace {
 
-const std::vector<Dialect> kSharding = {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative,
-                                        Dialect::kFairscale};
-// FairScale has no replicas, and its units are trainable as a whole or not at all.
+const std::vector<Dialect> kSharding = {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative};
 const std::vector<Dialect> kMixing = {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative,
                                       Dialect::kZero1, Dialect::kZero2, Dialect::kZero3};
 
 const std::vector<Dialect> kZero = {Dialect::kZero1, Dialect::kZero2, Dialect::kZero3};
-const std::vector<Dialect> kAll = {Dialect::kFsdp2,     Dialect::kFsdp1, Dialect::kNative,
-                                   Dialect::kFairscale, Dialect::kZero1, Dialect::kZero2,
-                                   Dialect::kZero3};
+const std::vector<Dialect> kAll = {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative,
+                                   Dialect::kZero1, Dialect::kZero2, Dialect::kZero3};
 
 void CheckEqual(const Outcome& outcome, const Outcome& expected) {
   CHECK(outcome.losses == expected.losses);
@@ -187,9 +184,6 @@ std::vector<Choice> Choices() {
       {"fsdp1 without limiter",
        {Dialect::kFsdp1},
        [](Setup& s) { s.plan.limit_all_gathers = false; }},
-      {"fairscale with a small bucket",
-       {Dialect::kFairscale},
-       [](Setup& s) { s.plan.reduce_scatter_bucket = Bytes(600); }},
       {"fsdp1 flat parameters",
        {Dialect::kFsdp1},
        [](Setup& s) { s.plan.use_orig_params = false; }},
@@ -353,11 +347,9 @@ TEST_CASE("Runtime: every optimizer, with replicas") {
       setup.job = reference.job;
       setup.training = reference.training;
       CheckEqual(Train(setup), expected);
-      if (dialect != Dialect::kFairscale) {
-        setup.plan.shard_size = 2;
-        setup.plan.replicate_size = 2;
-        CheckClose(setup, oracle);
-      }
+      setup.plan.shard_size = 2;
+      setup.plan.replicate_size = 2;
+      CheckClose(setup, oracle);
     }
   }
 }

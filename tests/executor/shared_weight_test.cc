@@ -146,9 +146,8 @@ TEST_CASE("Shared weight: layers with biases of their own train as in fp64") {
   const Weights start = Exactly(Train(untrained).weights);
   const Weights oracle = OracleOf(start);
   CHECK(oracle[2][0].value != start[2][0].value);
-  for (const Dialect dialect :
-       {Dialect::kDdp, Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative, Dialect::kFairscale,
-        Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
+  for (const Dialect dialect : {Dialect::kDdp, Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative,
+                                Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
     for (const std::int64_t ranks : {1, 2}) {
       for (const std::int64_t accumulation : {1, 2}) {
         for (const SyncMode sync : {SyncMode::kEvery, SyncMode::kLast}) {

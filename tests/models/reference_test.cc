@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -107,6 +108,42 @@ TEST_CASE("Reference.OfSingleAnswersRunsMismatchedOnesToo") {
             doctest::Approx(ConventionFlopsPerSample(alone).value * 2));
     }
   }
+}
+
+// GRPO: forwards of the policy and of the reference come first. Head and loss read the completion.
+TEST_CASE("Reference.OfCompletionsRunsBeforeTheUpdate") {
+  const Model alone = LoadModel("llama-2-7b");  // 2,048 tokens a sample
+  const std::size_t m = alone.ops.size() + 1;   // and the choice of rows
+  for (const auto& [has_old, has_reference] : {std::pair(false, false), std::pair(true, false),
+                                               std::pair(false, true), std::pair(true, true)}) {
+    TrainableSpec spec = {.trains_by = TrainsBy::kGrpo};
+    spec.rollout = {.completion = 512, .has_old = has_old, .has_reference = has_reference};
+    const Model model = Made("llama-2-7b", spec);
+    const std::size_t calls = 1 + (has_old ? 1 : 0) + (has_reference ? 1 : 0);
+    REQUIRE(model.ops.size() == calls * m);
+    CHECK(CountParameters(model) == (has_reference ? 2 : 1) * kLlama);
+    const std::vector<bool> reaches = OpsBehindResult(model);
+    for (std::size_t i = 0; i < model.ops.size(); ++i) {
+      const std::size_t call = i / m;
+      CHECK((IsOfReference(model, model.ops[i].module) ==
+             (has_reference && call == (has_old ? 1U : 0U))));
+      CHECK((IsOfReference(model, model.ops[i].module) || reaches[i] == (call + 1 == calls)));
+      for (const TensorId t : model.ops[i].inputs) {
+        const ModelOpId maker = model.tensors[t.value].producer;
+        CHECK((!maker.valid() || (maker.value / m == call && maker.value < i)));
+      }
+    }
+    // Logits of 512 tokens, of which the head's FLOPs are.
+    const Tensor& logits = model.tensors[model.ops.back().inputs[0].value];
+    CHECK(logits.elements == 512 * 32000);
+    if (calls == 1) {
+      CHECK(ConventionFlopsPerSample(alone).value - ConventionFlopsPerSample(model).value ==
+            doctest::Approx(6.0 * 1536 * 4096 * 32000));
+    }
+  }
+  CHECK_THROWS_AS(
+      Made("llama-2-7b", {.trains_by = TrainsBy::kGrpo, .rollout = {.completion = 2048}}),
+      InputError);
 }
 
 // A module that learns as a copy runs as it was.

@@ -393,10 +393,7 @@ Plan DrawPlanOf(Dialect dialect, std::mt19937& random, const Case& c, int blocks
   plan.transfers = Plan().transfers;
   plan.offload.optimizer = plan.offload.moments = false;
   plan.moments_piece = Plan().moments_piece;
-  if (dialect == Dialect::kFairscale) {
-    plan.shard_size = c.cluster.RankCount();
-    plan.replicate_size = 1;
-  } else if (dialect == Dialect::kDdp) {
+  if (dialect == Dialect::kDdp) {
     plan.shard_size = 1;
     plan.replicate_size = c.cluster.RankCount();
     plan.offload.parameters = false;
@@ -431,13 +428,13 @@ Plan DrawPlanOf(Dialect dialect, std::mt19937& random, const Case& c, int blocks
   return plan;
 }
 
-// Units that never reshard are gathered once per step without synchronisation (fsdp1, fairscale),
-// and never where nothing learns.
+// Units that never reshard are gathered once per step without synchronisation (fsdp1), and
+// never where nothing learns.
 TEST_CASE("No random plan of another dialect is faster than the bound") {
   const int jobs = IsDeep() ? 60 : testing::kHasSanitizer ? 3 : 6;
   const int plans = IsDeep() ? 300 : 30;
-  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kFairscale,
-                                Dialect::kDdp, Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kDdp, Dialect::kZero1,
+                                Dialect::kZero2, Dialect::kZero3}) {
     CAPTURE(NameOf(dialect));
     int ruled_out = 0;
     double tightest = INFINITY;
@@ -447,7 +444,7 @@ TEST_CASE("No random plan of another dialect is faster than the bound") {
       const int blocks = static_cast<int>(Draw(random, 2, 6));
       Case c = DrawCase(random, blocks);
       c.job.global_batch = 4 * c.cluster.RankCount();
-      if (i % 4 == 3 && dialect != Dialect::kFairscale) {  // its units do not mix
+      if (i % 4 == 3) {
         Freeze(Draw(random, 0, blocks - 1), c.model);
       } else if (i % 4 == 1 && dialect != Dialect::kDdp) {  // which refuses it
         AddSpare(c.model);

@@ -67,8 +67,8 @@ PlanFile BaseOf(const char* model, const char* cluster, std::int64_t nodes, Dial
     for (const ModuleId block : BlocksOf(file.model)) {
       plan.recompute.push_back({file.model.modules[block.value].fqn});
     }
-    plan.offload.parameters = dialect == Dialect::kFsdp2 || dialect == Dialect::kFsdp1 ||
-                              dialect == Dialect::kZero3 || dialect == Dialect::kFairscale;
+    plan.offload.parameters =
+        dialect == Dialect::kFsdp2 || dialect == Dialect::kFsdp1 || dialect == Dialect::kZero3;
     plan.offload.moments = dialect == Dialect::kNative;
   }
   return file;

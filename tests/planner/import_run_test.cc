@@ -352,15 +352,13 @@ std::vector<PlanFile> Variants() {
     file.plan.sync = SyncMode::kLast;
   };
   const auto mesh = [](PlanFile& file) {
-    if (file.plan.dialect != Dialect::kFairscale) {
-      file.plan.shard_size = 4;
-      file.plan.replicate_size = 2;
-    }
+    file.plan.shard_size = 4;
+    file.plan.replicate_size = 2;
     file.job.optimizer.impl = OptimizerImpl::kFused;
     file.job.clip_gradients = false;
     file.job.precision = {DType::kFp32, DType::kFp16, DType::kFp16};
   };
-  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kFairscale}) {
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1}) {
     add(dialect, "block", nothing);
     add(dialect, "block", recompute);
     add(dialect, "block", mesh);
@@ -449,7 +447,7 @@ TEST_CASE("emit, then import: the plan as emitted comes back from every target")
       ++compared;
     }
   }
-  CHECK(compared == 4 * 22);
+  CHECK(compared == 4 * 18);
 }
 
 TEST_CASE("sizes that nothing can be divided by, or whose products have no room, are refused") {

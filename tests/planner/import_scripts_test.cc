@@ -790,9 +790,10 @@ TEST_CASE("Scripts: pairs, by what their trainer compares") {
   CHECK(ErrorOf({{"a.yaml", singles + "precompute_ref_log_probs: true\n"}}) ==
         "a.yaml: precompute_ref_log_probs: got true, expected false, since KTO without its "
         "reference cannot be predicted");
-  CHECK(ErrorOf({{"a.yaml", axolotl + "rl: gdpo\n"}}) ==
-        "a.yaml: rl: got \"gdpo\", expected dpo, ipo, orpo or kto, since gdpo training cannot be "
-        "predicted");
+  CHECK(
+      ErrorOf({{"a.yaml", axolotl + "rl: bco\n"}}) ==
+      "a.yaml: rl: got \"bco\", expected dpo, ipo, orpo, kto or grpo, since bco training cannot be "
+      "predicted");
   PlanFile file = Base(2);
   file.job.trains_by = TrainsBy::kDpo;
   const Folder folder;
@@ -841,10 +842,11 @@ TEST_CASE("TRL: KTO and rewards by their keys or by the name") {
   CHECK(ErrorOf({{"run.txt", "python examples/scripts/dpo_vlm.py --output_dir o"}})
             .ends_with("since the script dpo_vlm cannot be predicted"));
   CHECK(by("python my/kto.py") == TrainsBy::kOwn);  // nobody's that is known
-  CHECK(
-      ErrorOf({{"run.txt", "trl grpo --output_dir o"}}) ==
-      "run.txt: script: got \"trl/grpo\", expected TRL's sft, dpo, kto, orpo or reward, since the "
-      "script grpo cannot be predicted");
+  CHECK(by("trl grpo --max_completion_length 64") == TrainsBy::kGrpo);
+  CHECK(by("python examples/scripts/gspo.py") == TrainsBy::kGrpo);
+  CHECK(ErrorOf({{"run.txt", "trl rloo --output_dir o"}}) ==
+        "run.txt: script: got \"trl/rloo\", expected TRL's sft, dpo, kto, orpo, reward or grpo, "
+        "since the script rloo cannot be predicted");
   CHECK(ErrorOf({{"run.txt", "trl kto --output_dir o --loss_type apo_zero_unpaired"}})
             .ends_with("expected kto, since apo_zero_unpaired training cannot be predicted"));
   // A batch counts answers, of which no two belong together.
@@ -893,6 +895,61 @@ TEST_CASE("axolotl: parameters frozen by name, where nothing else is there") {
     CHECK(ErrorOf({{"a.yaml", text + list}})
               .ends_with("since parameters frozen by name cannot be predicted"));
   }
+}
+
+// TRL's GRPOConfig; axolotl's tables trl and vllm.
+TEST_CASE("Scripts: GRPO, with who generates and what is forwarded") {
+  const auto rollout = [](const std::string& text) {
+    const Folder folder;
+    const RunFacts facts = FactsOf(Read(folder, {{"a.yaml", "output_dir: o\n" + text}}));
+    CHECK(facts.trains_by == TrainsBy::kGrpo);
+    CHECK(facts.sequence_length == facts.rollout.completion + 512);
+    return facts.rollout;
+  };
+  const std::string trl = "num_generations: 4\nper_device_train_batch_size: 2\n";
+  Rollout expected = {.completion = 512, .generations = 4, .by_trainer = true};
+  CHECK(rollout(trl) == expected);
+  expected.updates = 2;
+  expected.has_old = true;  // of the policy before the first update
+  CHECK(rollout(trl + "num_iterations: 2\n") == expected);
+  // Where four micro-batches make a step, one generation of two is over before it.
+  const std::string four = trl + "gradient_accumulation_steps: 4\n";
+  CHECK_FALSE(rollout(four + "steps_per_generation: 2\n").has_old);
+  CHECK(rollout(four + "steps_per_generation: 8\n").has_old);
+  CHECK(rollout(four + "steps_per_generation: 8\n").batches == 8);
+  expected = {.completion = 64, .generations = 4, .has_old = true, .has_reference = true};
+  expected.engine = 0.3;
+  const std::string vllm = trl + "max_completion_length: 64\nbeta: 0.04\nuse_vllm: true\n";
+  CHECK(rollout(vllm) == expected);
+  expected.engine = 0.5;
+  expected.sleeps = true;
+  CHECK(rollout(vllm + "vllm_gpu_memory_utilization: 0.5\nvllm_enable_sleep_mode: true\n") ==
+        expected);
+  CHECK(rollout(vllm + "vllm_mode: server\n").engine == 0.0);
+  CHECK_FALSE(rollout(vllm + "vllm_importance_sampling_correction: false\n").has_old);
+  const auto error = [](const std::string& text) {
+    return ErrorOf({{"a.yaml", "output_dir: o\nnum_generations: 4\n" + text}});
+  };
+  CHECK(error("generation_batch_size: 64\n")
+            .ends_with("since a generation in samples (steps_per_generation says it in "
+                       "micro-batches) cannot be predicted"));
+  CHECK(error("reward_model_name_or_path: m\n")
+            .ends_with("since a reward model cannot be predicted"));
+  CHECK(error("vllm_tensor_parallel_size: 2\n").find("vllm_tensor_parallel_size") !=
+        std::string::npos);
+  CHECK(ErrorOf({{"rloo.yaml", "output_dir: o\nnum_generations: 4\n"}})
+            .find("since sft that generates cannot be predicted") != std::string::npos);
+  const std::string axolotl =
+      "base_model: b\nmicro_batch_size: 2\nsequence_len: 4096\nrl: grpo\n"
+      "trl:\n  max_completion_length: 64\n  num_generations: 4\n  beta: 0.04\n  use_vllm: true\n";
+  expected = {.completion = 64, .generations = 4, .has_old = true, .has_reference = true};
+  expected.engine = 0.9;
+  CHECK(rollout(axolotl + "  vllm_mode: colocate\n") == expected);
+  expected.engine = 0.25;
+  CHECK(rollout(axolotl + "  vllm_mode: colocate\nvllm:\n  gpu_memory_utilization: 0.25\n") ==
+        expected);
+  CHECK(ErrorOf({{"a.yaml", axolotl + "  use_data_producer: true\n"}}).find("use_data_producer") !=
+        std::string::npos);
 }
 
 }  // namespace

@@ -118,13 +118,10 @@ TEST_CASE("Full precision: units by dialect") {
                            "b: [b] always", "root: [] never"};
   CHECK(UnitLines(PlanFor(model, Dialect::kNative, kMixed)) == grouped);
   CHECK(UnitLines(PlanFor(model, Dialect::kFsdp2, kMixed)) == grouped);
-  // FSDP1 hands its own strategy on; auto_wrap_bn keeps norms gathered.
+  // FSDP1 hands its own strategy on.
   CHECK(UnitLines(PlanFor(model, Dialect::kFsdp1, kMixed)) ==
         Strings{"a.norm: [a.norm] always full", "b.norm: [b.norm] always full", "a: [a] always",
                 "b: [b] always", "root: [] always"});
-  CHECK(UnitLines(PlanFor(model, Dialect::kFairscale, kMixed)) ==
-        Strings{"a.norm: [a.norm] never full", "b.norm: [b.norm] never full", "a: [a] always",
-                "b: [b] always", "root: [] never"});
   CHECK(UnitLines(PlanFor(model, Dialect::kZero3, kMixed)) ==
         Strings{"a: [a] always", "b: [b] always", "root: [] always"});
   // Nothing to keep: one dtype for all, or no marks.

@@ -36,7 +36,7 @@ std::string GoldenProgram(Dialect dialect) {
   spec.width = 6;
   spec.stem = 4;
   Plan plan = ChainPlan(spec, dialect, dialect == Dialect::kDdp ? 1 : 2);
-  plan.replicate_size = dialect == Dialect::kFairscale ? 1 : 2;
+  plan.replicate_size = 2;
   if (IsZero(dialect)) {
     // A bucket that two blocks' gradients fill, and no persistent parameters: they are all small.
     plan.units.back().reshard = Reshard();
@@ -63,9 +63,8 @@ std::string GoldenProgram(Dialect dialect) {
 }
 
 TEST_CASE("Golden programs") {
-  for (const Dialect dialect :
-       {Dialect::kNative, Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kDdp, Dialect::kZero1,
-        Dialect::kZero2, Dialect::kZero3, Dialect::kFairscale}) {
+  for (const Dialect dialect : {Dialect::kNative, Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kDdp,
+                                Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
     const std::string file = "data/golden/" + std::string(NameOf(dialect)) + ".txt";
     const std::string text = GoldenProgram(dialect);
     if (std::getenv("SHARDWRIGHT_UPDATE_GOLDEN") != nullptr) {

@@ -186,8 +186,8 @@ TEST_CASE("A reentrant checkpoint on detached data trains nothing and is refused
   Model frozen = model_with("", "x1");
   frozen.params[0].trainable = false;
   for (const KernelSetOptions& kernels : BuiltinKernelSets()) {
-    for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kZero3, Dialect::kDdp,
-                                  Dialect::kFairscale, Dialect::kNative}) {
+    for (const Dialect dialect :
+         {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kZero3, Dialect::kDdp, Dialect::kNative}) {
       CAPTURE(kernels.name);
       Plan plan;
       plan.dialect = dialect;
@@ -203,8 +203,7 @@ TEST_CASE("A reentrant checkpoint on detached data trains nothing and is refused
         }
         return std::string();
       };
-      const bool is_reentrant =
-          kernels.whole_recompute && dialect != Dialect::kNative && dialect != Dialect::kFairscale;
+      const bool is_reentrant = kernels.whole_recompute && dialect != Dialect::kNative;
       const std::string text =
           "plan: recompute[0].module: got \"block.b\", of which no input needs a gradient, "
           "expected "

@@ -40,7 +40,7 @@ TEST_CASE("Offload: shards, gradients and states live on the host") {
 // it and updates.
 TEST_CASE("Offload: the norm of gradients on the host is summed over the shards") {
   const ChainSpec spec;  // five parameters
-  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kFairscale}) {
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1}) {
     CAPTURE(NameOf(dialect));
     Plan plan = ChainPlan(spec, dialect, 4);
     plan.offload.parameters = true;
@@ -55,7 +55,7 @@ TEST_CASE("Offload: the norm of gradients on the host is summed over the shards"
     CHECK(last(3).code == OpCode::kAllReduce);
     CHECK(last(3).bytes == Bytes(dialect == Dialect::kFsdp2 ? 5 * 4 : 4));
     plan.shard_size = 1;
-    plan.replicate_size = dialect == Dialect::kFairscale ? 1 : 4;
+    plan.replicate_size = 4;
     const Program alone =
         LowerChain(spec, plan, kMixed, [](Job& job) { job.clip_gradients = true; });
     CHECK(Count(alone, OpCode::kGradNorm) == 0);

@@ -24,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import random_networks  # noqa: E402
 from random_cases import Refused, Shardwright, export_model, seeds_of  # noqa: E402
 
-DIALECTS = ["native", "fsdp2", "fsdp1", "fairscale", "ddp", "zero1", "zero2", "zero3"]
+DIALECTS = ["native", "fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3"]
 WIDTH = 16
 
 

@@ -107,7 +107,7 @@ TEST_CASE("PlanFile: defaults come back") {
   CheckRoundTrip(SmallPlan("t5-small"));
 }
 
-TEST_CASE("PlanFile: options of the ZeRO stages, FairScale and ddp come back") {
+TEST_CASE("PlanFile: options of the ZeRO stages and ddp come back") {
   PlanFile zero = SmallPlan();
   zero.plan.zero.reduce_bucket = 1;
   zero.plan.zero.contiguous_gradients = false;
@@ -130,10 +130,6 @@ TEST_CASE("PlanFile: options of the ZeRO stages, FairScale and ddp come back") {
   zero.plan.zero.persistence_threshold = 6;
   zero.plan.zero.sub_group = 7;
   CheckRoundTrip(zero);
-  PlanFile fairscale = SmallPlan();
-  fairscale.plan.dialect = Dialect::kFairscale;
-  fairscale.plan.reduce_scatter_bucket = Bytes(8);
-  CheckRoundTrip(fairscale);
   PlanFile ddp = SmallPlan();
   ddp.plan.dialect = Dialect::kDdp;
   std::swap(ddp.plan.shard_size, ddp.plan.replicate_size);
@@ -158,6 +154,7 @@ TEST_CASE("PlanFile: every field comes back") {
               .lora_alpha = 12.5,
               .lora_targets = {"q_proj"},
               .lora_saved = {},
+              .rollout = {},
               .memory_margin = 0.125,
               .allocator = {}};
   file.model = LoadModelForJob("llama-3.2-1b", file.job, Path("test"));

@@ -64,7 +64,7 @@ std::vector<UnitPlan> DrawUnits(std::mt19937& random, const Model& model, Dialec
   std::vector<std::string> wraps = {"root", "size:" + std::to_string(Between(random, 100, 5000))};
   if (!model.block_classes.empty()) {
     wraps.insert(wraps.end(), {"block", "block"});
-    if (dialect != Dialect::kFsdp1 && dialect != Dialect::kFairscale) {
+    if (dialect != Dialect::kFsdp1) {
       wraps.push_back("torchtitan");
     }
   }
@@ -185,21 +185,11 @@ void DrawZero(std::mt19937& random, Dialect dialect, ZeroOptions& zero) {
   zero.sub_group = limit();
 }
 
-// What the ZeRO stages and FairScale have of their own, and what they do not have.
+// What the ZeRO stages have of their own, and what they do not have.
 void DrawExtras(std::mt19937& random, Plan& plan) {
   if (IsZero(plan.dialect)) {
     DrawZero(random, plan.dialect, plan.zero);
     plan.sync = SyncMode::kEvery;
-  }
-  if (plan.dialect == Dialect::kFairscale) {
-    plan.bounded_memory = Chance(random, 50);
-    plan.replicate_size = 1;
-    plan.reduce_scatter_bucket =
-        std::array{Bytes(0), Bytes(4096), Bytes(100000),
-                   25 * kMiB}[static_cast<std::size_t>(Between(random, 0, 3))];
-    if (plan.sync == SyncMode::kReplicateLast) {
-      plan.sync = SyncMode::kLast;
-    }
   }
 }
 
@@ -221,11 +211,9 @@ void DrawOffload(std::mt19937& random, Plan& plan) {
 // The plan and the job of a case whose model is there.
 void DrawRest(std::mt19937& random, RandomCase& c) {
   Plan& plan = c.plan;
-  plan.dialect =
-      std::array{Dialect::kFsdp2,  Dialect::kFsdp1, Dialect::kDdp,
-                 Dialect::kNative, Dialect::kZero1, Dialect::kZero2,
-                 Dialect::kZero3,  Dialect::kZero3, Dialect::kFairscale}[static_cast<std::size_t>(
-          Between(random, 0, 8))];
+  plan.dialect = std::array{Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kDdp,   Dialect::kNative,
+                            Dialect::kZero1, Dialect::kZero2, Dialect::kZero3, Dialect::kZero3}
+      [static_cast<std::size_t>(Between(random, 0, 7))];
   const bool ddp = plan.dialect == Dialect::kDdp;
   plan.shard_size = ddp ? 1
                         : std::array<std::int64_t, 5>{
@@ -263,7 +251,7 @@ void DrawRest(std::mt19937& random, RandomCase& c) {
   }
   DrawOffload(random, plan);
   DrawJob(random, c.model, c.job);
-  if (plan.dialect != Dialect::kFairscale && Chance(random, 15)) {
+  if (Chance(random, 15)) {
     plan.use_orig_params = true;  // FSDP1 mixes trainable and frozen only so
     for (Parameter& p : c.model.params) {
       p.trainable =

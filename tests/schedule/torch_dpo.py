@@ -1,4 +1,4 @@
-"""Answers under TRL's own trainers, DPO, KTO and rewards: their collectives are those of the plans that import-run makes.
+"""Answers under TRL's own trainers, DPO, KTO, rewards and GRPO: their collectives are those of the plans that import-run makes.
 
     python3 tests/schedule/torch_dpo.py SHARDWRIGHT [--only NAME]
 
@@ -6,6 +6,11 @@ Tiny Llamas train in gloo processes, by TRL and Accelerate under FSDP2 and by th
 their own, and by adapters above a base that is the reference. Compared are order, kind, elements and dtype of all collectives, and
 the bytes of gathered parameters at each. What the metrics and the counts of tokens gather is left out, KTO's mean of the
 mismatched answers with it. Ours come from the files of such a run.
+
+GRPO's trainer generates before its steps. The generation is a phase of its own: completions are given in its place. So are rewards
+and metrics that ranks tell each other. A generation of several micro-batches runs all
+their forwards for log-probabilities before the first update; the plan has those of each micro-batch before its own. These cases
+compare what is communicated without its order.
 
 Not equal yet: with adapters and recomputation the Trainer makes the embedding's output ask for a gradient
 (enable_input_require_grads). The last units are then freed behind the first block's reduction, ours before: that case compares no
@@ -41,6 +46,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from random_cases import Shardwright, Tally, attempt, compare  # noqa: E402
 from torch_fsdp1_random import gathered_bytes  # noqa: E402
+from torch_ddp_random import AllReduces as ReducerNotes  # noqa: E402
 from torch_pool import Pools, Recorder  # noqa: E402
 
 LAYER = "LlamaDecoderLayer"
@@ -58,6 +64,16 @@ CASES = {
     "fsdp2 reward full": {"ranks": 2, "version": 2, "rank": 0, "recompute": False, "by": "reward"},
     "fsdp2 reward full, bf16, recomputed": {"ranks": 2, "version": 2, "rank": 0, "recompute": True, "bf16": True, "by": "reward"},
     "fsdp2 reward adapters": {"ranks": 2, "version": 2, "rank": 4, "recompute": False, "by": "reward"},
+    "grpo fsdp2": {"ranks": 2, "version": 2, "rank": 0, "recompute": False, "by": "grpo"},
+    "grpo fsdp2, reference": {"ranks": 2, "version": 2, "rank": 0, "recompute": False, "by": "grpo", "beta": 0.1},
+    "grpo fsdp2, updates, bf16, recomputed": {"ranks": 2, "version": 2, "rank": 0, "recompute": True, "bf16": True, "by": "grpo", "updates": 2},
+    "grpo fsdp2, updates, reference": {"ranks": 2, "version": 2, "rank": 0, "recompute": False, "by": "grpo", "updates": 2, "beta": 0.1},
+    "grpo fsdp2 adapters, updates, reference": {"ranks": 2, "version": 2, "rank": 4, "recompute": False, "by": "grpo", "updates": 2, "beta": 0.1},
+    "grpo fsdp2, micro-batches": {"ranks": 2, "version": 2, "rank": 0, "recompute": False, "by": "grpo", "micro_batches": 2},
+    "grpo fsdp2, micro-batches, reference": {"ranks": 2, "version": 2, "rank": 0, "recompute": False, "by": "grpo", "micro_batches": 2,
+                                             "beta": 0.1, "ordered": False},
+    "grpo ddp": {"ranks": 2, "version": 0, "rank": 0, "recompute": False, "by": "grpo"},
+    "grpo ddp, updates, reference": {"ranks": 2, "version": 0, "rank": 0, "recompute": False, "by": "grpo", "updates": 2, "beta": 0.1},
     "fsdp1 full": {"ranks": 2, "version": 1, "rank": 0, "recompute": False},
     "fsdp1 adapters": {"ranks": 2, "version": 1, "rank": 4, "recompute": False},
     "fsdp1 kto full": {"ranks": 2, "version": 1, "rank": 0, "recompute": False, "by": "kto"},
@@ -101,13 +117,31 @@ def wrapped_v1(model):
     return FullyShardedDataParallel(model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu"))
 
 
+class AllReduces(ReducerNotes):
+    """What DDP's reducer sends, taken step by step."""
+
+    def take(self):
+        found, self.found = self.found, []
+        return found
+
+
+def repeated(given, ranks):
+    """As if all ranks had told this."""
+    return torch.cat([given.reshape(1) if given.dim() == 0 else given] * ranks)
+
+
+def completed(prompt_ids, *_, **__):
+    """What GRPO's trainer would generate."""
+    return [[3 + i for i in range(TOKENS - TOKENS // 2)]] * len(prompt_ids), None
+
+
 def batch_of(case):
     """KTO shifts answers within a batch: 2 at least."""
-    return 2 if case.get("by") == "kto" else 1
+    return 2 if case.get("by") in ("kto", "grpo") else 1
 
 
 def has_bytes(case):
-    return case.get("bytes", True)
+    return case.get("bytes", True) and case["version"] > 0 and case.get("ordered", True)
 
 
 def gathered_bytes_v2(model):
@@ -156,6 +190,8 @@ def run_case(rank, argument):
     if case["version"] == 1:
         return run_by_hand(case, pathlib.Path(folder) / "model")
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(case["ranks"]), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:  # of the case before
+        del os.environ[name]
     accelerate.state.AcceleratorState._reset_state(True)
     accelerate.state.GradientState._reset_state()
     where = pathlib.Path(folder) / "model"
@@ -167,24 +203,39 @@ def run_case(rank, argument):
     answers = {"completion": answer, "label": True} if by == "kto" else {"chosen": answer, "rejected": answer}
     rows = [{"prompt": " ".join(words[:half]), **answers}] * 24
     fsdp = {"version": case["version"], "transformer_layer_cls_to_wrap": [LAYER], "reshard_after_forward": True}
-    config, kind = {"dpo": (trl.DPOConfig, trl.DPOTrainer), "kto": (trl.KTOConfig, trl.KTOTrainer),
+    if by == "grpo":
+        rows = [{"prompt": " ".join(words[:half])}] * 24
+        others = {"num_generations": 2, "max_completion_length": TOKENS - half, "beta": case.get("beta", 0.0),
+                  "num_iterations": case.get("updates", 1), "gradient_accumulation_steps": case.get("micro_batches", 1)}
+    config, kind = {"grpo": (trl.GRPOConfig, trl.GRPOTrainer), "dpo": (trl.DPOConfig, trl.DPOTrainer), "kto": (trl.KTOConfig, trl.KTOTrainer),
                     "reward": (trl.RewardConfig, trl.RewardTrainer)}[by]
-    more = {"train_sampling_strategy": "sequential"} if by == "kto" else {}
+    more = others if by == "grpo" else {"train_sampling_strategy": "sequential"} if by == "kto" else {}
+    if case["version"]:
+        more |= {"fsdp": True, "fsdp_config": fsdp}
     options = config(output_dir=str(where.parent / f"out{rank}"), per_device_train_batch_size=batch_of(case), max_steps=3, report_to=[],
                             logging_strategy="no", save_strategy="no", bf16=case.get("bf16", False), gradient_checkpointing=case["recompute"], use_cpu=True,
-                            gradient_checkpointing_kwargs={"use_reentrant": False}, max_grad_norm=1.0, disable_tqdm=True,
-                            fsdp=True, fsdp_config=fsdp, **more)
+                            gradient_checkpointing_kwargs={"use_reentrant": False}, max_grad_norm=1.0, disable_tqdm=True, **more)
     # Accelerate has FSDP on a CPU for one process alone.
-    accelerate.PartialState._shared_state["distributed_type"] = accelerate.DistributedType.MULTI_GPU
+    if case["version"]:
+        accelerate.PartialState._shared_state["distributed_type"] = accelerate.DistributedType.MULTI_GPU
     lora = peft.LoraConfig(r=case["rank"], target_modules=["q_proj", "v_proj"],
                            task_type="SEQ_CLS" if by == "reward" else "CAUSAL_LM") if case["rank"] else None
+    rewards = {"reward_funcs": lambda completions, **_: [float(len(text)) for text in completions]} if by == "grpo" else {}
     trainer = kind(str(where), args=options, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer,
-                             peft_config=lora)
+                             peft_config=lora, **rewards)
     for name in ("gather", "gather_for_metrics"):
-        setattr(trainer.accelerator, name, lambda given: given)
+        setattr(trainer.accelerator, name, (lambda given: repeated(given, case["ranks"])) if by == "grpo" else lambda given: given)
+    if by == "grpo":
+        trl.trainer.grpo_trainer.gather = lambda given: repeated(given, case["ranks"])
+        trl.trainer.grpo_trainer.gather_object = lambda given: given * case["ranks"]
+        trainer.accelerator.reduce = lambda given, *_, **__: given
     models = [m for m in (trainer.model, getattr(trainer, "ref_model", None)) if m is not None]
-    with Recorder({tuple(range(case["ranks"])): "shard"}, lambda: (sum(map(gathered_bytes_v2, models)),) if has_bytes(case) else ()) as recorder:
+    noted = AllReduces() if case["version"] == 0 else contextlib.nullcontext()
+    with noted, Recorder({tuple(range(case["ranks"])): "shard"}, lambda: (sum(map(gathered_bytes_v2, models)),) if has_bytes(case) else ()) as recorder:
+        recorder = noted if case["version"] == 0 else recorder
         steps = Steps(recorder)
+        if by == "grpo":
+            trainer._generate_single_turn = completed
         trainer.add_callback(steps)
         trainer.train()
     return steps.steps
@@ -197,12 +248,17 @@ def judge(ours, pools, case):
 
     def program():
         (folder / "config.json").write_text(json.dumps(config_of(case)), encoding="utf-8")
-        by = {"dpo": {"beta": 0.1, "loss_type": "sigmoid"}, "kto": {"beta": 0.1, "loss_type": "kto"},
+        by = {"grpo": {"num_generations": 2, "max_completion_length": TOKENS - TOKENS // 2, "max_prompt_length": TOKENS // 2,
+                       "num_iterations": case.get("updates", 1), "beta": case.get("beta", 0.0)},
+              "dpo": {"beta": 0.1, "loss_type": "sigmoid"}, "kto": {"beta": 0.1, "loss_type": "kto"},
               "reward": {"center_rewards_coefficient": 0.01, "lora_task_type": "SEQ_CLS"}}[case.get("by", "dpo")]
-        file = {**by, "model_name_or_path": "somewhere/model", "max_length": TOKENS, "per_device_train_batch_size": batch_of(case),
+        file = {**by, "model_name_or_path": "somewhere/model", "per_device_train_batch_size": batch_of(case),
                 "gradient_checkpointing": case["recompute"], "bf16": case.get("bf16", False), "max_grad_norm": 1.0,
-                "use_peft": case["rank"] > 0,
-                "fsdp": "full_shard auto_wrap", "fsdp_config": {
+                "use_peft": case["rank"] > 0, "gradient_accumulation_steps": case.get("micro_batches", 1)}
+        if case.get("by") != "grpo":
+            file["max_length"] = TOKENS
+        if case["version"]:
+            file |= {"fsdp": "full_shard auto_wrap", "fsdp_config": {
                     "fsdp_version": case["version"], "transformer_layer_cls_to_wrap": LAYER, "reshard_after_forward": True,
                     "backward_prefetch": "backward_pre", "use_orig_params": True}}
         if case["rank"]:
@@ -213,9 +269,21 @@ def judge(ours, pools, case):
         (folder / "run.json").write_text(json.dumps(file), encoding="utf-8")
         ours.call("import-run", str(folder / "run.json"), "--model", str(folder / "config.json"), "--cluster",
                   f"a100-80 x{case['ranks']}, nvlink 300 GB/s", "-o", str(folder / "made.json"))
-        return ours.collectives(json.loads((folder / "made.json").read_text(encoding="utf-8")), categories=["unsharded_parameter"] * has_bytes(case))
+        made = json.loads((folder / "made.json").read_text(encoding="utf-8"))
+        steps = ours.collectives(made, categories=["unsharded_parameter"] * has_bytes(case))
+        if case.get("updates", 1) > 1:  # every second step learns from what the one before it generated
+            made["job"]["rollout"] |= {"has_old": False, "has_reference": False}
+            made["plan"]["units"] = [unit for unit in made["plan"]["units"] if not unit["modules"][0].startswith("reference")]
+            steps = [steps[1], ours.collectives(made, categories=["unsharded_parameter"] * has_bytes(case))[1]]
+        return steps
 
-    return compare(attempt(program), attempt(lambda: pools.run(case["ranks"], "torch_dpo", "run_case", (case, str(folder)))[0]))
+    theirs = attempt(lambda: pools.run(case["ranks"], "torch_dpo", "run_case", (case, str(folder)))[0])
+    steps = attempt(program)
+    if case.get("updates", 1) > 1 and isinstance(theirs, list):
+        theirs = theirs[:2]
+    if not case.get("ordered", True) and isinstance(theirs, list) and isinstance(steps, list):
+        steps, theirs = [sorted(step) for step in steps], [sorted(step) for step in theirs]
+    return compare(steps, theirs)
 
 
 def main(arguments):

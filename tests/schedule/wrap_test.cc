@@ -97,7 +97,7 @@ std::string WrapError(const Model& model, const std::string& rule, Dialect diale
 TEST_CASE("Wrap: block") {
   const Strings expected = {"layers.0: [layers.0] always", "layers.1: [layers.1] always",
                             "root: [] never"};
-  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFairscale, Dialect::kNative}) {
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kNative}) {
     CHECK(WrapLines(Decoder(false), "block", dialect) == expected);
   }
   CHECK(WrapLines(Decoder(false), "block", Dialect::kDdp) == Strings{"root: [] never"});
@@ -124,15 +124,12 @@ TEST_CASE("Wrap: torchtitan and accelerate") {
   CHECK(WrapLines(Decoder(true), "torchtitan") == tied);
   CHECK(WrapLines(Decoder(true), "accelerate") == tied);
   CHECK(WrapLines(Decoder(true), "accelerate", Dialect::kFsdp1).size() == 3);
-  // FSDP1 and FairScale flatten one module: the norm, and ends that share a table, are the root's.
-  Strings singly = {"embed: [embed] always", "layers.0: [layers.0] always",
-                    "layers.1: [layers.1] always", "head: [head] always", "root: [] never"};
-  for (const Dialect dialect : {Dialect::kFairscale, Dialect::kFsdp1}) {
-    singly.back() = dialect == Dialect::kFsdp1 ? "root: [] always" : "root: [] never";
-    CHECK(WrapLines(Decoder(false), "torchtitan", dialect) == singly);
-    CHECK(WrapLines(Decoder(true), "torchtitan", dialect) ==
-          WrapLines(Decoder(true), "block", dialect));
-  }
+  // FSDP1 flattens one module: the norm, and ends that share a table, are the root's.
+  const Strings singly = {"embed: [embed] always", "layers.0: [layers.0] always",
+                          "layers.1: [layers.1] always", "head: [head] always", "root: [] always"};
+  CHECK(WrapLines(Decoder(false), "torchtitan", Dialect::kFsdp1) == singly);
+  CHECK(WrapLines(Decoder(true), "torchtitan", Dialect::kFsdp1) ==
+        WrapLines(Decoder(true), "block", Dialect::kFsdp1));
   // Without ops there is no embedding and no head to find.
   CHECK(WrapLines(TinyModel(), "torchtitan") == WrapLines(TinyModel(), "block"));
 }
@@ -188,11 +185,10 @@ TEST_CASE("Wrap: reshard choices") {
         Strings{"embed: [embed] always", "layers.0: [layers.0] always",
                 "layers.1: [layers.1] always", "norm+head: [norm] [head] always",
                 "root: [] always"});
-  // One sharding strategy for all of the model. FairScale's root is kept.
+  // One sharding strategy for all of the model.
   CHECK(WrapLines(model, "block", Dialect::kFsdp1).back() == "root: [] always");
   CHECK(WrapLines(model, "block", Dialect::kFsdp1, always).back() == "root: [] always");
   CHECK(WrapLines(model, "block", Dialect::kFsdp1, never).back() == "root: [] never");
-  CHECK(WrapLines(model, "block", Dialect::kFairscale, always).back() == "root: [] never");
   CHECK(WrapLines(model, "block", Dialect::kFsdp2, never) ==
         Strings{"layers.0: [layers.0] never", "layers.1: [layers.1] never", "root: [] never"});
   CHECK(WrapLines(model, "torchtitan", Dialect::kFsdp2, group) ==

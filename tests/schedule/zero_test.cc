@@ -1,5 +1,5 @@
-// The ZeRO stages and FairScale against hand computation: what is resident, what is alive at which
-// moment, how many collectives of which size a step issues. Rules: docs/lowering.md.
+// The ZeRO stages against hand computation: what is resident, what is alive at which moment, how
+// many collectives of which size a step issues. Rules: docs/lowering.md.
 
 #include <algorithm>
 #include <cstdint>
@@ -609,29 +609,32 @@ TEST_CASE("FetchOrder: a pass that skips a later use keeps the unit") {
   CHECK_FALSE(order.IsUsedSoon(a, size));
 }
 
-TEST_CASE("FairScale: small gradients share a reduce-scatter, large ones do not") {
-  std::mt19937 random(9);
-  for (int trial = 0; trial < 30; ++trial) {
-    ChainSpec spec;
-    spec.blocks = static_cast<int>(Draw(random, 2, 9));
-    spec.width = 16 * Draw(random, 1, 6);
-    const std::int64_t w = std::int64_t{1} << Draw(random, 1, 3), k = Draw(random, 1, 4);
-    const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
-    Plan plan = ChainPlan(spec, Dialect::kFairscale, w);
-    plan.reduce_scatter_bucket = Bytes(k * n * 4);
-    CAPTURE(trial);
-    Program p = LowerChain(spec, plan, kMixed);
-    CHECK(Count(p, OpCode::kReduceScatter, "shard.reduce") == BucketCount(spec.blocks, k));
-    CHECK(BytesOf(p, OpCode::kReduceScatter) == (spec.blocks * n + stem) * 4);
-    // No gather in backward is saved: blocks are gathered twice, the root once.
-    CHECK(Count(p, OpCode::kAllGather, "shard") == 2 * spec.blocks + 1);
-    // A bucket too small for one block: each goes alone, concatenated once more, and the stem, if
-    // it is smaller, through the bucket.
-    plan.reduce_scatter_bucket = Bytes(n * 4 - 4 * w);
-    p = LowerChain(spec, plan, kMixed);
-    CHECK(Count(p, OpCode::kReduceScatter) == spec.blocks + 1);
-    const Bytes64 alive = AliveAt(p, Block(0, "bwd.reduce_scatter"));
-    CHECK(Of(alive, Category::kReduceScatter) == 2 * n * 4);  // cast and concatenated
+// A model that is called twice before backward: the first forward is recorded, the second follows
+// it, and backward, which it does not have, makes the next pass record anew.
+TEST_CASE("FetchOrder: a backward that no trace has forgets it") {
+  ZeroOptions options;
+  options.prefetch_bucket = 100;
+  options.max_reuse_distance = 100;
+  FetchOrder order(options, 2);
+  const UnitId a(0), b(1);
+  const auto away = [](UnitId) { return 10; };
+  const auto size = [](UnitId) { return 10; };
+  for (int step = 0; step < 2; ++step) {
+    order.BeginPass();
+    CHECK(order.Fetch({a}, away).empty());
+    CHECK_FALSE(order.IsComplete());
+    CHECK(order.Fetch({b}, away).empty());
+    order.EndPass();
+    order.BeginPass();
+    CHECK(order.IsComplete());
+    CHECK(order.Fetch({a}, away) == std::vector<UnitId>{b});
+    CHECK(order.IsUsedSoon(b, size));
+    CHECK(order.Fetch({b}, away).empty());
+    CHECK(order.Fetch({b}, away).empty());  // backward
+    CHECK_FALSE(order.IsComplete());
+    CHECK_FALSE(order.IsUsedSoon(a, size));
+    CHECK(order.Fetch({a}, away).empty());
+    order.EndPass();
   }
 }
 
@@ -666,15 +669,11 @@ TEST_CASE("ZeRO plans: what the stages leave no choice about") {
   plan.zero.reduce_bucket = 0;
   CHECK(error(plan) ==
         "p.json: plan.zero.reduce_bucket: got 0, expected an integer in [1, 281474976710656]");
-  plan = ChainPlan(spec, Dialect::kFairscale, 4);
+  plan = ChainPlan(spec, Dialect::kFsdp1, 4);
   plan.zero.reduce_bucket = 1;
   CHECK(error(plan) ==
         "p.json: plan.zero.reduce_bucket: got an option of dialects zero1, zero2 and zero3 in a "
-        "plan of dialect fairscale, expected its default");
-  plan = ChainPlan(spec, Dialect::kFairscale, 4);
-  plan.replicate_size = 2;
-  CHECK(error(plan) ==
-        "p.json: plan.replicate_size: got 2, expected 1; dialect fairscale shards over all ranks");
+        "plan of dialect fsdp1, expected its default");
 }
 
 }  // namespace

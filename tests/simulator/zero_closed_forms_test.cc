@@ -1,4 +1,4 @@
-// Lowered programs of equal units under ZeRO and FairScale against closed forms, which follow from
+// Lowered programs of equal units under ZeRO against closed forms, which follow from
 // who waits for whom; durations are drawn at random. See docs/lowering.md.
 
 #include <algorithm>
@@ -95,32 +95,6 @@ TEST_CASE("ZeRO-2: all-reduces stand between backward ops, or beside them") {
     plan.zero.overlap_comm = Overlap::kOn;
     CHECK(Period(RunChain(Spec(), plan, d), "lin0.bwd") ==
           static_cast<double>(std::max(2 * d.backward, d.reduce)) / 2.0);
-  }
-}
-
-TEST_CASE("FairScale: gathers and reductions on communicators of their own hide beside compute") {
-  std::mt19937 random(33);
-  for (int trial = 0; trial < 100; ++trial) {
-    const Durations d = DrawDurations(random);
-    CAPTURE(trial);
-    Plan plan = ChainPlan(Spec(), Dialect::kFairscale, 4);
-    plan.reduce_scatter_bucket = Bytes(0);
-    const Run run = RunChain(Spec(), plan, d);
-    CHECK(ForwardTime(run, "fwd.all_gather") ==
-          d.gather + d.forward + (kBlocks - 1) * std::max(d.gather, d.forward));
-    // Nothing waits for a reduction before the end. Gathers that were faster than forward have run
-    // ahead; otherwise they keep their pace.
-    const double period = Period(run, "lin0.bwd");
-    CHECK(period <= static_cast<double>(std::max(d.backward, d.gather)));
-    CHECK(period >= static_cast<double>(d.backward));
-    if (d.gather >= d.forward && d.gather >= d.backward) {
-      CHECK(period == static_cast<double>(d.gather));
-    }
-    // Reductions queue behind each other and behind their gradients.
-    CHECK(static_cast<double>(run.End(Block(8, "bwd.reduce_scatter")) -
-                              run.End(Block(32, "bwd.reduce_scatter"))) /
-              24.0 <=
-          static_cast<double>(std::max({d.backward, d.gather, d.reduce})));
   }
 }
 

@@ -30,8 +30,8 @@ PLANS = [
     ("fsdp1", ["--model", "llama-2-7b", "--cluster", "dgx-a100", "--nodes", "2", "--seq", "2048", "--dialect", "fsdp1"]),
     ("ddp", ["--model", "gpt2", "--cluster", "dgx-a100", "--seq", "1024", "--dialect", "ddp"]),
     ("zero3", ["--model", "gpt2-xl", "--cluster", "dgx-a100", "--nodes", "2", "--seq", "1024", "--dialect", "zero3"]),
-    ("fairscale, accumulation", ["--model", "gpt2-xl", "--cluster", "dgx-a100", "--nodes", "2", "--seq", "1024", "--dialect",
-                                 "fairscale", "--accumulation", "2"]),
+    ("fsdp1, accumulation", ["--model", "gpt2-xl", "--cluster", "dgx-a100", "--nodes", "2", "--seq", "1024", "--dialect", "fsdp1",
+                             "--accumulation", "2"]),
     # Copies to and from the host, and idle time.
     ("native, offload", ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--nodes", "2", "--seq", "4096", "--dialect",
                          "native", "--offload", "optimizer"]),

@@ -34,7 +34,7 @@ web_test_case.skip_unbuilt()
 MODELS = ("gpt2", "gpt2-xl", "llama-2-7b", "llama-3-8b", "llama-3.2-1b", "mistral-7b", "qwen2-0.5b", "gemma-2-2b", "opt-1.3b", "pythia-1.4b",
           "bert-base", "mixtral-8x7b", "flan-t5-base", "llama-3-70b")
 CLUSTERS = ("dgx-a100", "dgx-h100", "p4d", "dgx-v100", "8x H100", "a100-80 x8, nvlink 300 GB/s, nic 8x200 Gbit/s")
-DIALECTS = ("fsdp2", "fsdp1", "ddp", "native", "zero1", "zero2", "zero3", "fairscale")
+DIALECTS = ("fsdp2", "fsdp1", "ddp", "native", "zero1", "zero2", "zero3")
 TARGETS = ("fsdp2", "fsdp1", "accelerate", "deepspeed", "torchtitan", "trainer", "lightning")
 
 

@@ -60,7 +60,6 @@ std::vector<Variant> Variants() {
       {"zero1", Dialect::kZero1, 2, nothing, kFp32Bound},
       {"zero2", Dialect::kZero2, 2, nothing, kFp32Bound},
       {"zero3", Dialect::kZero3, 2, nothing, kFp32Bound},
-      {"fairscale", Dialect::kFairscale, 2, nothing, kFp32Bound},
       // The norm leaves the gradients as they are, and the clipping divides them.
       {"zero2, clipping", Dialect::kZero2, 2, clip, kFp32Bound},
       // Parts that lie apart.
