@@ -15,13 +15,21 @@
 namespace shardwright {
 namespace {
 
-// The plan as the target will run it, whatever of it is lost; nothing where it cannot.
-std::optional<PlanFile> AsEmitted(const Emitter& target, PlanFile file, const Plan& plan) {
+using Emitted = std::pair<PlanFile, PlanOutcome>;
+
+// The plan as the target will run it, whatever of it is lost; nothing where it cannot, or where
+// regions meet other units as emitted.
+std::optional<Emitted> AsEmitted(const Emitter& target, PlanFile file, const Plan& plan,
+                                 Bytes limit) {
   file.plan = plan;
   try {
     PlanFile emitted = Emit(target, file, {}).as_emitted;
     CheckPlan(emitted, emitted.plan, "the plan as emitted");
-    return emitted;
+    if (!CanRecompute(emitted.plan)) {
+      return std::nullopt;
+    }
+    const PlanOutcome outcome = Evaluate(emitted, emitted.plan, {.memory_limit = limit});
+    return Emitted{std::move(emitted), outcome};
   } catch (const InputError&) {
     return std::nullopt;
   }
@@ -89,19 +97,19 @@ std::optional<PlanFile> FastestEmitted(const Plan& own, const Emitter& target, c
   PlanOutcome best_outcome;
   Candidate chosen;
   for (Candidate& c : CandidatesOf(result, own)) {
-    const std::optional<PlanFile> file = AsEmitted(target, job, c.plan);
-    if (!file || !CanRecompute(file->plan)) {  // as emitted regions may meet other units
+    std::optional<Emitted> emitted = AsEmitted(target, job, c.plan, result.memory_limit);
+    if (!emitted) {
       continue;
     }
-    const PlanOutcome outcome = Evaluate(*file, file->plan, {.memory_limit = result.memory_limit});
+    auto& [file, outcome] = *emitted;
     const Seconds time = ToSeconds(outcome.step_time);
     if (!outcome.Fits() || outcome.retries_per_step > 0 || (best && time >= chosen.step_time)) {
       continue;
     }
-    best = file;
-    best_outcome = outcome;
     chosen = std::move(c);
-    chosen.plan = file->plan;
+    chosen.plan = file.plan;
+    best = std::move(file);
+    best_outcome = outcome;
     chosen.step_time = time;
   }
   if (best) {

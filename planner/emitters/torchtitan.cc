@@ -175,7 +175,14 @@ void ApplyPipeline(const S& s, const std::string& key, PlanFile& file) {
   }
   plan.pipeline_schedule = PipelineScheduleNamed(s.pipeline_parallel_schedule.value_or("1F1B"),
                                                  key + "pipeline_parallel_schedule");
-  const auto all = static_cast<std::int64_t>(BlocksOf(file.model).size()) + 2;
+  const std::int64_t edge = s.pipeline_parallel_first_stage_less_layers.value_or(1);
+  const std::int64_t last = s.pipeline_parallel_last_stage_less_layers.value_or(1);
+  if (edge < 0 || edge > 1 || last != edge) {
+    throw InputError(key + "pipeline_parallel_last_stage_less_layers", std::to_string(last),
+                     "that of the first stage (" + std::to_string(edge) + "), 0 or 1 for both");
+  }
+  plan.pipeline_edge_layers = edge;
+  const std::int64_t all = std::ssize(BlocksOf(file.model)) + 2 * edge;
   SetStages(all, s.pipeline_parallel_layers_per_stage.value_or(0), "",
             key + "pipeline_parallel_layers_per_stage", plan);
   plan.sync = SyncMode::kLast;
@@ -402,7 +409,11 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
     s.pipeline_parallel_schedule = kSchedules.at(static_cast<std::size_t>(plan.pipeline_schedule));
     s.pipeline_parallel_microbatch_size = plan.micro_batch;
     s.local_batch_size = plan.micro_batch * plan.accumulation;
-    const auto layers = static_cast<std::int64_t>(BlocksOf(file.model).size()) + 2;
+    const std::int64_t layers = std::ssize(BlocksOf(file.model)) + 2 * plan.pipeline_edge_layers;
+    if (plan.pipeline_edge_layers != 1) {
+      s.pipeline_parallel_first_stage_less_layers = plan.pipeline_edge_layers;
+      s.pipeline_parallel_last_stage_less_layers = plan.pipeline_edge_layers;
+    }
     const std::int64_t stages = plan.pipeline_size * plan.pipeline_stages;
     if (plan.pipeline_stages > 2) {
       s.pipeline_parallel_layers_per_stage = (layers + stages - 1) / stages;

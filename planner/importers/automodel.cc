@@ -330,10 +330,12 @@ void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanF
   file.plan.offload = offload;
   file.plan.shard_size = mesh.Along(Axis::kShard);
   if (mesh.pipeline > 1) {
+    file.plan.pipeline_edge_layers = 0;
     SetStages(std::ssize(BlocksOf(file.model)), facts.stage_layers, facts.stage_round,
               key + "pipeline.layers_per_stage", file.plan);
     Model first = file.model;
-    CutStage(first, mesh.pipeline * file.plan.pipeline_stages, 0, mesh.pipeline, key + "pp_size");
+    CutStage(first, mesh.pipeline * file.plan.pipeline_stages, 0, mesh.pipeline, key + "pp_size",
+             0);
   }
   CutForPlan(file.model, file.job, file.plan, {key + "ep_size", key + "tp_size", key + "cp_size"});
   file.plan.units = UnitsOf(facts, file.model, where);

@@ -37,11 +37,14 @@ class Pipelines(ShardwrightTestCase):
                 ('pipeline_parallel_schedule = "GPipe"\npipeline_parallel_microbatch_size = 4', "gpipe", 1, 4),
                 ('pipeline_parallel_schedule = "Interleaved1F1B"', "interleaved", 2, 1),
                 ('pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 3', "interleaved", 3, 1),
+                ('pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 2\n'
+                 "pipeline_parallel_first_stage_less_layers = 0\npipeline_parallel_last_stage_less_layers = 0", "interleaved", 4, 1),
                 ('pipeline_parallel_schedule = "LoopedBFS"\ntensor_parallel_degree = 2', "looped_bfs", 2, 1)):
             with self.subTest(more=more):
                 made = self.read(more)
                 plan = made["plan"]
                 self.assertEqual((plan["pipeline_size"], plan["pipeline_schedule"], plan.get("pipeline_stages", 1)), (4, schedule, stages))
+                self.assertEqual(plan.get("pipeline_edge_layers", 1), 0 if "less" in more else 1)
                 shard = 2 if "tensor" in more else 4
                 self.assertEqual((plan["shard_size"], plan["micro_batch"], plan["accumulation"]), (shard, micro_batch, 16 // micro_batch))
                 self.assertEqual((made["job"]["global_batch"], plan["sync"]), (16 * shard, "last"))
@@ -56,6 +59,18 @@ class Pipelines(ShardwrightTestCase):
         out = self.succeed("import-run", "t.toml", *CLUSTER, "-o", "r.json")
         self.assertRegex(out, "enable_async_tensor_parallel +as products whose transfers nothing hides")
         self.assertRegex(out, "compile.components +as nothing compiled, the loss neither")
+
+    def test_even_blocks_and_a_first_block_that_runs_again(self):
+        # 32 blocks over 8 stages: 4 each, so the first stage's memory is not that of 3 blocks and the embedding.
+        job = ("plan", *CLUSTER, "--model", "llama-2-7b", "--seq", "1024", "--micro-batch", "1", "--accumulation", "16", "--recompute", "full",
+               "--kernel-set", "megatron-core", "-o", "even.json")
+        for words, edge in (("4,pp=4x2:even", 0), ("4,pp=4x2", 1), ("4,pp=4x2:looped_bfs:even", 0)):
+            self.succeed(*job, "--shard", words)
+            plan = json.loads((self.folder / "even.json").read_text())["plan"]
+            self.assertEqual(plan.get("pipeline_edge_layers", 1), edge)
+        code, _, err = self.run_program(*job, "--shard", "4,pp=4:evn")
+        self.assertEqual(code, 2)
+        self.assertIn("evn", err)
 
     def test_any_says_why_there_are_none(self):
         job = ("plan", "--cluster", "8xH100", "--seq", "1024", "--global-batch", "64", "--shard", "pp=any", "-o", "any.json")
@@ -73,7 +88,8 @@ class Pipelines(ShardwrightTestCase):
                            ("pipeline_parallel_layers_per_stage = 4", "one stage for each of 4 ranks"),
                            ('pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 9', "several stages"),
                            ("data_parallel_shard_degree = 8", "pipeline degree 4, expected a product of 16 ranks"),
-                           ("pipeline_parallel_first_stage_less_layers = 2", "stages or orders by hand")):
+                           ("pipeline_parallel_first_stage_less_layers = 2", "that of the first stage (2), 0 or 1 for both"),
+                           ("pipeline_parallel_last_stage_less_layers = 0", "that of the first stage (1), 0 or 1 for both")):
             with self.subTest(more=more):
                 (self.folder / "t.toml").write_text(TORCHTITAN.format(more))
                 code, _, err = self.run_program("import-run", "t.toml", *CLUSTER)

@@ -479,9 +479,10 @@ TEST_CASE("errors name file, key, value, rule and the nearest key") {
         "mean \"training.local_batch_size\"?");
   CHECK(toml("[training]\nlocal_batch_size = \"4\"\n") ==
         "r.toml: training.local_batch_size: got \"4\", expected an integer");
-  CHECK(toml("[parallelism]\npipeline_parallel_last_stage_less_layers = 2\n") ==
-        "r.toml: parallelism.pipeline_parallel_last_stage_less_layers: got 2, expected 1, since "
-        "stages or orders by hand cannot be predicted");
+  CHECK(toml("[parallelism]\npipeline_parallel_degree = 2\n"
+             "pipeline_parallel_last_stage_less_layers = 2\n") ==
+        "r.toml: parallelism.pipeline_parallel_last_stage_less_layers: got 2, expected that of the "
+        "first stage (1), 0 or 1 for both");
   CHECK(toml("[training\n").starts_with("r.toml: line 1: got "));
   CHECK(
       toml("[parallelism]\ndata_parallel_shard_degree = 3\n") ==

@@ -72,9 +72,10 @@ Bytes BytesSent(const Program& program) {
   return {};
 }
 
-std::int64_t BlocksOfStage(const Model& model, std::int64_t stages, std::int64_t stage) {
+std::int64_t BlocksOfStage(const Model& model, std::int64_t stages, std::int64_t stage,
+                           std::int64_t edge_layers = 1) {
   Model part = model;
-  CutStage(part, stages, stage, stages, "test");
+  CutStage(part, stages, stage, stages, "test", edge_layers);
   std::int64_t blocks = 0;
   for (const ModuleId block : BlocksOf(part)) {
     blocks += std::any_of(part.ops.begin(), part.ops.end(),
@@ -100,6 +101,17 @@ TEST_CASE("CutStage counts embedding and head as a block each") {
     parameters += CountParameters(part);
   }
   CHECK(parameters == CountParameters(llama));
+}
+
+TEST_CASE("CutStage cuts 32 blocks evenly where embedding and head count as none") {
+  const Model llama = LoadModel("llama-3-8b", {});
+  const std::vector<std::int64_t> five = {7, 7, 6, 6, 6};  // as divmod(32, 5) says
+  for (std::int64_t stage = 0; stage < 8; ++stage) {
+    CHECK(BlocksOfStage(llama, 8, stage, 0) == 4);
+    if (stage < 5) {
+      CHECK(BlocksOfStage(llama, 5, stage, 0) == five[static_cast<std::size_t>(stage)]);
+    }
+  }
 }
 
 TEST_CASE("Stages gather and reduce each unit once a step, whatever the micro-batches") {
