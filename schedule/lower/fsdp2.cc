@@ -68,7 +68,7 @@ void Fsdp2Rules::BeginStep(bool first) {
   for (std::uint32_t u = 0; u < unit_count() && job_.mode == JobMode::kForward; ++u) {
     Comm& c = comm_[u];
     c.cloned = OpId();  // an op of another body, behind which this one begins
-    c.is_carried = c.pending;
+    c.is_carried = c.pending && Info(UnitId(u)).shards > 1;  // of one rank nothing runs
     c.gathered = OpId();
     if (!first && At(UnitId(u)).unsharded.valid()) {
       e_.body->Alloc(At(UnitId(u)).unsharded, PointKind::kAllocOnce);
