@@ -120,7 +120,11 @@ void DrawPipeline(Case& c, std::mt19937& random) {
   if (plan.pipeline_schedule > PipelineSchedule::k1F1B) {
     plan.pipeline_stages = OneOf(std::array{1, 2}, random);
   }
-  c.model = DecoderOf(c.type, random, OneOf(std::array{3, 6, 7}, random));
+  const int blocks = OneOf(std::array{3, 6, 7}, random);
+  c.model = DecoderOf(c.type, random, blocks);
+  if (blocks >= plan.pipeline_size * plan.pipeline_stages) {
+    plan.pipeline_edge_layers = OneOf(std::array{0, 1}, random);
+  }
   plan.shard_size = OneOf(std::array{1, 2}, random);
   plan.replicate_size = OneOf(std::array{1, 1, 2}, random);
   plan.sync = SyncMode::kLast;
@@ -204,6 +208,7 @@ Case Draw(std::mt19937& random, Cut cut_by) {
     c.description += ", pp=" + std::to_string(c.plan.pipeline_size) + "x" +
                      std::to_string(c.plan.pipeline_stages) + ":" +
                      std::string(NameIn(kPipelineScheduleNames, c.plan.pipeline_schedule)) +
+                     (c.plan.pipeline_edge_layers == 0 ? ":even" : "") +
                      (c.plan.dialect == Dialect::kDdp ? ", ddp" : "");
   }
   return c;

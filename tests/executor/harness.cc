@@ -114,7 +114,8 @@ Outcome TrainPrograms(const Setup& setup, std::span<const Program> programs,
   std::vector<ExecuteContext> contexts;
   for (std::size_t s = 0; s < stages; ++s) {
     CutStage(models[s], std::ssize(models) * setup.plan.pipeline_stages,
-             static_cast<std::int64_t>(s), std::ssize(models), "test");
+             static_cast<std::int64_t>(s), std::ssize(models), "test",
+             setup.plan.pipeline_edge_layers);
     placements.push_back(Place(legal[s]));
   }
   for (std::size_t s = 0; s < stages; ++s) {
