@@ -371,9 +371,12 @@ ShardChoice ReadShard(const Flag& flag) {
     }
     std::vector<std::string> parts =
         Split(word.substr(kinds[kind].first.size()), kind >= 3 ? ':' : '\0');
+    if (kind == 4 && parts.size() > 1 && parts.back() == "even") {
+      choice.edge_layers = 0;
+      parts.pop_back();
+    }
     const std::vector<std::string> counts = Split(parts.front(), kind == 4 ? 'x' : '\0');
-    if (std::exchange(is_said[kind], true) || parts.size() > (kind == 4 ? 3 : 2) ||
-        counts.size() > 2) {
+    if (std::exchange(is_said[kind], true) || parts.size() > 2 || counts.size() > 2) {
       throw FlagError(flag,
                       "ranks, those that share out experts, cut layers, cut tokens, have other "
                       "layers: 64 or 64,ep=8 or 64,tp=8 or 64,cp=4 or 64,pp=4 or 64,pp=4x2 or "
@@ -387,13 +390,7 @@ ShardChoice ReadShard(const Flag& flag) {
     if (parts.size() > 1 && kind == 3) {
       choice.method =
           static_cast<ContextMethod>(ReadChoice({flag.name, parts[1]}, kContextMethodNames));
-      continue;
-    }
-    if (parts.size() > 1 && parts.back() == "even") {
-      choice.edge_layers = 0;
-      parts.pop_back();
-    }
-    if (parts.size() > 1) {
+    } else if (parts.size() > 1) {
       choice.schedule = static_cast<PipelineSchedule>(
           ReadChoice({flag.name, parts.back()}, kPipelineScheduleNames));
     }
