@@ -2,8 +2,8 @@
 
     bench/meshes.py build/shardwright [--kernel-set NAME] [--csv bench/published/mesh_runs.csv]
 
-Most runs are Megatron's, whose optimizer is sharded: here FSDP2 keeps what it gathered until the last micro-batch, which moves the same
-bytes. fp16 of A100s is taken for bf16, layers cut without sequence parallelism for those with it, which move the same bytes too; tokens go
+Most runs are Megatron's, whose optimizer is sharded. Under stages FSDP2 keeps what it gathered until the last micro-batch, which moves the
+same bytes; without stages it gathers for each micro-batch, and Megatron does not. fp16 of A100s is taken for bf16, layers cut without sequence parallelism for those with it, which move the same bytes too; tokens go
 round a ring. A model is as its source cuts it, its layers as even as they can be. Prints a row for each run, then the mean error of each source and precision. Nothing is fitted to
 these rows. A blank in ac_mode: the source does not say what was recomputed, and nothing is here.
 """

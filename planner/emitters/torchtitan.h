@@ -20,9 +20,10 @@ void ApplyTorchtitan(const TorchtitanSettings& settings, const std::string& wher
 [[nodiscard]] PipelineSchedule PipelineScheduleNamed(const std::string& name,
                                                      const std::string& where);
 
-// Sets the stages of each rank: one, or two where the schedule has several. Where `layers` is not 0
-// a stage has so many of `all`, and the number of stages is rounded to a multiple of the ranks if
-// `round` says "up" or "down". Throws InputError where the schedule cannot have so many.
+// Sets the stages of each rank. Where `layers` is 0: one, or two where the schedule has several.
+// Otherwise a stage has `layers` of `all`. `round`, "up" or "down", makes the stages a multiple of
+// the ranks. Example: 32 layers by 5 are 7 stages; "down" makes 6 of them, 3 for each of 2 ranks.
+// Throws InputError where the schedule cannot have so many.
 void SetStages(std::int64_t all, std::int64_t layers, const std::string& round,
                const std::string& where, Plan& plan);
 

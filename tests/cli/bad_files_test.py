@@ -98,6 +98,14 @@ class BadPlans(ShardwrightTestCase):
                     else:
                         self.assert_fails(3, "p.json: " + error, *command)
 
+    def test_an_option_that_is_gone_is_passed_over(self):
+        self.succeed(*PLAN, "-o", "p.json")
+        plan = json.loads((self.folder / "p.json").read_text())
+        before = self.succeed("simulate", "p.json", "--json")
+        plan["plan"]["reduce_scatter_bucket"] = "25 MiB"  # of the dialect fairscale, in earlier files of all dialects
+        (self.folder / "p.json").write_text(json.dumps(plan))
+        self.assertEqual(self.succeed("simulate", "p.json", "--json"), before)
+
     def test_syntax(self):
         text = self.succeed(*PLAN)
         for bad, error in (

@@ -23,6 +23,18 @@ def examples(text):
 
 class From(ShardwrightTestCase):
 
+    def test_a_plan_that_cannot_be_lowered_as_emitted_is_passed_over(self):
+        # Accelerate checkpoints what it wraps; here that is "model", whose input is ids, and the Trainer's checkpoint is re-entrant.
+        llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632,
+                 "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 8192}
+        fsdp = {"version": 1, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 100000000, "use_orig_params": False,
+                "reshard_after_forward": "shard_grad_op"}
+        run = {"per_device_train_batch_size": 2, "gradient_checkpointing": True, "fsdp": True, "fsdp_config": fsdp}
+        (self.folder / "config.json").write_text(json.dumps(llama))
+        (self.folder / "run.json").write_text(json.dumps(run))
+        self.succeed("import-run", "run.json", "--model", ".", "--cluster", "dgx-a100", "--nodes", "2", "--seq", "2048", "-o", "plan.json")
+        self.succeed("plan", "--from", "plan.json", "-o", "best.json")
+
     def test_what_would_be_faster_than_a_run(self):
         # A wasteful run: everything recomputed and 8 passes of one sample, where memory is plenty.
         run = ("plan", *JOB, "--kernel-set", "torch-compile", "--precision", "bf16", "--optimizer", "sgd:fused", "--dialect", "fsdp1",
