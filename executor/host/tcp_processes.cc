@@ -155,7 +155,32 @@ class TcpProcesses : public MessagePassing {
   }
 
   [[nodiscard]] std::set<std::int64_t> Silent() override {
+    const auto called = std::chrono::steady_clock::now();
     const std::lock_guard asking(asking_mutex_);  // answers are to one question at a time
+    if (called < told_) {
+      return silent_;  // another thread asked meanwhile
+    }
+    silent_ = Ask();
+    told_ = std::chrono::steady_clock::now();
+    return silent_;
+  }
+
+  void Post(std::span<const std::byte> notice) override {
+    SW_CHECK(std::ssize(notice) <= tcp::kLongestFrame, "a notice that is too long");
+    Write({.kind = Kind::kPost,
+           .from = rank_,
+           .to = tcp::kEverybody,
+           .bytes = static_cast<std::int64_t>(notice.size())},
+          notice.data());
+  }
+  [[nodiscard]] std::vector<std::byte> PostOf(int rank) override {
+    const std::lock_guard lock(mutex_);
+    return mailbox_.NoticeOf(rank);
+  }
+
+ private:
+  // The ranks that do not answer within two seconds. Called with asking_mutex_.
+  [[nodiscard]] std::set<std::int64_t> Ask() {
     {
       const std::lock_guard lock(mutex_);
       mailbox_.answered().clear();
@@ -181,20 +206,6 @@ class TcpProcesses : public MessagePassing {
     return silent.contains(0) ? std::set<std::int64_t>{0} : silent;
   }
 
-  void Post(std::span<const std::byte> notice) override {
-    SW_CHECK(std::ssize(notice) <= tcp::kLongestFrame, "a notice that is too long");
-    Write({.kind = Kind::kPost,
-           .from = rank_,
-           .to = tcp::kEverybody,
-           .bytes = static_cast<std::int64_t>(notice.size())},
-          notice.data());
-  }
-  [[nodiscard]] std::vector<std::byte> PostOf(int rank) override {
-    const std::lock_guard lock(mutex_);
-    return mailbox_.NoticeOf(rank);
-  }
-
- private:
   // Some messages that are expected; over when all have come.
   class Group : public Pending {
    public:
@@ -376,9 +387,11 @@ class TcpProcesses : public MessagePassing {
   std::string first_;                  // process 0, for messages
   std::unique_ptr<tcp::Relay> relay_;  // of rank 0
   tcp::Socket socket_;
-  std::mutex write_mutex_;    // one frame after the other; taken before mutex_
-  std::mutex asking_mutex_;   // held while the others are asked whether they are there
-  bool said_bye_ = false;     // guarded by write_mutex_
+  std::mutex write_mutex_;         // one frame after the other; taken before mutex_
+  std::mutex asking_mutex_;        // held while the others are asked whether they are there
+  std::set<std::int64_t> silent_;  // the last answer, and when it was there; guarded by
+  std::chrono::steady_clock::time_point told_;  // asking_mutex_
+  bool said_bye_ = false;                       // guarded by write_mutex_
   std::mutex watcher_mutex_;  // held while one is called, so that it may be taken away safely
   std::map<const void*, std::function<void(const std::string&)>> watchers_;  // by owner; guarded
   std::mutex mutex_;                                                         // taken last

@@ -3,6 +3,7 @@
 #include "executor/host/tcp_processes.h"
 
 #include <array>
+#include <barrier>
 #include <chrono>
 #include <functional>
 #include <future>
@@ -226,6 +227,41 @@ TEST_CASE("TcpProcesses.ALongWaitIsForThoseThatAnswer") {
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::minutes(1));
   CHECK(cause.find("rank 0, checkpoint of step 7: waited ") == 0);
   CHECK(cause.find(" ms for rank 1") != std::string::npos);
+}
+
+// A checkpoint's thread and a step's collective find at once that rank 1 stands still. One question
+// serves both: with one after the other, a step of `--timeout 4 s` would be told of at 8 s, where
+// "not over after twice the time-out" names nobody.
+TEST_CASE("TcpProcesses.ThreadsThatAskAtOnceShareOneAnswer") {
+  const tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
+  Launch first = WorkerOf(listener);
+  first.rank = 0;
+  first.listener = ::dup(listener.fd());
+  std::string problem;
+  tcp::Socket still;
+  std::jthread peer([&] {
+    still = SayHello(tcp::ConnectTo(WorkerOf(listener), tcp::PortOf(listener), kPatience, &problem),
+                     1, 2);
+  });
+  const std::unique_ptr<MessagePassing> all = MeetByTcp(first, kPatience);
+  peer.join();
+  std::barrier begin(3);
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&] {
+        begin.arrive_and_wait();
+        CHECK(all->Silent() == std::set<std::int64_t>{1});
+      });
+    }
+  }
+  CHECK(all->Silent() == std::set<std::int64_t>{1});  // later: asked anew
+  still.LimitReads(std::chrono::milliseconds(100));
+  int questions = 0;
+  for (tcp::Frame frame; still.Read(&frame, sizeof frame);) {
+    questions += frame.kind == tcp::Kind::kPing ? 1 : 0;
+  }
+  CHECK(questions == 2);
 }
 
 // Where nothing is sent the system asks for whoever is gone: 20 s, then four times 10 s.
