@@ -2,8 +2,7 @@
 
     bench/meshes.py build/shardwright [--kernel-set NAME] [--csv bench/published/mesh_runs.csv]
 
-Most runs are Megatron's, whose optimizer is sharded. Under stages FSDP2 keeps what it gathered until the last micro-batch, which moves the
-same bytes; without stages it gathers for each micro-batch, and Megatron does not. fp16 of A100s is taken for bf16, layers cut without sequence parallelism for those with it, which move the same bytes too; tokens go
+Most runs are Megatron's, whose optimizer is sharded: FSDP2 that keeps what it gathered until the last micro-batch moves the same bytes. fp16 of A100s is taken for bf16, layers cut without sequence parallelism for those with it, which move the same bytes too; tokens go
 round a ring. A model is as its source cuts it, its layers as even as they can be. Prints a row for each run, then the mean error of each source and precision. Nothing is fitted to
 these rows. A blank in ac_mode: the source does not say what was recomputed, and nothing is here.
 """
@@ -36,7 +35,7 @@ CLUSTERS = {("B200-180GB", 8): ["8xB200"], ("H100-80GB-SXM", 16): ["8xH100, node
 JEAN_ZAY = "a100-80 x8, nvlink 300 GB/s, nic 4x100 Gbit/s"
 
 
-WORDS = {"cp": ":ring", "pp": ":even"}  # Megatron's
+WORDS = {"cp": ":ring", "pp": ":even"}  # Megatron's; NeMo's recipes have ub_tp_comm_overlap: true
 
 
 def cluster_of(row):
@@ -56,7 +55,8 @@ def model_of(name):
 def mesh_of(row, before, between):
     """",ep=8,pp=4x2": each axis of more than one rank."""
     sizes = {axis: row[axis] + (f"x{row['vpp']}" if axis == "pp" and row["vpp"] != "1" else "") for axis in ("ep", "tp", "pp", "cp")}
-    return "".join(f"{before}{axis}{between}{size}{WORDS.get(axis, '')}" for axis, size in sizes.items() if size != "1")
+    words = {**WORDS, **({"tp": ":async"} if row["framework"].startswith("NeMo (") else {})}
+    return "".join(f"{before}{axis}{between}{size}{words.get(axis, '')}" for axis, size in sizes.items() if size != "1")
 
 
 def predict(program, row, kernel_set, folder):
@@ -68,7 +68,7 @@ def predict(program, row, kernel_set, folder):
     stages, steps = int(row["pp"]), int(row["grad_accum"])
     shard = f"{int(row['gpus']) // int(row['tp']) // stages}{mesh_of(row, ',', '=')}"
     command = [program, "plan", "--no-search", "--model", model, "--cluster", *cluster_of(row), "--seq", row["seq_len"],
-               "--micro-batch", row["micro_batch"], "--accumulation", str(steps), "--shard", shard, "--reshard", "never", "--recompute", row["ac_mode"] or "none",
+               "--micro-batch", row["micro_batch"], "--accumulation", str(steps), "--shard", shard, "--reshard", "step" if steps > 1 and stages == 1 else "never", "--recompute", row["ac_mode"] or "none",
                *(("--sync", "last") if steps > 1 else ()), *(("--kernel-set", kernel_set or row["kernel_set"]) if kernel_set or row["kernel_set"] else ()), "-o", folder / "plan.json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode not in (0, 1):

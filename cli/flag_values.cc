@@ -347,8 +347,14 @@ ReshardChoice ReadReshard(const Flag& flag) {
     choice.reshard.kind = static_cast<Reshard::Kind>(index);
     return choice;
   }
+  if (flag.text == "step") {
+    choice.reshard.kind = Reshard::Kind::kNever;
+    choice.keeps_gathered = true;
+    return choice;
+  }
   if (flag.text.find_first_not_of("0123456789") != std::string::npos) {
-    throw FlagError(flag, "always, never or a number of ranks", HintFor(flag.text, kReshardNames));
+    throw FlagError(flag, "always, never, step or a number of ranks",
+                    HintFor(flag.text, kReshardNames));
   }
   choice.reshard.kind = Reshard::Kind::kToGroup;
   choice.reshard.group = ReadCount(flag, 1, std::int64_t{1} << 24);
@@ -363,6 +369,7 @@ ShardChoice ReadShard(const Flag& flag) {
                                                               {"tp=", &choice.tensor},
                                                               {"cp=", &choice.context},
                                                               {"pp=", &choice.pipeline}};
+  static constexpr std::array<std::string_view, 1> kAsync = {"async"};
   bool is_said[std::size(kinds)] = {};  // each kind at most once, in any order
   for (const std::string& word : words) {
     std::size_t kind = std::size(kinds) - 1;
@@ -370,7 +377,7 @@ ShardChoice ReadShard(const Flag& flag) {
       --kind;
     }
     std::vector<std::string> parts =
-        Split(word.substr(kinds[kind].first.size()), kind >= 3 ? ':' : '\0');
+        Split(word.substr(kinds[kind].first.size()), kind >= 2 ? ':' : '\0');
     if (kind == 4 && parts.size() > 1 && parts.back() == "even") {
       choice.edge_layers = 0;
       parts.pop_back();
@@ -387,7 +394,9 @@ ShardChoice ReadShard(const Flag& flag) {
       choice.stages = ReadCount({flag.name, counts[1]}, 1, kMaxRanks);
       choice.schedule = PipelineSchedule::kInterleaved1F1B;
     }
-    if (parts.size() > 1 && kind == 3) {
+    if (parts.size() > 1 && kind == 2) {
+      choice.tensor_async = ReadChoice({flag.name, parts[1]}, kAsync) == 0;
+    } else if (parts.size() > 1 && kind == 3) {
       choice.method =
           static_cast<ContextMethod>(ReadChoice({flag.name, parts[1]}, kContextMethodNames));
     } else if (parts.size() > 1) {

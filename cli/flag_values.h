@@ -57,14 +57,15 @@ struct Flag {
 [[nodiscard]] AllocatorSettings ReadAllocator(const Flag& flag);
 // "none", or some of "parameters,optimizer,activations".
 [[nodiscard]] Offload ReadOffload(const Flag& flag);
-// "always", "never" or the ranks of a group.
+// "always", "never", "step" (never, and not after backward but the last) or the ranks of a group.
 [[nodiscard]] ReshardChoice ReadReshard(const Flag& flag);
-// "64", "64,ep=8", "64,tp=8", "64,cp=4", "cp=4:ring", "ep=8", "64,pp=4:gpipe" or
+// "64", "64,ep=8", "64,tp=8", "tp=8:async", "64,cp=4", "cp=4:ring", "ep=8", "64,pp=4:gpipe" or
 // "pp=4x2:even".
 struct ShardChoice {
   std::int64_t size = 0;     // 0: not said
   std::int64_t experts = 1;  // ranks that share the experts of a mixture
   std::int64_t tensor = 1;   // ranks that cut every layer
+  bool tensor_async = false;
   std::int64_t context = 1;  // ranks that have tokens of the same samples
   ContextMethod method = ContextMethod::kGather;
   std::int64_t pipeline = 1;  // ranks with other layers each

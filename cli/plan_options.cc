@@ -189,6 +189,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.shard_size = shard.size;
   options.plan.expert_size = shard.experts;
   options.plan.tensor_size = shard.tensor;
+  options.plan.tensor_async = shard.tensor_async;
   options.plan.context_size = shard.context;
   options.plan.context_method = shard.context > 1 ? shard.method : ContextMethod::kGather;
   options.plan.pipeline_size = shard.pipeline;
@@ -198,6 +199,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   arguments.SetCount("--replicate", kMaxRanks, options.replicate_size);
   arguments.SetCount("--accumulation", kMaxAccumulation, options.accumulation);
   arguments.Set("--reshard", options.reshard, ReadReshard);
+  options.plan.keeps_gathered = options.reshard.keeps_gathered;
   RecomputeChoice recompute;
   arguments.Set("--recompute", recompute, ReadRecompute);
   options.recompute = recompute.is_on;

@@ -43,6 +43,7 @@ constexpr std::pair<const char*, bool Options::*> kSwitches[] = {
     {"host_kernels", &Options::host_kernels},
     {"cuda_kernels", &Options::cuda_kernels},
     {"whole_recompute", &Options::whole_recompute},
+    {"joined_products", &Options::joined_products},
     {"recomputes_attention", &Options::recomputes_attention},
     {"shifted_logits", &Options::shifted_logits},
 };

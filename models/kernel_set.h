@@ -134,6 +134,9 @@ struct KernelSetOptions {
   // (torch.utils.checkpoint with use_reentrant=True); false: it stops after the last op whose
   // result backward needs (use_reentrant=False since PyTorch 2.1).
   bool whole_recompute = false;
+  // q, k and v are one product, gate and up another (Megatron-Core), so that nothing is added
+  // between their data gradient and a transfer behind it.
+  bool joined_products = false;
   // Selective checkpointing runs attention again (cuDNN's was not on torchtitan's list of 2025).
   bool recomputes_attention = false;
   // The model copies the logits to fp32, then copies them again without the last token, and the

@@ -258,6 +258,9 @@ struct Plan {
   // Neighbours that cut every layer among them and read the same samples; the model is cut for them
   // (CutTensor).
   std::int64_t tensor_size = 1;
+  // Their transfers of tokens run beside the products next to them, part by part (torch's
+  // micro-pipeline, "async TP"; Megatron's --tp-comm-overlap).
+  bool tensor_async = false;
   // Neighbours in a shard group that have a part of the tokens of the same samples; the model is
   // cut for them (CutContext).
   std::int64_t context_size = 1;
@@ -278,6 +281,11 @@ struct Plan {
 
   // fsdp2, fsdp1 and ddp only: the release of PyTorch whose rules are followed.
   TorchRelease torch = TorchRelease::k2_13;
+
+  // fsdp2 only: no unit is freed after a backward pass but the step's last
+  // (set_reshard_after_backward). Of three micro-batches, units that `never` free after forward are
+  // gathered once.
+  bool keeps_gathered = false;
 
   // fsdp1 only.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;

@@ -188,7 +188,8 @@ struct OpShape {
   Issue issue = Issue::kLoop;
   GroupId group;                   // collectives only
   Bytes bytes{0};                  // collectives: the full array; copies: bytes copied
-  std::uint32_t kernel_begin = 0;  // range of Program::kernels; one launch each
+  // Range of Program::kernels; one launch each. Collectives: the products that they run beside.
+  std::uint32_t kernel_begin = 0;
   std::uint32_t kernel_count = 0;
   // What gradients are divided by: behind the sum of a reduction; by kGradScale; before kGradNorm
   // takes their norm, which changes them where it updates them; by kGradClip and updates.

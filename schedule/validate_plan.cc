@@ -179,6 +179,9 @@ void CheckTensor(const Model& model, const Job& job, const Plan& plan, const std
     refuse(std::to_string(model.tensor_ranks), "the model is one of so many parts of its layers");
   }
   if (plan.tensor_size == 1) {
+    if (plan.tensor_async) {
+      throw InputError(FieldOf(where, "tensor_async"), "true", "false where no rank cuts layers");
+    }
     return;
   }
   if (plan.dialect != Dialect::kFsdp2 || plan.torch != TorchRelease::k2_13) {
@@ -249,6 +252,7 @@ void CheckPipeline(const Model& model, const Job& job, const Plan& plan, const s
   refuse((plan.dialect != Dialect::kFsdp2 && !is_ddp) || plan.torch != TorchRelease::k2_13,
          "under dialects fsdp2 and ddp of torch 2.13");
   refuse(plan.offload != Offload(), "without offload");
+  refuse(plan.keeps_gathered, "without keeps_gathered, which they do anyway,");
   refuse(job.mode != JobMode::kTrain || job.trains_by != TrainsBy::kOwn ||
              is_any(model.params, [](const Parameter& param) { return !param.trainable; }),
          "for training of all parameters on answers of their own");

@@ -41,6 +41,7 @@ struct WrapSpec {
 struct ReshardChoice {
   bool is_set = false;
   Reshard reshard;
+  bool keeps_gathered = false;  // over the micro-batches of a step
 
   bool operator==(const ReshardChoice&) const = default;
 };

@@ -241,6 +241,7 @@ class Differences {
     Compare("plan.limit_all_gathers", a.limit_all_gathers, b.limit_all_gathers);
     Compare("plan.use_orig_params", a.use_orig_params, b.use_orig_params);
     Compare("plan.bounded_memory", a.bounded_memory, b.bounded_memory);
+    Compare("plan.keeps_gathered", a.keeps_gathered, b.keeps_gathered);
     if (a.dialect == Dialect::kNative) {
       Compare("plan.in_flight", a.in_flight, b.in_flight);
       CompareNames("plan.transfers", kTransfersNames, a.transfers, b.transfers);

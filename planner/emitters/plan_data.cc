@@ -99,6 +99,7 @@ Json TrainingJson(const PlanFile& file) {
   json["micro_batch"] = file.plan.micro_batch;
   json["accumulation"] = file.plan.accumulation;
   json["sync"] = NameIn(kSyncNames, file.plan.sync);
+  json["keeps_gathered"] = file.plan.keeps_gathered;
   json["optimizer"] = NameIn(kOptimizerNames, job.optimizer.kind);
   json["optimizer_impl"] = NameIn(kOptimizerImplNames, job.optimizer.impl);
   json["weight_decay"] = job.optimizer.weight_decay;
@@ -190,6 +191,7 @@ std::string PlanDataJson(const PlanFile& file, std::string_view kind, FqnDialect
 PlanFile AsFsdp2(const PlanFile& file) {
   PlanFile out = file;
   out.plan = WithDialect(file.plan, Dialect::kFsdp2);
+  out.plan.keeps_gathered = file.plan.keeps_gathered;
   out.plan.units = file.plan.units;
   for (UnitPlan& unit : out.plan.units) {
     unit.gap = Gap::kHold;

@@ -231,6 +231,7 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
   file.plan.shard_size = shard;
   file.plan.expert_size = s.expert_parallel_degree.value_or(1);
   file.plan.tensor_size = tensor;
+  file.plan.tensor_async = s.enable_async_tensor_parallel.value_or(false) && tensor > 1;
   file.plan.context_size = context;
   file.plan.context_method = ContextMethod::kGather;
   if (context > 1) {
@@ -399,6 +400,7 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   }
   if (plan.tensor_size > 1) {
     s.tensor_parallel_degree = plan.tensor_size;
+    s.enable_async_tensor_parallel = plan.tensor_async;
   }
   if (plan.context_size > 1) {
     s.context_parallel_degree = plan.context_size;

@@ -128,6 +128,10 @@ void ReadTorchtitan(const JsonValue& root, const std::string& file, RunSettings&
   if (training && training->Find("compile")) {
     s.components = {"model"};
   }
+  if (s.enable_async_tensor_parallel.value_or(false) && !Compiles(s, "model")) {
+    throw InputError(file + ": parallelism.enable_async_tensor_parallel", "true",
+                     "false where the model is not compiled, as torchtitan demands");
+  }
   if (s.components && s.compile.value_or(false) && !Compiles(s, "model")) {
     run.script.assumed.push_back({"compile.components", "as nothing compiled, the loss neither"});
   }

@@ -26,6 +26,7 @@ void CheckForeignOptions(const Plan& plan, const std::string& where) {
     CheckForeign(plan.dialect == owner || plan.*option == defaults.*option,
                  "dialect " + std::string(NameOf(owner)), plan, where, field);
   };
+  check(Dialect::kFsdp2, &Plan::keeps_gathered, "keeps_gathered");
   check(Dialect::kFsdp1, &Plan::backward_prefetch, "backward_prefetch");
   check(Dialect::kFsdp1, &Plan::forward_prefetch, "forward_prefetch");
   check(Dialect::kFsdp1, &Plan::limit_all_gathers, "limit_all_gathers");

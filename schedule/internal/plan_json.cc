@@ -142,6 +142,7 @@ constexpr auto kPlanFields = [](auto& plan, auto& visit) {
         {.least = 1, .most = kMaxRanks, .is_written = plan.expert_size > 1});
   visit("tensor_size", plan.tensor_size,
         {.least = 1, .most = kMaxRanks, .is_written = plan.tensor_size > 1});
+  visit("tensor_async", plan.tensor_async, {.is_written = plan.tensor_async});
   visit("context_size", plan.context_size,
         {.least = 1, .most = kMaxRanks, .is_written = plan.context_size > 1});
   visit(
@@ -161,6 +162,7 @@ constexpr auto kPlanFields = [](auto& plan, auto& visit) {
   visit("sync", plan.sync, {.names = kSyncNames});
   visit("offload", plan.offload, kOffloadFields);
   visit("torch", plan.torch, {.names = kTorchNames, .is_written = IsTorch(plan.dialect)});
+  visit("keeps_gathered", plan.keeps_gathered, {.is_written = plan.keeps_gathered});
   visit("backward_prefetch", plan.backward_prefetch, {.names = kBackwardPrefetchNames});
   visit("forward_prefetch", plan.forward_prefetch);
   visit("limit_all_gathers", plan.limit_all_gathers);

@@ -124,7 +124,9 @@ class Fsdp2Rules : public StepRules {
   [[nodiscard]] bool IsOfStage(UnitId u) const;
   [[nodiscard]] std::vector<UnitId> UnitsOfStage() const;
   // Of a pipeline's stage nothing is freed or reduced before all micro-batches are through.
-  [[nodiscard]] bool StaysWhole() const { return e_.in.stage && !last_micro_batch_; }
+  [[nodiscard]] bool StaysWhole() const {
+    return (e_.in.stage || plan_.keeps_gathered) && !last_micro_batch_;
+  }
   void PostBackward(UnitId u);
   [[nodiscard]] bool AddsInPlace(UnitId u) const;
   void KeepGrads(UnitId u);

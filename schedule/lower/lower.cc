@@ -291,6 +291,10 @@ static void CheckKernels(const LowerInput& in) {
                      "plan.tensor_size is " + std::to_string(in.plan.tensor_size) +
                          ": the loss of each rank is of a part of the vocabulary");
   }
+  if (in.plan.tensor_async && (!k.fused_elementwise || k.host_kernels)) {
+    throw InputError("kernel set", Quoted(k.name), "a compiled one or megatron-core",
+                     "plan.tensor_async is true, and nothing else runs transfers beside products");
+  }
 }
 
 // What the plan says of the modules that a stage has.

@@ -213,6 +213,7 @@ class Walker {
     return spec.kind == OpKind::kGatherTokens || spec.kind == OpKind::kScatterTokens ||
            (spec.kind == OpKind::kExchange && spec.context_ranks > 0);
   }
+  [[nodiscard]] std::vector<Kernel> ProductsBeside(std::uint32_t i, bool is_backward) const;
   void MoveTokens(std::uint32_t i, Phase phase, BufferId from, BufferId to);
   [[nodiscard]] BufferId InputOf(std::uint32_t i, std::size_t input, Phase phase);
   void AddExchangeOfRows(std::uint32_t i, Phase phase);

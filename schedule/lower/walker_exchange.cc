@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <vector>
 
 #include "models/cut_experts.h"
 #include "schedule/lower/walker.h"
@@ -133,6 +135,35 @@ void Walker::AddExchangeOfGrads(std::uint32_t i) {
   Contribute(i, op.inputs[0], grad);
 }
 
+// The products that a transfer of tokens runs beside: forward those that read what is gathered (q,
+// k and v), or the one that makes what is scattered; backward the data gradient that reads what is
+// gathered, or makes what is scattered: none where gradients of several are added first.
+std::vector<Kernel> Walker::ProductsBeside(std::uint32_t i, bool is_backward) const {
+  const Model& model = e_.in.model;
+  std::vector<std::uint32_t> ops = {i - 1};
+  if (model.SpecOf(model.ops[i]).kind == OpKind::kGatherTokens) {
+    const auto reads = [&](std::uint32_t j) {
+      return j < model.ops.size() && !model.ops[j].inputs.empty() &&
+             model.ops[j].inputs.front() == model.ops[i].outputs.front();
+    };
+    ops = {i + 1};
+    while (reads(ops.back() + 1)) {
+      ops.push_back(ops.back() + 1);
+    }
+    if (is_backward && ops.size() > 1 && !e_.in.kernels.joined_products) {
+      return {};
+    }
+  }
+  std::vector<Kernel> products;
+  for (const std::uint32_t op : ops) {
+    const OpKernels& kernels = e_.a.KernelsOf(op);
+    const std::vector<Kernel>& all = is_backward ? kernels.backward_data : kernels.forward;
+    std::copy_if(all.begin(), all.end(), std::back_inserter(products),
+                 [](const Kernel& kernel) { return kernel.kind == KernelClass::kGemm; });
+  }
+  return products;
+}
+
 // DTensor gathers and scatters the first dimension: tokens of several samples are put in order
 // behind a gather, and those of each rank together before a scatter. On the compute stream, which
 // waits for the result at once.
@@ -176,7 +207,9 @@ void Walker::MoveTokens(std::uint32_t i, Phase phase, BufferId from, BufferId to
   const Touch reads = {sent, AccessMode::kRead, Role::kExchange};
   const Touch writes = {received, AccessMode::kWrite, Role::kExchange, 1};
   if (e_.in.kernels.fused_elementwise) {  // a compiler's graph issues it, no hook of a module
-    e_.Add(shape, {}, phase, unit.value, {reads, writes});
+    const bool is_beside = e_.in.plan.tensor_async && spec.context_ranks == 0;
+    e_.Add(shape, is_beside ? ProductsBeside(i, is_backward) : std::vector<Kernel>(), phase,
+           unit.value, {reads, writes});
   } else {
     e_.AddCollective(shape, {phase, unit.value}, {reads, writes});
   }

@@ -187,7 +187,14 @@ shardwright::Price Pricer::PriceKernels(const Program& program, const OpShape& s
 shardwright::Price Pricer::PriceCollective(const Program& program, const OpShape& shape,
                                            PriceTable& table) {
   const CollectivePath& path = PathOf(program.groups[shape.group.value]);
-  const Seconds time = CollectiveTime(shape.code, shape.bytes, path);
+  Seconds time = CollectiveTime(shape.code, shape.bytes, path);
+  // Of n ranks each multiplies its own part while the next one is on its way: products of P and a
+  // transfer of T take max(P, T + P / n), of which the products' own ops stand for P.
+  Seconds products;
+  for (const Kernel& kernel : program.KernelsOf(shape)) {
+    products += KernelTime(kernel, kernels_);
+  }
+  time = std::max(Seconds(0), time - products + products / static_cast<double>(path.ring.size));
   shardwright::Price price;
   price.duration = ToPrice(time, shape.code);
   const bool has_hook = shape.issue == Issue::kHook;

@@ -82,6 +82,7 @@ CASES = {
         ("fsdp2", "llama", "--wrap block --shard 2 --accumulation 2 --sync replicate_last"),
         ("fsdp2", "mixtral", "--wrap experts.json --shard 2"),
         ("fsdp2", "gpt2", "--wrap root"),
+        ("fsdp2", "llama", "--wrap block --reshard step --accumulation 3"),
         ("fsdp2", "t5", "--wrap block --recompute full"),
         ("fsdp1", "mixtral", "--dialect fsdp1 --shard 2"),
         ("fsdp1", "tied", "--dialect fsdp1 --limit-all-gathers off --backward-prefetch none"),

@@ -54,10 +54,9 @@ class Pipelines(ShardwrightTestCase):
                 self.assertEqual(json.loads((self.folder / "back.json").read_text())["plan"], plan)
 
     def test_what_is_taken_for_something_simpler_is_said(self):
-        more = 'enable_async_tensor_parallel = true\ntensor_parallel_degree = 2\n[compile]\nenable = true\ncomponents = ["loss"]'
+        more = 'tensor_parallel_degree = 2\n[compile]\nenable = true\ncomponents = ["loss"]'
         (self.folder / "t.toml").write_text(TORCHTITAN.format(more))
         out = self.succeed("import-run", "t.toml", *CLUSTER, "-o", "r.json")
-        self.assertRegex(out, "enable_async_tensor_parallel +as products whose transfers nothing hides")
         self.assertRegex(out, "compile.components +as nothing compiled, the loss neither")
 
     def test_even_blocks_and_a_first_block_that_runs_again(self):

@@ -98,6 +98,29 @@ class Tensor(ShardwrightTestCase):
         self.assertIn("tensor_parallel_degree = 4", (self.folder / "out/torchtitan.toml").read_text())
         self.refused(3, "--to torchtitan", "emit", "r.json", "--to", "fsdp2")
 
+    def test_transfers_beside_products(self):
+        compiled = ("--kernel-set", "torch-compile", "--recompute", "full")
+        steps = []
+        for words in ("2,tp=4", "2,tp=4:async"):
+            made = self.plan("--shard", words, *compiled)
+            self.assertEqual(made["plan"].get("tensor_async", False), words.endswith("async"))
+            steps.append(json.loads(self.succeed("simulate", "p.json", "--json"))["step_time_s"])
+        self.assertLess(steps[1], steps[0])
+        self.succeed("emit", "p.json", "--to", "torchtitan", "-o", "async")
+        self.assertIn("enable_async_tensor_parallel = true", (self.folder / "async/torchtitan.toml").read_text())
+        self.succeed("import-run", "async/torchtitan.toml", "--model", "llama-3.2-1b", "--cluster", "8xH100", "-o", "back.json")
+        back = json.loads((self.folder / "back.json").read_text())["plan"]
+        self.assertEqual((back["tensor_size"], back["tensor_async"]), (4, True))
+        self.refused(3, "a compiled one or megatron-core", "plan", *JOB, "--no-search", "--shard", "2,tp=4:async")
+        self.refused(2, "async", "plan", *JOB, "--no-search", "--shard", "2,tp=4:asink")
+        made["plan"].update(tensor_size=1, shard_size=8)
+        made["job"]["global_batch"] = 8
+        (self.folder / "q.json").write_text(json.dumps(made))
+        self.refused(3, "plan.tensor_async: got true, expected false where no rank cuts layers", "simulate", "q.json")
+        # torchtitan: "Async TP requires 'model' in --compile.components and --compile.enable".
+        (self.folder / "t.toml").write_text(TORCHTITAN.format(4, "enable_async_tensor_parallel = true"))
+        self.refused(3, "false where the model is not compiled", "import-run", "t.toml", "--cluster", "8xH100")
+
     def test_loading_is_of_the_whole_model(self):
         """A node holds as much of a state that 8 ranks cut by layers or by parameters."""
         rows = []

@@ -229,10 +229,8 @@ TEST_CASE("torchtitan: components say what is compiled") {
     return keys;
   };
   CHECK(assumed("components = [\"model\"]\n").empty());
-  CHECK(assumed("components = [\"loss\"]\n[parallelism]\nenable_async_tensor_parallel = true\n") ==
-        std::vector<std::string>{
-            "compile.components as nothing compiled, the loss neither",
-            "parallelism.enable_async_tensor_parallel as products whose transfers nothing hides"});
+  CHECK(assumed("components = [\"loss\"]\n") ==
+        std::vector<std::string>{"compile.components as nothing compiled, the loss neither"});
 }
 
 TEST_CASE("Scripts: heads and losses in chunks, by what files say of their version") {

@@ -200,6 +200,7 @@ CASES = [
     ("llama", {"wrap": "block"}),
     ("llama", {"wrap": "block", "reshard": "always", "recompute": "full", "accumulation": 2}),
     ("qwen3", {"wrap": "block", "accumulation": 2, "sync": "last"}),
+    ("qwen3", {"wrap": "block", "accumulation": 3, "sync": "last", "reshard": "step"}),
     ("gpt2", {"wrap": "block", "reshard": "never"}),
     ("mixer", {"wrap": "block", "recompute": "full"}),
     ("convolutions", {"wrap": "root"}),

@@ -121,7 +121,7 @@ class Module(unittest.TestCase):
         seconds = usage.ru_utime + usage.ru_stime - begin - at
         print(f"{call[:50]} at {moment}: {said.strip()}, {seconds:.2f} s later", file=sys.stderr)
         self.assertIn(said, ("interrupted\n", "over\n"))
-        self.assertLess(seconds, 1)
+        self.assertLess(seconds, 2)  # 1 s, and a slow machine
 
     def test_without_threads(self):
         """A thread that the system does not give is an exception, and Python lives on."""

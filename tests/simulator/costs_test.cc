@@ -474,6 +474,46 @@ TEST_CASE("Issue costs: a dispatch per op, a launch per kernel, a hook per unit 
   CHECK(other.prices[0].duration == table.prices[0].duration);
 }
 
+// Eight ranks multiply eight parts, each while the next one is on its way: max(P, T + P / 8) for
+// both together, and the products' own ops stand for P.
+TEST_CASE("Transfers beside products cost what the products do not hide") {
+  Program program;
+  program.groups = {{"tp", 8, 1}};
+  Kernel gemm;
+  gemm.kind = KernelClass::kGemm;
+  gemm.m = 256 * 10;
+  gemm.n = 128 * 10;
+  gemm.k = 1000;
+  gemm.flops = Flops(1e11);  // 205 us, as above
+  program.kernels = {gemm, gemm};
+  OpShape alone;
+  alone.code = OpCode::kAllGather;
+  alone.group = GroupId(0);
+  alone.bytes = Bytes(100'000'000);
+  OpShape one = alone, two = alone;
+  one.kernel_count = 1;
+  two.kernel_count = 2;
+  program.shapes = {alone, one, two};
+  const auto left = [&](Bytes bytes) {
+    for (OpShape& shape : program.shapes) {
+      shape.bytes = bytes;
+    }
+    const PriceTable table = PriceProgram(program, RoundCluster(1), RoundProfile());
+    std::vector<double> micros;
+    for (const Price& price : table.prices) {
+      micros.push_back(Micros(ToSeconds(price.duration)));
+    }
+    return micros;
+  };
+  const std::vector<double> large = left(Bytes(400'000'000));
+  REQUIRE(large[0] > 2 * 205);
+  CHECK(large[1] == doctest::Approx(large[0] - 205 * 7 / 8.0));
+  CHECK(large[2] == doctest::Approx(large[0] - 2 * 205 * 7 / 8.0));
+  const std::vector<double> small = left(Bytes(8'000));
+  CHECK((small[0] > 0 && small[0] < 205 * 7 / 8.0));
+  CHECK((small[1] == 0 && small[2] == 0));
+}
+
 RunningClasses RunningOn(std::uint8_t compute, std::uint8_t gather, std::uint8_t reduce) {
   RunningClasses running{};
   running[static_cast<std::size_t>(Stream::kCompute)] = compute;

@@ -104,7 +104,8 @@ def _forward_methods(module):
 
 def read_settings(model):
     """By module and setter of fully_shard, what is set, beside what set_micro_batch sets."""
-    found, delays = {}, model._shardwright_plan["training"]["sync"] != "every"
+    found, training = {}, model._shardwright_plan["training"]
+    own = (("reduce_grads",) if training["sync"] != "every" else ()) + (("reshard_after_backward",) if training.get("keeps_gathered") else ())
     found["", "share_comm_ctx"] = id(getattr(model._get_fsdp_state(), "_comm_ctx", None))
     for name, module in model.named_modules():
         found[unwrapped(name), "PyTorch's functions that wrap"] = ", ".join(composable(module)) or None
@@ -115,7 +116,7 @@ def read_settings(model):
         groups = _groups(state)
         for owner in (state, getattr(state, "_state_ctx", None), *groups, *(group.mesh_info for group in groups)):
             for setter, attribute in SETTERS.items():
-                if hasattr(owner, attribute) and not (delays and attribute.endswith("reduce_grads")):
+                if hasattr(owner, attribute) and not attribute.endswith(own):
                     found[unwrapped(name), setter] = _value(getattr(owner, attribute))
     return found
 
@@ -180,3 +181,5 @@ def set_micro_batch(model, index):
         model.set_requires_gradient_sync(is_last)
     elif training["sync"] == "replicate_last":
         model.set_requires_all_reduce(is_last)
+    if training.get("keeps_gathered"):
+        model.set_reshard_after_backward(is_last)
