@@ -113,7 +113,7 @@ InitRule T5Rule(const Context& c, const Use& use) {
 InitRule RuleOf(const Context& c, const Use& use) {
   const std::string_view fqn = use.param.fqn;
   if (fqn.ends_with(".lora_A.weight")) {
-    return Uniform(1.0 / std::sqrt(static_cast<double>(use.param.shape.back())));
+    return Uniform(1.0 / std::sqrt(static_cast<double>(use.param.WholeShape().back())));
   }
   if (fqn.ends_with(".lora_B.weight")) {
     return Constant(0.0);

@@ -1,6 +1,8 @@
 #include "models/cut_tensor.h"
 
+#include <algorithm>
 #include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,11 @@ enum class Part : std::uint8_t {
   kTokens,    // some of the tokens
   kFeatures,  // of all tokens some of the heads or features
 };
+
+// Of an adapter, whose ops stand behind the product that they add to.
+bool IsOfAdapter(const ModelOp& op) {
+  return op.name.starts_with("lora_");
+}
 
 // What the rule of a kind does with an op.
 enum class Rule : std::uint8_t {
@@ -80,8 +87,12 @@ class TensorCutter : Cutter {
 
   void Run() {
     FindReaders();
-    for (ModelOp& op : std::exchange(model_.ops, {})) {
-      Cut(std::move(op));
+    std::vector<ModelOp> ops = std::exchange(model_.ops, {});
+    for (auto op = ops.begin(); op != ops.end();) {
+      const auto end = std::find_if_not(op + 1, ops.end(), IsOfAdapter);
+      adapter_ = {op + 1, end};
+      Cut(std::move(*op));
+      op = end;
     }
     SetProducers();
     model_.tensor_ranks = ranks_;
@@ -95,7 +106,7 @@ class TensorCutter : Cutter {
   }
   void FindReaders() {
     for (const ModelOp& op : model_.ops) {
-      if (model_.SpecOf(op).kind == OpKind::kLinear) {
+      if (model_.SpecOf(op).kind == OpKind::kLinear && !IsOfAdapter(op)) {
         ++readers_[ReaderOf(op)];
       }
     }
@@ -190,20 +201,49 @@ class TensorCutter : Cutter {
     if (gathered == gathered_.end()) {
       gathered = gathered_.emplace(key, Gather(op, spec, key)).first;
     }
-    op.inputs.front() = gathered->second;
+    const TensorId part = std::exchange(op.inputs.front(), gathered->second);
     Divide(spec.out, op, "output features");
     CutParameter(op, op.params.front(), spec.transposed ? 1 : 0);
     for (std::size_t k = 1; k < op.params.size(); ++k) {
       CutParameter(op, op.params[k], 0);
     }
     Keep(std::move(op), spec, Part::kFeatures);
+    for (ModelOp& added : adapter_) {
+      std::replace(added.inputs.begin(), added.inputs.end(), part, gathered->second);
+      OpSpec its = CutAdapter(added, /*is_of_rows=*/false);
+      Keep(std::move(added), its, Part::kFeatures);
+    }
   }
 
   // The bias is added once, to the sum over the ranks: all have it, and its whole gradient.
   void CutRows(ModelOp op, OpSpec spec) {
     Divide(spec.in, op, "input features");
     CutParameter(op, op.params.front(), spec.transposed ? 0 : 1);
-    Scatter(std::move(op), spec, spec.out);
+    const std::int64_t features = spec.out;
+    for (ModelOp& added : adapter_) {  // whose sum is scattered in the place of the product
+      const OpSpec its = CutAdapter(added, /*is_of_rows=*/true);
+      Keep(std::exchange(op, std::move(added)), std::exchange(spec, its), Part::kFeatures);
+    }
+    Scatter(std::move(op), spec, features);
+  }
+
+  // As torchtitan's components/lora.py: B has the outputs of columns, A the inputs of rows. The
+  // other one is whole, and each rank has a part of its gradient.
+  OpSpec CutAdapter(const ModelOp& op, bool is_of_rows) {
+    OpSpec spec = model_.SpecOf(op);
+    const bool is_a = op.name == "lora_A", reads_input = is_a || spec.kind == OpKind::kDropout;
+    if (spec.kind == OpKind::kOther) {
+      Refuse(op, "an adapter that learns lengths of rows (DoRA)");
+    }
+    if (reads_input != is_of_rows) {
+      SetPartial(op);
+      return spec;
+    }
+    Divide(op.params.empty() || is_a ? spec.in : spec.out, op, "features");
+    for (const ParamId p : op.params) {
+      CutParameter(op, p, is_a ? 1 : 0);
+    }
+    return spec;
   }
 
   void CutNorm(const ModelOp& op, OpSpec& spec, Part part) {
@@ -261,13 +301,21 @@ class TensorCutter : Cutter {
     Divide(spec.kv_heads, op, "heads of keys and values");
     if (is_packed && !spec.packed_by_head) {
       const std::int64_t q = spec.heads * spec.head_dim, k = spec.kv_heads * spec.head_dim;
-      SetSections(op, {q, k, model_.SpecOf(ProducerOf(op)).out - q - k});
+      SetSections(op, {q, k, model_.tensors[op.inputs[0].value].elements / spec.rows - q - k});
     }
   }
 
-  // Of the product that makes the input of `op`: what stands packed in its features, cut each.
-  void SetSections(const ModelOp& op, const std::vector<std::int64_t>& sections) {
-    const ModelOp& product = ProducerOf(op);
+  // Of the product that makes the input of `op`, and of its adapter: what stands packed in its
+  // features, cut each.
+  void SetSections(const ModelOp& op, const std::vector<std::int64_t>& sections,
+                   std::size_t input = 0) {
+    const ModelOp& product = ProducerOf(op, input);
+    if (IsOfAdapter(product) && product.params.empty()) {
+      for (std::size_t i = 0; i < product.inputs.size(); ++i) {
+        SetSections(product, sections, i);
+      }
+      return;
+    }
     if (model_.SpecOf(product).kind != OpKind::kLinear) {
       Refuse(op, "packed features that no product makes");
     }
@@ -332,7 +380,8 @@ class TensorCutter : Cutter {
     Cutter::Keep(std::move(op), spec);
   }
 
-  std::vector<Part> part_;  // by tensor
+  std::vector<Part> part_;      // by tensor
+  std::span<ModelOp> adapter_;  // of the op that is cut
   // Of a tensor and the module around products: how many there are, and what was gathered.
   std::map<std::pair<std::uint32_t, std::uint32_t>, int> readers_;
   std::map<std::pair<std::uint32_t, std::uint32_t>, TensorId> gathered_;

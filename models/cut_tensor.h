@@ -11,10 +11,11 @@
 // 4 of the 32 heads of all tokens, k and v 1 of 8. The output of o is a sum over ranks that no rank
 // has yet: a reduce-scatter adds it up and leaves each its tokens. Embedding, head and loss have
 // an eighth of the vocabulary. A table of positions is whole: a rank looks up those of its tokens.
-// Of q, k and v packed in one weight each is cut by itself (Parameter::tensor_sections).
+// Of q, k and v packed in one weight each is cut by itself (Parameter::tensor_sections). An adapter
+// of q has A whole and a part of B's outputs; one of o has a part of A's inputs and B whole.
 //
-// Source: torchtitan v0.2.2, models/llama3/infra/parallelize.py (apply_tp) with loss parallel;
-// torch 2.13, distributed/tensor/parallel.
+// Source: torchtitan v0.2.2, models/llama3/infra/parallelize.py (apply_tp) with loss parallel, and
+// its main of 2026-08, components/lora.py; torch 2.13, distributed/tensor/parallel.
 
 #include <cstdint>
 #include <string>

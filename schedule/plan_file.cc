@@ -143,13 +143,11 @@ LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where
 
 void CutForPlan(Model& model, const Job& job, const Plan& plan, const CutNames& names) {
   CutExperts(model, plan.expert_size, names.experts);
-  const char* const refused = job.lora_rank > 0                 ? "with adapters"
-                              : job.trains_by != TrainsBy::kOwn ? "that compares answers"
-                                                                : nullptr;
   const auto check = [&](std::int64_t ranks, const std::string& where, const char* what) {
-    if (ranks > 1 && refused != nullptr) {
-      throw InputError(where, std::to_string(ranks),
-                       "1: a job " + std::string(refused) + " is not cut by " + what + " so far");
+    if (ranks > 1 && job.trains_by != TrainsBy::kOwn) {
+      throw InputError(
+          where, std::to_string(ranks),
+          "1: a job that compares answers is not cut by " + std::string(what) + " so far");
     }
   };
   check(plan.tensor_size, names.tensor, "layers");

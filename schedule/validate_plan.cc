@@ -195,7 +195,7 @@ void CheckTensor(const Model& model, const Job& job, const Plan& plan, const std
   }
   const Precision& p = job.precision;
   if (p.param == DType::kFp16 || p.reduce == DType::kFp16 ||
-      job.frozen_format != FrozenFormat::kMaster) {
+      job.frozen_format > FrozenFormat::kParam) {
     refuse("1", "layers are cut in fp32 and bf16 alone, without quantized weights");
   }
 }

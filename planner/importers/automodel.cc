@@ -411,6 +411,10 @@ TrainerFile ReadAutomodel(const JsonValue& root) {
   }
   script.attention = attention == "eager" ? "materialized" : "";
   ReadPeft(root, file);
+  if (script.adapters.rank > 0 && script.automodel->mesh.tensor_size > 1) {
+    script.assumed.push_back(
+        {"distributed.tp_size", "one matrix of each adapter whole, not both cut by ranks"});
+  }
   ReadLoss(root, file);
   return file;
 }

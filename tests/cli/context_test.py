@@ -58,7 +58,6 @@ class Context(ShardwrightTestCase):
                             (("--shard", "cp=3"), "--shard: cp: got 3"),
                             (("--shard", "2,cp=4"), "a divisor of shard_size 2"),
                             (("--shard", "cp=2", "--dialect", "fsdp1"), "dialect fsdp2 and torch 2.13 alone"),
-                            (("--shard", "cp=2", "--lora-rank", "8"), "adapters"),
                             (("--shard", "cp=2", "--mode", "dpo", "--micro-batch", "2"), "that compares answers is not cut by tokens")):
             self.refused(3, text, "plan", *JOB, "--no-search", *words)
         self.refused(3, "a divisor of half of the 4098 tokens", "plan", *JOB[:-1], "4098", "--no-search", "--shard", "cp=2")

@@ -21,6 +21,7 @@
 #include "core/json.h"
 #include "executor/data/batch.h"
 #include "models/loader.h"
+#include "models/trainable.h"
 #include "schedule/lower.h"
 #include "schedule/plan_file.h"
 #include "schedule/plan_names.h"
@@ -43,7 +44,7 @@ struct Case {
   Plan plan;
   bool clips = false;
   Precision precision = {DType::kFp32, DType::kFp32, DType::kFp32};
-  std::string type, description;
+  std::string type, adapted, description;
 
   [[nodiscard]] Mesh mesh() const { return MeshOf(plan); }
 };
@@ -102,6 +103,30 @@ Model DecoderOf(const std::string& type, std::mt19937& random, std::int64_t laye
   return ModelFromJson(JsonValue::Parse(text + "}", "test"), type, options);
 }
 
+// Their last matrices start at random instead of at zero, for gradients of the first ones.
+void AddAdapters(Model& model, const std::vector<std::string>& targets, std::int64_t rank) {
+  ApplyTrainable(model, {.lora_rank = rank, .lora_targets = targets}, Path("job"));
+  for (Parameter& param : model.params) {
+    if (param.fqn.ends_with("lora_B.weight")) {
+      param.fqn += "_2";
+    }
+  }
+}
+
+// Names of some or all products.
+std::vector<std::string> DrawTargets(const Model& model, std::mt19937& random) {
+  std::vector<std::string> targets;
+  for (const ModelOp& op : model.ops) {
+    const std::string& name = model.modules[FirstNameOf(model, op.module).value].name;
+    if (model.SpecOf(op).kind == OpKind::kLinear && name != "lm_head" &&
+        (targets.empty() || random() % 2 == 0) &&
+        std::find(targets.begin(), targets.end(), name) == targets.end()) {
+      targets.push_back(name);
+    }
+  }
+  return targets;
+}
+
 void CutAndWrap(Case& c) {
   Model cut = c.model;
   CutForPlan(cut, {}, c.plan, {"ep", "tp", "cp"});
@@ -153,6 +178,10 @@ Case Draw(std::mt19937& random, Cut cut_by) {
                                   "gpt_neox", "opt"},
                        random);
   c.model = DecoderOf(c.type, random);
+  if (cut_by != Cut::kStages && random() % 3 == 0) {
+    AddAdapters(c.model, DrawTargets(c.model, random), 3);
+    c.adapted = ", adapters";
+  }
   c.plan.dialect = Dialect::kFsdp2;
   const std::int64_t ranks = OneOf(std::array{2, 4}, random);
   c.plan.shard_size = 1 + static_cast<std::int64_t>(random() % 4);
@@ -191,9 +220,9 @@ Case Draw(std::mt19937& random, Cut cut_by) {
     c.plan.recompute = RecomputeBlocks(cut, kind, 1, "test");
   }
   c.clips = random() % 3 == 0;
-  // Gradients of several micro-batches in a dtype of their own. In bf16 a router of deep stages may
-  // choose others, which no bound of roundings covers.
-  if (random() % 4 == 0 && (cut_by != Cut::kStages || c.type != "mixtral")) {
+  // Gradients of several micro-batches in a dtype of their own. In bf16 a router may choose
+  // others, which no bound of roundings covers.
+  if (random() % 4 == 0 && c.type != "mixtral") {
     c.precision.param = DType::kBf16;
   }
   c.description =
@@ -203,7 +232,7 @@ Case Draw(std::mt19937& random, Cut cut_by) {
       " by " + std::string(NameIn(kContextMethodNames, c.plan.context_method)) + ", micro-batch " +
       std::to_string(c.plan.micro_batch) + " x " + std::to_string(c.plan.accumulation) + ", " +
       std::to_string(c.plan.recompute.size()) + " regions" + (c.clips ? ", clipped" : "") +
-      (c.precision.param == DType::kBf16 ? ", bf16" : "");
+      (c.precision.param == DType::kBf16 ? ", bf16" : "") + c.adapted;
   if (cut_by == Cut::kStages) {
     c.description += ", pp=" + std::to_string(c.plan.pipeline_size) + "x" +
                      std::to_string(c.plan.pipeline_stages) + ":" +
@@ -413,29 +442,38 @@ TEST_CASE("cuts: planted faults are far from one rank's run") {
   c.plan.dialect = Dialect::kFsdp2;
   c.plan.shard_size = 2;
   c.plan.micro_batch = 2;
-  const auto cut = [&](std::int64_t tensor, std::int64_t context, bool clips) {
-    c.plan.tensor_size = tensor;
-    c.plan.context_size = context;
-    c.clips = clips;
-    CutAndWrap(c);
+  const auto cut = [](Case& of, std::int64_t tensor, std::int64_t context, bool clips) {
+    of.plan.tensor_size = tensor;
+    of.plan.context_size = context;
+    of.clips = clips;
+    CutAndWrap(of);
   };
-  cut(1, 2, false);
+  cut(c, 1, 2, false);
   CHECK(ShareOfBound(c, HostKernel) < 1.0);
   for (const OpKind kind : {OpKind::kRope, OpKind::kAttention, OpKind::kGatherTokens}) {
     CAPTURE(static_cast<int>(kind));
     CHECK(ShareOfBound(c, Displaced(kind, {0, 0, 1})) > 10.0);
   }
   CHECK(ShareOfBound(c, HostKernel, OpCode::kReduceScatter) > 10.0);
-  cut(2, 1, false);
+  cut(c, 2, 1, false);
   CHECK(ShareOfBound(c, HostKernel) < 1.0);
   for (const OpKind kind : {OpKind::kEmbedding, OpKind::kCrossEntropy}) {
     CAPTURE(static_cast<int>(kind));
     CHECK(ShareOfBound(c, Displaced(kind, {0, 0, 1})) > 10.0);
   }
   CHECK(ShareOfBound(c, HostKernel, OpCode::kAllReduce) > 10.0);  // of the norms' gradients
-  cut(2, 1, true);
+  cut(c, 2, 1, true);
   CHECK(ShareOfBound(c, HostKernel) < 1.0);
   CHECK(ShareOfBound(c, HostKernel, OpCode::kAllReduce, Phase::kOptimizer) > 10.0);
+  // With adapters no norm learns: lost are the sums of their whole matrices' gradients.
+  for (const char* const target : {"q_proj", "down_proj"}) {
+    CAPTURE(target);
+    Case adapted = c;
+    AddAdapters(adapted.model, {target}, 2);
+    cut(adapted, 2, 1, false);
+    CHECK(ShareOfBound(adapted, HostKernel) < 1.0);
+    CHECK(ShareOfBound(adapted, HostKernel, OpCode::kAllReduce) > 10.0);
+  }
 }
 
 TEST_CASE("cuts: random delays change no bit") {

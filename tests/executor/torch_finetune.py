@@ -40,6 +40,10 @@ DECODER = {"vocab_size": 256, "hidden_size": 48, "intermediate_size": 64, "num_h
            "eos_token_id": 2, "pad_token_id": None}
 ENCODER = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
            "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+# Ranks that cut layers or tokens, too.
+MESHES = ((4, "--shard", "2,tp=2"), (4, "--shard", "4,cp=2:ulysses"), (8, "--shard", "4,cp=2:ring,tp=2"))
+
+
 def t5(activation):
     return hf.T5ForConditionalGeneration(hf.T5Config(
         vocab_size=256, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0,
@@ -61,7 +65,7 @@ MODELS = {
     "vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(
         image_size=28, patch_size=7, num_channels=1, num_labels=10, **ENCODER)),
 }
-ADAPTED = {"llama": "q_proj,v_proj", "gpt2": "c_attn,c_proj"}
+ADAPTED = {"llama": "q_proj,v_proj,down_proj", "gpt2": "c_attn,c_proj"}
 LORA = ("--lora-rank", "4", "--lora-alpha", "8", "--lora-targets")
 
 
@@ -248,17 +252,17 @@ def compare(program, kind, adapted):
             adapt(model, load_file(folder / "still.safetensors"))
         theirs, smooth = train_in_torch(kind, model, job.ids)
         good = theirs[-1] < (0.999 if adapted else 0.97) * theirs[0]  # it learns: far more than the bound
-        for ranks in (1, 2, 4):
-            job.plan(ranks)
-            ours = job.train(STEPS, "options.json", f"c{ranks}")
+        for ranks, *mesh in ((1,), (2,), (4,), *(MESHES if adapted and kind == "llama" else ())):
+            job.plan(ranks, *mesh)
+            ours = job.train(STEPS, "options.json", f"c{ranks}" if not mesh else mesh[-1])
             far = [abs(a - b) / b for a, b in zip(ours, theirs)]
             worst = max(far[:smooth])
-            print(f"{kind}{' with adapters' if adapted else ''}, {ranks} ranks: loss {ours[0]:.4f} -> {ours[-1]:.4f}, "
+            print(f"{kind}{' with adapters' if adapted else ''}, {' '.join([str(ranks), 'ranks', *mesh])}: loss {ours[0]:.4f} -> {ours[-1]:.4f}, "
                   f"largest relative distance {worst:.1e}" +
                   (f" in {smooth} steps, then {max(far[smooth:]):.1e}" if smooth < STEPS else ""))
             good = good and len(ours) == STEPS and smooth >= 4 and worst <= BOUND and max(far) <= BOUND_BEHIND_KINK
         if adapted:
-            job.run("checkpoint", "export", "c2", "-o", "out.safetensors", "--adapters", "merge")
+            job.run("checkpoint", "export", MESHES[0][-1] if kind == "llama" else "c2", "-o", "out.safetensors", "--adapters", "merge")
             distance = reload(job, "merged", model, MODELS[kind]())
             print(f"    logits of merged weights differ by {distance:.1e}")
             return good and distance < LOGITS

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "models/loader.h"
+#include "models/trainable.h"
 
 namespace shardwright {
 namespace {
@@ -95,6 +96,52 @@ const Parameter& Named(const Model& model, const std::string& fqn) {
   }
   FAIL(fqn);
   return model.params.front();
+}
+
+TEST_CASE("CutTensor: of an adapter one matrix is cut, and the other one has partial gradients") {
+  constexpr std::int64_t kRank = 16, kLayers = 32;
+  const Model bare = Loaded("llama-3-8b");
+  Model whole = bare;
+  ApplyTrainable(whole,
+                 {.lora_rank = kRank, .lora_targets = {"q_proj", "o_proj", "up_proj", "down_proj"}},
+                 Path("job"));
+  Model model = whole, cut = bare;
+  CutTensor(model, 4, "test");
+  CutTensor(cut, 4, "test");
+  ValidateModel(model, "test");
+  // Of columns A is whole (q and up: 4096 inputs) and B has a quarter of 4096 and of 14336 outputs;
+  // of rows A has a quarter of 4096 and of 14336 inputs, and B all of 4096 outputs (o and down).
+  const std::int64_t each = 4 * 4096 + 2 * (4096 + 14336) / 4;
+  CHECK(LocalElements(model) - LocalElements(cut) == kLayers * kRank * each);
+  CHECK(CountParameters(model, true) == kLayers * kRank * (6 * 4096 + 2 * 14336));
+  for (const char* const transfer : {"gather_tokens", "scatter_tokens"}) {  // no more of them
+    const auto count = [&](const Model& of) {
+      return std::count_if(of.ops.begin(), of.ops.end(),
+                           [&](const ModelOp& op) { return op.name == transfer; });
+    };
+    CHECK(count(model) == count(cut));
+  }
+  for (const char* const layer : {"self_attn.q_proj", "mlp.up_proj"}) {
+    const std::string fqn = "model.layers.3." + std::string(layer);
+    CHECK(Named(model, fqn + ".lora_A.weight").has_partial_gradient);
+    CHECK(Named(model, fqn + ".lora_B.weight").tensor_dimension == 0);
+  }
+  for (const char* const layer : {"self_attn.o_proj", "mlp.down_proj"}) {
+    const std::string fqn = "model.layers.3." + std::string(layer);
+    CHECK(Named(model, fqn + ".lora_A.weight").tensor_dimension == 1);
+    CHECK(Named(model, fqn + ".lora_B.weight").has_partial_gradient);
+  }
+  // Packed q, k and v: the adapter's outputs are cut as the weight's.
+  Model phi = Loaded("phi-4");
+  ApplyTrainable(phi, {.lora_rank = kRank, .lora_targets = {"qkv_proj"}}, Path("job"));
+  CutTensor(phi, 2, "test");
+  CHECK(Named(phi, "model.layers.7.self_attn.qkv_proj.lora_B.weight").tensor_sections ==
+        std::vector<std::int64_t>{2560, 640, 640});
+  // All of DoRA's lengths are of whole rows.
+  Model dora = bare;
+  ApplyTrainable(dora, {.lora_rank = 2, .lora_targets = {"q_proj"}, .lora_magnitudes = true},
+                 Path("job"));
+  CHECK_THROWS_WITH_AS(CutTensor(dora, 2, "test"), doctest::Contains("DoRA"), InputError);
 }
 
 TEST_CASE("CutTensor: what is packed in a weight is cut each by itself") {

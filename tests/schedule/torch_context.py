@@ -26,13 +26,20 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 from torch.distributed.tensor.parallel import loss_parallel
 from torch_pool import Pools
 
-# Ranks, ranks with parts of the same samples, flags of plan; for the memory of LARGE. With as many samples the peak is in the loss:
+# Ranks, ranks with parts of the same samples, flags of plan; what LARGE has, for its memory. With as many samples the peak is in the loss:
 # in attention's backward we count the scratch memory of a GPU's kernel.
 MEMORY_CASES = [
-    (4, 2, "--precision bf16-mixed --micro-batch 4"),
-    (8, 4, "--precision bf16-mixed --micro-batch 8"),
-    (4, 4, "--recompute full --precision bf16-mixed --micro-batch 8"),
-    (8, 2, "--shard 4 --replicate 2 --micro-batch 4"),
+    (4, 2, "--precision bf16-mixed --micro-batch 4", {}),
+    (8, 4, "--precision bf16-mixed --micro-batch 8", {}),
+    (4, 4, "--recompute full --precision bf16-mixed --micro-batch 8", {}),
+    (8, 2, "--shard 4 --replicate 2 --micro-batch 4", {}),
+    (4, 2, "--precision bf16-mixed --micro-batch 4", {"adapted": "q,k,v,o,gate,up,down"}),
+]
+ADAPTED = [
+    (2, 2, "--precision bf16-mixed", {"adapted": "q,k,v,o,gate,up,down"}),
+    (4, "2:ulysses", "--recompute full --precision bf16-mixed --clip on", {"adapted": "q,o,down"}),
+    (4, "4:ring", "--accumulation 2 --sync last", {"adapted": "k,v,up"}),
+    (8, "2,tp=2", "--precision bf16-mixed --clip on", {"adapted": "q,v,down"}),
 ]
 
 # Ranks, ranks with parts of the same samples, flags of plan, what the network has.
@@ -94,7 +101,8 @@ def random_case(seed):
     context = draw.choice([n for n in (2, 2, 4) if n <= ranks])
     shard = context * draw.choice([n for n in (1, 2, 4) if n * context <= ranks])
     flags = mesh_cases.random_flags(draw, shard, ranks, ("fp32", "bf16-mixed", "bf16-mixed", "bf16", "fp32/bf16/bf16"))
-    network = {"kv_heads": draw.choice((1, 2, 4)), "norm": draw.choice(("rms", "layer")), "head_norm": draw.choice((False, True)),
+    flags, adapted = torch_tensor.draw_adapted(draw, flags)
+    network = adapted | {"kv_heads": draw.choice((1, 2, 4)), "norm": draw.choice(("rms", "layer")), "head_norm": draw.choice((False, True)),
                "bias": draw.choice((False, True)), "gated": draw.choice((False, True)), "layers": draw.choice((1, 2, 3)),
                "width": draw.choice((32, 48)), "hidden": draw.choice((64, 96)), "sequence": draw.choice((16, 48))}
     method = draw.choice(("gather", "ulysses") + (("ring", "ring_gather") if "--replicate 1" in flags else ()))
@@ -185,12 +193,12 @@ def model_of(argument):
     mesh["rows", "cp"]._flatten("shard")
     torch.manual_seed(0)
     model = Net(network)
-    model.embed.requires_grad_(not job.get("frozen"))
     cut(model, mesh["cp"], plan)
     if tp > 1:
         torch_tensor.cut(model, mesh["tp"], network)
     if network["tied"]:
         model.head.weight = model.embed.weight
+    torch_tensor.freeze(model, argument)
     data = mesh["replicate", "shard"] if replicate > 1 else mesh["shard"]
     mesh_cases.wrap(model, plan, job, lambda _: data)
     return model
@@ -220,31 +228,34 @@ def ranks_of(plan):
 
 def made_by(ours, ranks, context, flags, network):
     tp = int(str(context).partition("tp=")[2] or 1)
-    return mesh_cases.made_by(ours, torch_tensor.model_json(network), ranks, ranks // tp, f"cp={context}", flags)
+    return mesh_cases.made_by(ours, torch_tensor.model_json(network), ranks, ranks // tp, f"cp={context}",
+                              torch_tensor.flags_of(flags, network))
 
 
-def memory_agrees(ours, pools, ranks, context, flags):
+def memory_agrees(ours, pools, ranks, context, flags, network):
     """The whole peak to 0.5 %; activations to 0.2 % (a CPU's layer norm keeps its statistics in bf16), where none are made again."""
-    made = made_by(ours, ranks, context, flags, LARGE)
-    theirs = pools.run(ranks, "torch_context", "run_memory", made | {"network": LARGE})[0]
+    network = LARGE | network
+    made = made_by(ours, ranks, context, flags, network)
+    theirs = pools.run(ranks, "torch_context", "run_memory", made | {"network": network})[0]
     kept, peak = mesh_cases.memory_differs(ours, theirs, made)
     good = abs(peak) <= 0.005 and ("recompute" in flags or abs(kept) <= 0.002 * theirs["Activation"])
-    print(f"memory of {ranks} ranks, cp {context} {flags}: activations {kept:+} B, peak {peak:+.2%}" + ("" if good else " <<<"))
+    print(f"memory of {ranks} ranks, cp {context} {flags} {network['adapted']}: activations {kept:+} B, peak {peak:+.2%}" + ("" if good else " <<<"))
     return good
 
 
 def main(arguments):
     ours, failures = Shardwright(arguments[0]), 0
     with Pools() as pools:
-        for ranks, context, flags, network in mesh_cases.chosen_cases(arguments, CASES + RINGS + SWAPS + BOTH,
-                                                                    CASES[1:3] + RINGS[1:2] + RINGS[7:8] + SWAPS[2:3] + BOTH[:1], random_case):
+        for ranks, context, flags, network in mesh_cases.chosen_cases(arguments, CASES + RINGS + SWAPS + BOTH + ADAPTED,
+                                                                    CASES[1:3] + RINGS[1:2] + RINGS[7:8] + SWAPS[2:3] + BOTH[:1] + ADAPTED[1:2],
+                                                                    random_case):
             network = SMALL | network
             made = made_by(ours, ranks, context, flags, network)
             failures += not mesh_cases.is_equal(ours, pools, "torch_context", ranks, made, {"network": network}, ranks_of(made["plan"]),
-                                                f"{ranks} ranks, cp {context} {flags}", "--verbose" in arguments)
+                                                f"{ranks} ranks, cp {context} {flags} {network['adapted']}", "--verbose" in arguments)
     with Pools("fake") as pools:
-        for ranks, context, flags in MEMORY_CASES if "--all" in arguments else ():
-            failures += not memory_agrees(ours, pools, ranks, context, flags)
+        for case in MEMORY_CASES if "--all" in arguments else ():
+            failures += not memory_agrees(ours, pools, *case)
     return 1 if failures else 0
 
 

@@ -3,7 +3,7 @@
     python3 tests/schedule/torch_tensor.py SHARDWRIGHT [--all] [--random FIRST COUNT] [--verbose]
 
 `parallelize_module` cuts the network as torchtitan does (models/llama3/infra/parallelize.py of v0.2.2), `fully_shard` the rest,
-`loss_parallel` the loss. `plan` makes the units; compared are order, kind, ranks, elements and dtype of all collectives of the first
+`loss_parallel` the loss. Adapters are cut as its main has them (components/lora.py). `plan` makes the units; compared are order, kind, ranks, elements and dtype of all collectives of the first
 step and of a later one.
 """
 
@@ -16,7 +16,7 @@ try:
     import torch
     from torch import distributed, nn
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.parallel import (
         ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module)
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,15 +32,18 @@ from mesh_cases import linear  # noqa: E402
 from random_cases import Shardwright  # noqa: E402
 from torch_pool import NAMES, Pools  # noqa: E402
 
-# `norm`: rms or layer (with a bias); `head_norm`: of q and k per head; `bias`: of all linear layers; `gated`: SwiGLU or GELU.
+# `norm`: rms or layer (with a bias); `head_norm`: of q and k per head; `bias`: of all linear layers; `gated`: SwiGLU or GELU;
+# `adapted`: layers that have adapters.
 SMALL = {"vocabulary": 64, "width": 32, "heads": 4, "kv_heads": 4, "hidden": 64, "layers": 2, "sequence": 16,
-         "norm": "rms", "head_norm": False, "bias": False, "gated": True, "tied": False}
+         "norm": "rms", "head_norm": False, "bias": False, "gated": True, "tied": False, "adapted": ""}
 LARGE = SMALL | {"vocabulary": 512, "width": 128, "hidden": 384, "layers": 4, "sequence": 256, "norm": "layer"}
-# Ranks, ranks that cut layers, flags of plan; for the memory of LARGE.
+# Ranks, ranks that cut layers, flags of plan, what LARGE has.
 MEMORY_CASES = [
-    (4, 2, "--precision bf16-mixed --micro-batch 4"),
-    (8, 4, "--precision bf16-mixed"),
-    (4, 2, "--recompute full --precision bf16-mixed --micro-batch 4"),
+    (4, 2, "--precision bf16-mixed --micro-batch 4", {}),
+    (8, 4, "--precision bf16-mixed", {}),
+    (4, 2, "--recompute full --precision bf16-mixed --micro-batch 4", {}),
+    (4, 2, "--precision bf16-mixed --micro-batch 4", {"adapted": "q,k,v,o,gate,up,down"}),
+    (8, 4, "--precision bf16", {"adapted": "v,down"}),
 ]
 
 # Ranks, ranks that cut layers, flags of plan, what the network has.
@@ -63,22 +66,69 @@ CASES = [
     (4, 2, "--frozen embed.*", {}),
     (4, 2, "--precision bf16-mixed --wrap root", {"tied": True}),
     (8, 8, "--precision bf16-mixed --clip on", {"heads": 8, "kv_heads": 8}),
+    (2, 2, "--precision bf16-mixed", {"adapted": "q,k,v,o,gate,up,down"}),
+    (4, 2, "--precision bf16-mixed --clip on", {"adapted": "q,v", "kv_heads": 2}),
+    (4, 2, "--recompute full --precision bf16-mixed --accumulation 2 --sync last", {"adapted": "o,down", "bias": True}),
+    (8, 4, "--accumulation 3 --wrap torchtitan", {"adapted": "q,o,up,head", "head_norm": True}),
 ]
+
+
+RANK = 4
+
+
+class Adapted(nn.Linear):
+    """PEFT's layer; where ranks cut it, they multiply their parts of the adapter's matrices, whose gradients are of those."""
+
+    def __init__(self, *sizes, **settings):
+        super().__init__(*sizes, **settings)
+        self.lora_A, self.lora_B = nn.Linear(sizes[0], RANK, bias=False), nn.Linear(RANK, sizes[1], bias=False)
+        self.is_of_rows = False
+
+    def forward(self, x):
+        y = super().forward(x)
+        if not isinstance(y, DTensor):
+            return y + self.lora_B(self.lora_A(x)) * 2.0
+        a = self.lora_A.weight.to_local(grad_placements=[Shard(1) if self.is_of_rows else Partial()])
+        b = self.lora_B.weight.to_local(grad_placements=[Partial() if self.is_of_rows else Shard(0)])
+        kept = x.to_local() if self.is_of_rows else x.to_local(grad_placements=[Partial()])
+        t = nn.functional.linear(nn.functional.linear(kept, a), b) * 2.0
+        return DTensor.from_local(y.to_local() + t, y.device_mesh, y.placements, run_check=False)
+
+
+class OfColumns(ColwiseParallel):
+    """lora_A stays whole."""
+
+    def _partition_linear_fn(self, name, module, device_mesh):
+        for key, param in module.named_parameters(recurse=False) if name != "lora_A" else ():
+            module.register_parameter(key, nn.Parameter(distribute_tensor(param, device_mesh, [Shard(0)])))
+
+
+class OfRows(RowwiseParallel):
+    """lora_B stays whole."""
+
+    def _partition_linear_fn(self, name, module, device_mesh):
+        module.is_of_rows = True
+        if name != "lora_B":
+            super()._partition_linear_fn(name, module, device_mesh)
+
+
+def layer(n, name, inputs, outputs, bias=False):
+    return (Adapted if name in n["adapted"].split(",") else nn.Linear)(inputs, outputs, bias=bias)
 
 
 class Attention(nn.Module):
     def __init__(self, n):
         super().__init__()
         self.size = n["width"] // n["heads"]
-        self.q = nn.Linear(n["width"], n["width"], bias=n["bias"])
-        self.k = nn.Linear(n["width"], n["kv_heads"] * self.size, bias=n["bias"])
-        self.v = nn.Linear(n["width"], n["kv_heads"] * self.size, bias=n["bias"])
-        self.o = nn.Linear(n["width"], n["width"], bias=n["bias"])
+        self.q = layer(n, "q", n["width"], n["width"], n["bias"])
+        self.k = layer(n, "k", n["width"], n["kv_heads"] * self.size, n["bias"])
+        self.v = layer(n, "v", n["width"], n["kv_heads"] * self.size, n["bias"])
+        self.o = layer(n, "o", n["width"], n["width"], n["bias"])
         if n["head_norm"]:
             self.q_norm, self.k_norm = nn.RMSNorm(self.size), nn.RMSNorm(self.size)
 
     def forward(self, x):
-        q, k, v = (layer(x).view(*x.shape[:2], -1, self.size) for layer in (self.q, self.k, self.v))
+        q, k, v = (product(x).view(*x.shape[:2], -1, self.size) for product in (self.q, self.k, self.v))
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
         return self.o(self.attend(*((t.to_local() if isinstance(t, DTensor) else t) for t in (q, k, v))).flatten(2))
@@ -94,9 +144,9 @@ class Mlp(nn.Module):
     def __init__(self, n):
         super().__init__()
         if n["gated"]:
-            self.gate = nn.Linear(n["width"], n["hidden"], bias=n["bias"])
-        self.up = nn.Linear(n["width"], n["hidden"], bias=n["bias"])
-        self.down = nn.Linear(n["hidden"], n["width"], bias=n["bias"])
+            self.gate = layer(n, "gate", n["width"], n["hidden"], n["bias"])
+        self.up = layer(n, "up", n["width"], n["hidden"], n["bias"])
+        self.down = layer(n, "down", n["hidden"], n["width"], n["bias"])
 
     def forward(self, x):
         if hasattr(self, "gate"):
@@ -125,7 +175,7 @@ class Net(nn.Module):
         self.embed = nn.Embedding(n["vocabulary"], n["width"])
         self.blocks = nn.ModuleList([Block(n) for _ in range(n["layers"])])
         self.norm = make_norm(n)
-        self.head = nn.Linear(n["width"], n["vocabulary"], bias=False)
+        self.head = layer(n, "head", n["width"], n["vocabulary"])
         self.recompute = ()
 
     def forward(self, ids):
@@ -139,17 +189,17 @@ def cut(model, mesh, n):
     """apply_tp of torchtitan v0.2.2."""
     parallelize_module(model, mesh, {
         "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)), "norm": SequenceParallel(),
-        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)})
+        "head": OfColumns(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)})
     gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     plan = {"norm_1": SequenceParallel(), "norm_2": SequenceParallel(), "attn": gather, "mlp": gather,
-            "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
-            "attn.o": RowwiseParallel(output_layouts=Shard(1))}
-    plan |= {f"attn.{name}": ColwiseParallel() for name in "qkv"}
+            "mlp.up": OfColumns(), "mlp.down": OfRows(output_layouts=Shard(1)),
+            "attn.o": OfRows(output_layouts=Shard(1))}
+    plan |= {f"attn.{name}": OfColumns() for name in "qkv"}
     if n["gated"]:
-        plan["mlp.gate"] = ColwiseParallel()
+        plan["mlp.gate"] = OfColumns()
     if n["head_norm"]:  # as of Qwen3's there
         plan |= {f"attn.{name}_norm": SequenceParallel(sequence_dim=2) for name in "qk"}
-        plan |= {f"attn.{name}": ColwiseParallel(use_local_output=False) for name in "qkv"}
+        plan |= {f"attn.{name}": OfColumns(use_local_output=False) for name in "qkv"}
     for block in model.blocks:
         parallelize_module(block, mesh, plan)
     if n["tied"]:
@@ -209,6 +259,23 @@ def model_json(n):
             {"op": "cross_entropy", "name": "loss", "inputs": ["logits", "labels"], "output": "loss"}]}
 
 
+def draw_adapted(draw, flags):
+    """With adapters all else is frozen."""
+    names = draw.sample(["q", "k", "v", "o", "up", "down", "head"], draw.randint(1, 7))
+    return (flags, {}) if draw.random() < 0.5 else (flags.replace("--frozen embed.*", ""), {"adapted": ",".join(names)})
+
+
+def flags_of(flags, network):
+    return flags + (f" --lora-rank {RANK} --lora-targets {network['adapted']}" if network["adapted"] else "")
+
+
+def freeze(model, argument):
+    """Behind a cut, which makes new parameters."""
+    model.embed.requires_grad_(not argument["job"].get("frozen"))
+    for name, param in model.named_parameters() if argument["network"]["adapted"] else ():
+        param.requires_grad_("lora_" in name)
+
+
 def random_case(seed):
     draw = random.Random(seed)
     ranks = draw.choice((2, 4, 4, 8))
@@ -216,7 +283,8 @@ def random_case(seed):
     data = ranks // tp
     shard = draw.choice([n for n in (1, 2, 4) if n <= data and (n > 1 or data == 1)])
     flags = mesh_cases.random_flags(draw, shard, data, ("fp32", "bf16-mixed", "bf16-mixed", "bf16", "fp32/bf16/bf16"))
-    network = {"kv_heads": 4 if tp == 4 else draw.choice((2, 4)), "norm": draw.choice(("rms", "layer")),
+    flags, adapted = draw_adapted(draw, flags)
+    network = adapted | {"kv_heads": 4 if tp == 4 else draw.choice((2, 4)), "norm": draw.choice(("rms", "layer")),
                "head_norm": draw.choice((False, True)), "bias": draw.choice((False, True)), "gated": draw.choice((False, True)),
                "layers": draw.choice((1, 2, 3)), "width": draw.choice((32, 48)), "hidden": draw.choice((64, 96))}
     return ranks, tp, flags, network
@@ -229,8 +297,8 @@ def model_of(argument):
     mesh = init_device_mesh("cpu", (replicate, shard, tp), mesh_dim_names=("replicate", "shard", "tp"))
     torch.manual_seed(0)
     model = Net(network)
-    model.embed.requires_grad_(not job.get("frozen"))
     cut(model, mesh["tp"], network)
+    freeze(model, argument)
     data = mesh["replicate", "shard"] if replicate > 1 else mesh["shard"]
     mesh_cases.wrap(model, plan, job, lambda _: data)
     return model
@@ -298,30 +366,31 @@ def ranks_of(plan):
 
 
 def made_by(ours, ranks, tp, flags, network):
-    return mesh_cases.made_by(ours, model_json(network), ranks, ranks // tp, f"tp={tp}", flags)
+    return mesh_cases.made_by(ours, model_json(network), ranks, ranks // tp, f"tp={tp}", flags_of(flags, network))
 
 
-def memory_agrees(ours, pools, ranks, tp, flags):
+def memory_agrees(ours, pools, ranks, tp, flags, network):
     """The whole peak to 0.5 %; activations to 0.2 % (a CPU's layer norm keeps its statistics in bf16), where none are made again."""
-    made = made_by(ours, ranks, tp, flags, LARGE)
-    theirs = pools.run(ranks, "torch_tensor", "run_memory", made | {"network": LARGE})[0]
+    network = LARGE | network
+    made = made_by(ours, ranks, tp, flags, network)
+    theirs = pools.run(ranks, "torch_tensor", "run_memory", made | {"network": network})[0]
     kept, peak = mesh_cases.memory_differs(ours, theirs, made)
     good = abs(peak) <= 0.005 and ("recompute" in flags or abs(kept) <= 0.002 * theirs["Activation"])
-    print(f"memory of {ranks} ranks, tp {tp} {flags}: activations {kept:+} B, peak {peak:+.2%}" + ("" if good else " <<<"))
+    print(f"memory of {ranks} ranks, tp {tp} {flags} {network['adapted']}: activations {kept:+} B, peak {peak:+.2%}" + ("" if good else " <<<"))
     return good
 
 
 def main(arguments):
     ours, failures = Shardwright(arguments[0]), 0
     with Pools() as pools:
-        for ranks, tp, flags, network in mesh_cases.chosen_cases(arguments, CASES, CASES[1:4], random_case):
+        for ranks, tp, flags, network in mesh_cases.chosen_cases(arguments, CASES, CASES[1:4] + CASES[-3:-2], random_case):
             network = SMALL | network
             made = made_by(ours, ranks, tp, flags, network)
             failures += not mesh_cases.is_equal(ours, pools, "torch_tensor", ranks, made, {"network": network}, ranks_of(made["plan"]),
-                                                f"{ranks} ranks, tp {tp} {flags}", "--verbose" in arguments)
+                                                f"{ranks} ranks, tp {tp} {flags} {network['adapted']}", "--verbose" in arguments)
     with Pools("fake") as pools:
-        for ranks, tp, flags in MEMORY_CASES if "--all" in arguments else ():
-            failures += not memory_agrees(ours, pools, ranks, tp, flags)
+        for case in MEMORY_CASES if "--all" in arguments else ():
+            failures += not memory_agrees(ours, pools, *case)
     return 1 if failures else 0
 
 
