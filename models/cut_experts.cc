@@ -40,7 +40,8 @@ class ExpertCutter : Cutter {
   }
 
  private:
-  // Does `next` add to what the experts `op` return the biases that stand beside their matrices?
+  // Does `next` add to what the experts `op` return the biases that stand beside their matrices, or
+  // what their adapters make?
   [[nodiscard]] bool AreBiases(const ModelOp& op, const ModelOp& next) const {
     const ModuleId module = ExpertsModule(model_, op);
     return model_.SpecOf(next).kind == OpKind::kOther && next.outputs.size() == 1 &&
@@ -57,7 +58,7 @@ class ExpertCutter : Cutter {
     const std::size_t matrices = model_.SpecOf(op).gated ? 3 : 2;
     const bool is_stacked = op.params.size() < matrices * static_cast<std::size_t>(experts);
     std::vector<ParamId> params = op.params;
-    if (biases != nullptr && is_stacked) {
+    if (biases != nullptr) {
       params.insert(params.end(), biases->params.begin(), biases->params.end());
     }
     for (const ParamId p : model_.modules[ExpertsModule(model_, op).value].params) {
@@ -69,11 +70,12 @@ class ExpertCutter : Cutter {
     for (const ParamId p : params) {
       Parameter& param = model_.params[p.value];
       if (param.tied_to.valid() || param.parts != 1 ||
-          (is_stacked && (param.shape.empty() || param.shape.front() != experts))) {
+          ((is_stacked || !IsIn(op.params, p)) &&
+           (param.shape.empty() || param.shape.front() != experts))) {
         Refuse("1: parameter " + Quoted(param.fqn) + " cannot be cut by experts");
       }
       param.parts = ranks_;
-      param.shape.front() /= is_stacked ? ranks_ : 1;
+      param.shape.front() /= is_stacked || !IsIn(op.params, p) ? ranks_ : 1;
     }
     if (!is_stacked) {
       const auto kept = static_cast<std::ptrdiff_t>(op.params.size()) / ranks_;
@@ -134,7 +136,12 @@ class ExpertCutter : Cutter {
       OpSpec added = model_.SpecOf(*biases);
       added.rows = rows;
       added.in = whole.in;
+      added.experts /= ranks_;
       added.other.outputs.front().elements = rows * whole.in;
+      for (OtherKernel& kernel : added.other.kernels) {  // of the weights of the experts here
+        kernel.read.elements.fixed /= ranks_;
+        kernel.written.elements.fixed /= ranks_;
+      }
       const Tensor sum = model_.tensors[Add(op, biases->name, added, {x}, biases->params).value];
       model_.tensors.pop_back();
       x = std::exchange(op.outputs, biases->outputs).front();

@@ -40,6 +40,9 @@ double ParameterUses(const Model& model, const OpSpec& spec) {
     case OpKind::kConv2d:
       return static_cast<double>(spec.height_out * spec.width_out);
     default:
+      if (spec.experts > 0) {  // of their adapters, by routed rows
+        return static_cast<double>(spec.rows) / static_cast<double>(spec.experts);
+      }
       return std::min(
           static_cast<double>(std::max<std::int64_t>(spec.rows * model.tensor_ranks, 1)), tokens);
   }

@@ -1,9 +1,13 @@
 #include "models/trainable.h"
 
+#include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "core/ranges.h"
+#include "core/text.h"
 #include "core/units.h"
+#include "models/cut_experts.h"
 #include "models/internal/builder.h"
 #include "models/reference.h"
 
@@ -24,6 +28,9 @@ struct Added {
   ModuleId module_b = {};
   ModuleId module_magnitude = {};
   ModuleId copy = {};
+  OpSpec experts = {};  // that have an adapter of this rank, in these tensors
+  std::int64_t expert_rank = 0;
+  std::vector<ParamId> stacks = {};
 };
 // By module; most modules have nothing.
 using Additions = std::vector<Added>;
@@ -50,6 +57,28 @@ void Freeze(Model& model, const std::vector<std::string>& globs, const Path& whe
   }
 }
 
+// One of lora_targets: "x"; "!x", which takes back what others match; or "x@4" for experts.
+struct Target {
+  std::string glob;
+  bool takes_back = false;
+  std::int64_t rank = 0;  // of experts; 0: it is for linear modules
+};
+
+Target TargetOf(const std::string& text, const std::string& where) {
+  const std::size_t at = std::min(text.find('@'), text.size());
+  Target target{text.substr(0, at), text.starts_with('!')};
+  target.glob.erase(0, target.takes_back ? 1 : 0);
+  if (at < text.size()) {
+    const char* const end = text.data() + text.size();
+    const auto [rest, problem] = std::from_chars(text.data() + at + 1, end, target.rank);
+    if (problem != std::errc() || rest != end || target.rank < 1 ||
+        target.rank > ModelLimits::kFeatures) {
+      throw InputError(where, Quoted(text), "a pattern, or PATTERN@N with N above 0");
+    }
+  }
+  return target;
+}
+
 bool IsTarget(const Module& module, const std::string& glob) {
   return MatchesGlob(glob, glob.find('.') == std::string::npos ? module.name : module.fqn);
 }
@@ -65,21 +94,35 @@ void CheckMatched(const std::vector<bool>& has_match, const std::vector<std::str
 
 void FindTargets(const Model& model, const TrainableSpec& spec, const Path& where,
                  Additions& additions) {
-  std::vector<bool> has_match(spec.lora_targets.size(), false);
+  std::vector<Target> targets;
+  std::vector<bool> has_match;
+  for (const std::string& text : spec.lora_targets) {
+    targets.push_back(TargetOf(text, where.Field("lora_targets").str()));
+    has_match.push_back(targets.back().takes_back);
+  }
   for (const ModelOp& op : model.ops) {
     const OpSpec& op_spec = model.SpecOf(op);
-    if (op_spec.kind != OpKind::kLinear) {
+    const bool has_experts = op_spec.kind == OpKind::kExperts;
+    if (op_spec.kind != OpKind::kLinear && !has_experts) {
       continue;
     }
-    const ModuleId module = FirstNameOf(model, op.module);
-    for (std::size_t i = 0; i < spec.lora_targets.size(); ++i) {
-      if (IsTarget(model.modules[module.value], spec.lora_targets[i])) {
-        Added& added = additions[module.value];
-        added.has_adapter = true;
-        added.in = op_spec.in;
-        added.out = op_spec.out;
-        has_match[i] = true;
+    const ModuleId id = has_experts ? ExpertsModule(model, op) : FirstNameOf(model, op.module);
+    const Module& module = model.modules[id.value];
+    const bool is_left_out = AnyOf(targets, [&](const Target& target) {
+      return target.takes_back && IsTarget(module, target.glob);
+    });
+    Added& added = additions[id.value];
+    for (std::size_t i = 0; i < targets.size() && !is_left_out; ++i) {
+      if (targets[i].takes_back || (targets[i].rank > 0) != has_experts ||
+          !IsTarget(module, targets[i].glob)) {
+        continue;
       }
+      has_match[i] = true;
+      added.has_adapter = !has_experts;
+      added.in = op_spec.in;
+      added.out = op_spec.out;
+      added.experts = op_spec;
+      added.expert_rank = targets[i].rank;
     }
   }
   CheckMatched(has_match, spec.lora_targets, where.Field("lora_targets"),
@@ -220,6 +263,16 @@ void InsertParams(Model& model, Additions& additions, const TrainableSpec& spec)
         copy_of[id.value] = append(std::move(copy));
       }
     }
+    if (added.expert_rank > 0) {
+      const auto stack = [&](const char* name, std::int64_t rows, std::int64_t columns) {
+        added.stacks.push_back(append(AdapterParam(model.modules[m], ModuleId(m), name,
+                                                   {added.experts.experts, rows, columns})));
+      };
+      stack("lora_gate_and_up_A", added.in, added.expert_rank);
+      stack("lora_gate_and_up_B", added.expert_rank, (added.experts.gated ? 2 : 1) * added.out);
+      stack("lora_down_A", added.out, added.expert_rank);
+      stack("lora_down_B", added.expert_rank, added.in);
+    }
     if (!added.has_adapter) {
       continue;
     }
@@ -337,6 +390,56 @@ OtherCost MagnitudeCost(const OpSpec& linear, std::int64_t rank) {
   return cost;
 }
 
+// Adapters of all experts of a layer, as NeMo Automodel computes them (components/_peft/
+// lora_experts.py): of gate and up in one, and of down, by grouped products. The experts themselves
+// keep the rows and what goes into down.
+OtherCost ExpertAdapterCost(const OpSpec& experts, std::int64_t rank) {
+  using Pass = OtherKernel::Pass;
+  const std::int64_t rows = experts.rows * experts.experts_per_token;
+  OtherCost cost;
+  cost.function = "automodel.lora_experts";
+  cost.outputs.emplace_back().elements = experts.rows * experts.in;
+  const auto multiply = [&](Pass pass, std::int64_t out, std::int64_t in) {
+    OtherKernel& kernel = cost.kernels.emplace_back();
+    const std::int64_t weights = experts.experts * out * in;
+    const bool is_of_weight = pass == Pass::kBackwardWeight;
+    kernel.pass = pass;
+    kernel.kind = OtherKernel::Class::kGemm;
+    kernel.batch = {.fixed = 1};
+    kernel.m = kernel.k = {.per_sample = rows};
+    kernel.n = {.fixed = is_of_weight ? in : out};
+    (is_of_weight ? kernel.m : kernel.k) = {.fixed = is_of_weight ? out : in};
+    kernel.flops = {.per_sample = 2 * rows * out * in};
+    kernel.read.elements = {.fixed = is_of_weight ? 0 : weights,
+                            .per_sample = rows * (is_of_weight ? in + out : in)};
+    kernel.written.elements = {.fixed = is_of_weight ? weights : 0,
+                               .per_sample = is_of_weight ? 0 : rows * out};
+  };
+  const auto pass = [&](Pass which, std::int64_t read, std::int64_t features) {
+    OtherKernel& kernel = cost.kernels.emplace_back();
+    kernel.pass = which;
+    kernel.read.elements = {.per_sample = read * rows * features};
+    kernel.written.elements = {.per_sample = rows * features};
+  };
+  const std::int64_t up = (experts.gated ? 2 : 1) * experts.out;
+  for (const auto& [in, out] : {std::pair{experts.in, up}, {experts.out, experts.in}}) {
+    multiply(Pass::kForward, rank, in);
+    multiply(Pass::kForward, out, rank);
+    pass(Pass::kForward, 1, out);  // times alpha / rank
+    pass(Pass::kForward, 2, out);  // sum
+    pass(Pass::kBackwardData, 1, out);
+    multiply(Pass::kBackwardData, rank, out);
+    multiply(Pass::kBackwardData, in, rank);
+    pass(Pass::kBackwardData, 2, in);
+    multiply(Pass::kBackwardWeight, rank, in);
+    multiply(Pass::kBackwardWeight, out, rank);
+    cost.saved.emplace_back().elements = {.per_sample = rows * rank};
+  }
+  cost.forward_workspace.elements = {.per_sample = 2 * rows * std::max(up, experts.in)};
+  cost.backward_workspace.elements = cost.forward_workspace.elements;
+  return cost;
+}
+
 // The ops behind one linear op; the tensor that takes the place of its output.
 TensorId AppendAdapter(OpAppender& appender, const ModelOp& op, const OpSpec& spec,
                        const Added& added, const TrainableSpec& trained) {
@@ -391,6 +494,19 @@ void InsertOps(Model& model, const Additions& additions, const TrainableSpec& tr
     }
     const OpSpec spec = model.SpecOf(op);
     ops.push_back(std::move(op));
+    if (spec.kind == OpKind::kExperts) {
+      const Added& added = additions[ExpertsModule(model, ops.back()).value];
+      if (added.expert_rank > 0) {
+        const TensorId y = ops.back().outputs[0];
+        const OpSpec adapter{.kind = OpKind::kOther,
+                             .rows = spec.rows * spec.experts_per_token,
+                             .experts = spec.experts,
+                             .other = ExpertAdapterCost(spec, added.expert_rank)};
+        replaced[y.value] =
+            appender.Append(ops.back().module, "adapters", adapter, {y}, added.stacks);
+      }
+      continue;
+    }
     const Added& added = additions[FirstNameOf(model, ops.back().module).value];
     if (added.has_adapter && spec.kind == OpKind::kLinear) {
       const TensorId y = ops.back().outputs[0];
@@ -460,10 +576,14 @@ std::vector<bool> ConvertibleWeights(const Model& model) {
 
 std::vector<std::string> MatchedTargets(const Model& model, const std::vector<std::string>& globs,
                                         const std::string& where) {
-  std::vector<const Module*> linear;
+  std::vector<const Module*> linear, of_experts;
+  std::int64_t chosen = 1;  // experts per token
   const std::vector<bool> convertible = ConvertibleWeights(model);
   for (const ModelOp& op : model.ops) {
-    if (!op.params.empty() && convertible[op.params[0].value]) {
+    if (model.SpecOf(op).kind == OpKind::kExperts) {
+      of_experts.push_back(&model.modules[ExpertsModule(model, op).value]);
+      chosen = model.SpecOf(op).experts_per_token;
+    } else if (!op.params.empty() && convertible[op.params[0].value]) {
       linear.push_back(&model.modules[FirstNameOf(model, op.module).value]);
     }
   }
@@ -473,7 +593,18 @@ std::vector<std::string> MatchedTargets(const Model& model, const std::vector<st
       result.push_back(glob);
     }
   };
-  for (const std::string& glob : globs) {
+  for (const std::string& given : globs) {
+    // "x@32/k": the rank is shared by the experts of a token.
+    const bool is_shared = given.ends_with("/k");
+    Target target = TargetOf(given.substr(0, given.size() - (is_shared ? 2 : 0)), where);
+    target.rank = is_shared ? std::max<std::int64_t>(target.rank / chosen, 1) : target.rank;
+    const std::string glob =
+        target.rank > 0 ? target.glob + '@' + std::to_string(target.rank) : given;
+    if (target.takes_back || (target.rank > 0 && AnyOf(of_experts, [&](const Module* module) {
+                                return IsTarget(*module, target.glob);
+                              }))) {
+      add(glob);
+    }
     for (const Module* module : linear) {
       if (glob == "all-linear") {
         add(module->name);

@@ -141,8 +141,27 @@ void ReadPeft(const JsonValue& root, TrainerFile& file) {
   if (targets && targets->IsString()) {
     adapters.targets.push_back(targets->AsString());
   }
-  if (IsTrue(*peft, "match_all_linear")) {
+  std::vector<std::string> left_out;
+  if (const auto excluded = peft->Find("exclude_modules")) {
+    for (std::size_t i = 0; excluded->IsArray() && i < excluded->size(); ++i) {
+      left_out.push_back((*excluded)[i].AsString());
+    }
+    if (excluded->IsString()) {
+      left_out.push_back(excluded->AsString());
+    }
+  }
+  // Automodel's own stacks of experts are adapted by names alone; others' are no modules to it.
+  const std::vector<std::string> names = adapters.targets;
+  for (std::size_t i = 0; i < names.size() && file.script.automodel->is_own; ++i) {
+    adapters.targets.push_back(names[i] + '@' + std::to_string(adapters.rank) +
+                               (IsTrue(*peft, "moe_rank_scaling") ? "/k" : ""));
+  }
+  if (IsTrue(*peft, "match_all_linear") || (adapters.targets.empty() && !left_out.empty())) {
     adapters.targets = {"*"};
+    for (const std::string& glob : left_out) {  // of whole names
+      adapters.targets.push_back('!' + glob);
+      adapters.targets.push_back("!*." + glob);
+    }
   } else if (adapters.targets.empty()) {
     adapters.targets = {"*_proj"};
   }

@@ -113,18 +113,22 @@ void AddAdapters(Model& model, const std::vector<std::string>& targets, std::int
   }
 }
 
-// Names of some or all products.
-std::vector<std::string> DrawTargets(const Model& model, std::mt19937& random) {
+// On some or all products, of one model in three.
+void DrawAdapters(Case& c, std::mt19937& random) {
+  if (random() % 3 != 0) {
+    return;
+  }
   std::vector<std::string> targets;
-  for (const ModelOp& op : model.ops) {
-    const std::string& name = model.modules[FirstNameOf(model, op.module).value].name;
-    if (model.SpecOf(op).kind == OpKind::kLinear && name != "lm_head" &&
+  for (const ModelOp& op : c.model.ops) {
+    const std::string& name = c.model.modules[FirstNameOf(c.model, op.module).value].name;
+    if (c.model.SpecOf(op).kind == OpKind::kLinear && name != "lm_head" &&
         (targets.empty() || random() % 2 == 0) &&
         std::find(targets.begin(), targets.end(), name) == targets.end()) {
       targets.push_back(name);
     }
   }
-  return targets;
+  AddAdapters(c.model, targets, 3);
+  c.adapted = ", adapters";
 }
 
 void CutAndWrap(Case& c) {
@@ -178,9 +182,8 @@ Case Draw(std::mt19937& random, Cut cut_by) {
                                   "gpt_neox", "opt"},
                        random);
   c.model = DecoderOf(c.type, random);
-  if (cut_by != Cut::kStages && random() % 3 == 0) {
-    AddAdapters(c.model, DrawTargets(c.model, random), 3);
-    c.adapted = ", adapters";
+  if (cut_by != Cut::kStages) {
+    DrawAdapters(c, random);
   }
   c.plan.dialect = Dialect::kFsdp2;
   const std::int64_t ranks = OneOf(std::array{2, 4}, random);

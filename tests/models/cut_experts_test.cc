@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "models/loader.h"
+#include "models/trainable.h"
 
 namespace shardwright {
 namespace {
@@ -46,6 +47,33 @@ TEST_CASE("CutExperts: a rank has its part of the experts and all else") {
     Model again = model;
     CutExperts(again, ranks, "test");
     CHECK(again.ops.size() == model.ops.size());
+  }
+}
+
+TEST_CASE("CutExperts: adapters go with the experts") {
+  constexpr std::int64_t kAdapters = std::int64_t{32} * 6553600;  // of rank 16
+  Model whole = Loaded("mixtral-8x7b");
+  ApplyTrainable(whole, {.lora_rank = 8, .lora_targets = {"v_proj", "*@16"}}, Path("job"));
+  Model model = whole;
+  CutExperts(model, 4, "test");
+  ValidateModel(model, "test");
+  const std::int64_t cut = kExperts + kAdapters;
+  CHECK(LocalElements(model) == LocalElements(whole) - cut + cut / 4);
+  CHECK(CountParameters(model, true) == CountParameters(whole, true));
+  CHECK(ConventionFlopsPerSample(model).value == ConventionFlopsPerSample(whole).value);
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    if (model.SpecOf(model.ops[i]).kind != OpKind::kExperts) {
+      continue;
+    }
+    const ModelOp& adapters = model.ops[i + 1];
+    CHECK(adapters.name == "adapters");
+    CHECK(model.params[adapters.params[1].value].shape ==
+          std::vector<std::int64_t>{2, 16, 2 * 14336});
+    CHECK(model.tensors[adapters.outputs[0].value].elements == std::int64_t{128} * 2 * 4096);
+    CHECK(model.ops[i + 2].name == "from_experts");
+    // A is read for two experts, and the rows of all tokens and choices.
+    CHECK(model.SpecOf(adapters).other.kernels[0].read.elements ==
+          Amount{.fixed = 2 * 16 * 4096, .per_sample = 128 * 2 * 4096});
   }
 }
 

@@ -81,6 +81,52 @@ TEST_CASE("Trainable.LoraAddsTwoMatricesPerTarget") {
   CHECK(only(children[1]).shape == std::vector<std::int64_t>{4096, 16});
 }
 
+TEST_CASE("Trainable.TargetsAreTakenBack") {
+  Model model = LoadModel("llama-2-7b");
+  ApplyTrainable(model,
+                 {.lora_rank = 16, .lora_targets = {"*_proj", "!*.mlp.*", "!k_proj", "!o_proj"}},
+                 Path("job"));
+  CHECK(CountParameters(model, /*trainable_only=*/true) == 8388608);  // q_proj and v_proj
+  const std::vector<std::string> globs = {"all-linear", "!*.layers.0.*"};
+  CHECK(MatchedTargets(LoadModel("llama-2-7b"), globs, "test").back() == "!*.layers.0.*");
+}
+
+// Sizes are those of Automodel's GroupedExpertsLoRA, run on torch's meta device: 6,553,600 elements
+// for the experts of a layer of Mixtral 8x7B at rank 16.
+TEST_CASE("Trainable.AdaptersOfExperts") {
+  const Model whole = LoadModel("mixtral-8x7b");
+  Model model = whole;
+  ApplyTrainable(model, {.lora_rank = 32, .lora_targets = {"q_proj", "*@16"}}, Path("job"));
+  CHECK_NOTHROW(ValidateModel(model, "lora"));
+  CHECK(CountParameters(model, /*trainable_only=*/true) ==
+        std::int64_t{32} * (6553600 + 32 * (4096 + 4096)));
+  // Two of eight experts read a token: 6 FLOPs of a quarter of what learns, 4 where nothing does.
+  const double tokens = static_cast<double>(whole.sequence_length);
+  Model q = whole;
+  ApplyTrainable(q, {.lora_rank = 32, .lora_targets = {"q_proj"}}, Path("job"));
+  CHECK(ConventionFlopsPerSample(model).value - ConventionFlopsPerSample(q).value ==
+        doctest::Approx(6.0 * tokens * 32 * 6553600 / 4));
+  // What the products really do per sample: two projections through the rank, forward, for rows and
+  // for weights.
+  double flops = 0.0;
+  for (const ModelOp& op : model.ops) {
+    for (const OtherKernel& kernel : model.SpecOf(op).other.kernels) {
+      flops += static_cast<double>(kernel.flops.Of(1));
+    }
+  }
+  CHECK(flops == doctest::Approx(6.0 * tokens * 32 * 6553600 / 4));
+  const auto matched = [&](const char* glob) { return MatchedTargets(whole, {glob}, "test"); };
+  CHECK(matched("*@32/k") == std::vector<std::string>{"*@16"});
+  CHECK(matched("*.experts@1/k") == std::vector<std::string>{"*.experts@1"});
+  for (const char* const wrong : {"*@", "*@0", "*@x", "*@4x", "*@-1"}) {
+    CAPTURE(wrong);
+    CHECK_THROWS_WITH_AS(matched(wrong), doctest::Contains("PATTERN@N"), InputError);
+  }
+  CHECK_THROWS_WITH_AS(ApplyTrainable(q = LoadModel("llama-2-7b"),
+                                      {.lora_rank = 2, .lora_targets = {"*@4"}}, Path("job")),
+                       doctest::Contains("a pattern that matches"), InputError);
+}
+
 // PEFT's modules_to_save: the copies learn and are read, the originals stay.
 TEST_CASE("Trainable.SavedModulesLearnAsCopies") {
   Model model = LoadModel("data/models/tiny-llama");

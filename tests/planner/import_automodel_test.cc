@@ -313,6 +313,19 @@ TEST_CASE("Automodel: adapters") {
   CHECK(adapters("}\n").alpha == 32.0);
   CHECK(adapters("}\n").base == FrozenFormat::kParam);
   CHECK(adapters(", match_all_linear: true}\n").targets == std::vector<std::string>{"*"});
+  using Globs = std::vector<std::string>;
+  CHECK(adapters(", exclude_modules: '*.out_proj'}\n").targets ==
+        Globs{"*", "!*.out_proj", "!*.*.out_proj"});
+  CHECK(adapters(", target_modules: ['*'], moe_rank_scaling: true}\n").targets == Globs{"*"});
+  const auto own = [&](const std::string& more) {  // Automodel's own code stacks experts
+    return FactsOf(
+               ReadRecipe(ModelNamed("Qwen/Qwen3-30B-A3B") + lora.substr(lora.find("dist")) + more))
+        .adapters.targets;
+  };
+  CHECK(own(", target_modules: ['*'], moe_rank_scaling: true}\n") == Globs{"*", "*@16/k"});
+  CHECK(own(", target_modules: ['*']}\n") == Globs{"*", "*@16"});
+  CHECK(own(", exclude_modules: ['a', 'b']}\n") == Globs{"*", "!a", "!*.a", "!b", "!*.b"});
+  CHECK(own(", match_all_linear: true}\n") == Globs{"*"});
   CHECK(adapters(", target_modules: ['*.c_attn'], dropout: 0.1}\n").dropout == 0.1);
   CHECK(adapters("}\nquantization: {load_in_4bit: true, bnb_4bit_quant_type: nf4}\n").base ==
         FrozenFormat::kNf4);
