@@ -254,8 +254,11 @@ void CheckPipeline(const Model& model, const Job& job, const Plan& plan, const s
   refuse(plan.offload != Offload(), "without offload");
   refuse(plan.keeps_gathered, "without keeps_gathered, which they do anyway,");
   refuse(job.mode != JobMode::kTrain || job.trains_by != TrainsBy::kOwn ||
-             is_any(model.params, [](const Parameter& param) { return !param.trainable; }),
-         "for training of all parameters on answers of their own");
+             job.frozen_format > FrozenFormat::kParam ||
+             (is_any(model.params, [](const Parameter& param) { return !param.trainable; }) &&
+              (plan.pipeline_stages > 1 || !IsIn(model.modules, "lora_A", &Module::name))),
+         "for training of all parameters, or in one stage per rank of adapters, on answers of "
+         "their own");
   refuse(p.param == DType::kFp16 || p.reduce == DType::kFp16 || (is_ddp && p.param != p.master),
          "in bf16 and fp32, and under ddp in one dtype");
   refuse(FindsUnused(plan), "without find_unused_parameters and static_graph");

@@ -324,14 +324,20 @@ static Plan PlanOfStage(const Model& model, Plan plan) {
 }
 
 // Stages are modules of their own, so no unit is of two of them. A rank has several with
-// `pipeline_stages`.
-static void CheckUnitsOfStages(const Model& model, const Plan& plan) {
+// `pipeline_stages`. No optimizer takes a stage of which all is frozen.
+static void CheckStages(const Model& model, const Plan& plan) {
   std::vector<std::size_t> stage_of(model.params.size(), 0);  // from 1
   for (std::size_t s = 0; s < model.stages.size(); ++s) {
+    bool learns = false;
     for (std::uint32_t i = model.stages[s].begin; i < model.stages[s].end; ++i) {
       for (const ParamId param : model.ops[i].params) {
         stage_of[param.value] = s + 1;
+        learns = learns || model.params[param.value].trainable;
       }
+    }
+    if (!learns) {
+      throw InputError(std::string(kWhere) + ": pipeline_size", "a stage of which nothing learns",
+                       "something that learns in each");
     }
   }
   for (const ResolvedUnit& unit : ResolveUnits(model, plan, kWhere)) {
@@ -367,7 +373,7 @@ Program LowerStage(const LowerInput& input, std::int64_t rank) {
     return Lower(input);
   }
   const Plan plan = PlanOfStage(input.model, input.plan);
-  CheckUnitsOfStages(input.model, plan);
+  CheckStages(input.model, plan);
   LowerInput here(input.model, input.kernels, input.job, plan);
   here.stage = {PipelineOf(input.plan), rank};
   Program program = Lower(here);

@@ -151,6 +151,7 @@ void DrawPipeline(Case& c, std::mt19937& random) {
   }
   const int blocks = OneOf(std::array{3, 6, 7}, random);
   c.model = DecoderOf(c.type, random, blocks);
+  DrawAdapters(c, random);
   if (blocks >= plan.pipeline_size * plan.pipeline_stages) {
     plan.pipeline_edge_layers = OneOf(std::array{0, 1}, random);
   }

@@ -77,6 +77,10 @@ CASES = [
     (2, 4, "--accumulation 4 --cut tp=4 --recompute full", 4),
     (4, 2, "--accumulation 5 --cut tp=2 --precision bf16 --wrap torchtitan --micro-batch 2", 5),
     (2, 4, "--accumulation 3 --cut tp=2 --precision bf16-mixed --wrap torchtitan", 3),
+    (2, 2, "--accumulation 3 --adapted q,k,v,o,gate,up,down", 3),
+    (2, 2, "--accumulation 4 --schedule gpipe --clip on --recompute full --adapted v,down", 4),
+    (2, 4, "--accumulation 3 --cut tp=2 --precision bf16-mixed --adapted q,o,up", 3),
+    (4, 2, "--accumulation 9 --dialect ddp --adapted q", 6),
 ]
 
 
@@ -113,6 +117,8 @@ def part_of(network, plan, stage, mesh, experts):
         torch_context.cut(model, mesh["cp"], plan)
     blocks = stages_of(network["layers"], stages)[stage]
     model.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in blocks})
+    for name, param in model.named_parameters() if network["adapted"] else ():
+        param.requires_grad_("lora_" in name)
     if stage > 0:
         model.embed = None
     if stage + 1 < stages:
@@ -271,9 +277,10 @@ def made_by(ours, stages, each, flags, network):
 def main(arguments):
     ours, failures = Shardwright(arguments[0]), 0
     with Pools() as pools:
-        for stages, each, flags, layers in CASES if "--all" in arguments else CASES[:14]:
+        for stages, each, flags, layers in CASES if "--all" in arguments else CASES[:14] + CASES[-3:-2]:
             network = torch_tensor.SMALL | {"layers": layers} | ({"vocabulary": torch_experts.VOCABULARY} if "ep=" in flags else {})
-            made = made_by(ours, stages, each, flags, network)
+            flags, network["adapted"] = (flags.split(" --adapted ") + [""])[:2]
+            made = made_by(ours, stages, each, torch_tensor.flags_of(flags, network), network)
             plan = made["plan"]
             expected = programs_of(ours, made)
             try:
@@ -284,7 +291,7 @@ def main(arguments):
             differences = [(rank, first_difference(placed(expected[rank // each], rank, plan), rows)) for rank, rows in enumerate(found)]
             wrong = [f"rank {rank}: {text}" for rank, text in differences if text]
             failures += bool(wrong)
-            print(f"{stages} stages of {each}, {layers} layers {flags}: " + (wrong[0] if wrong else f"{sum(map(len, found))} calls, equal"))
+            print(f"{stages} stages of {each}, {layers} layers {flags} {network['adapted']}: " + (wrong[0] if wrong else f"{sum(map(len, found))} calls, equal"))
             if wrong and "--verbose" in arguments:
                 rank = int(wrong[0].split()[1].rstrip(":"))
                 for a, b in zip(placed(expected[rank // each], rank, plan), found[rank]):
