@@ -656,7 +656,7 @@ void ApplyAdapters(Model& model, const TrainableSpec& spec, const Path& where) {
     throw InputError(where.Field("lora_rank").str(), std::to_string(spec.lora_rank),
                      "0 to " + std::to_string(most));
   }
-  if (spec.lora_targets.empty()) {
+  if (AllOf(spec.lora_targets, [](const std::string& glob) { return glob.starts_with('!'); })) {
     throw InputError(where.Field("lora_targets").str(),
                      "none with lora_rank " + std::to_string(spec.lora_rank),
                      "at least one pattern, such as \"q_proj\"");

@@ -87,6 +87,9 @@ TEST_CASE("Trainable.TargetsAreTakenBack") {
                  {.lora_rank = 16, .lora_targets = {"*_proj", "!*.mlp.*", "!k_proj", "!o_proj"}},
                  Path("job"));
   CHECK(CountParameters(model, /*trainable_only=*/true) == 8388608);  // q_proj and v_proj
+  CHECK_THROWS_WITH_AS(
+      ApplyTrainable(model, {.lora_rank = 16, .lora_targets = {"!q_proj"}}, Path("job")),
+      doctest::Contains("at least one pattern"), InputError);
   const std::vector<std::string> globs = {"all-linear", "!*.layers.0.*"};
   CHECK(MatchedTargets(LoadModel("llama-2-7b"), globs, "test").back() == "!*.layers.0.*");
 }
