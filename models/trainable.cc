@@ -61,7 +61,7 @@ void Freeze(Model& model, const std::vector<std::string>& globs, const Path& whe
 struct Target {
   std::string glob;
   bool takes_back = false;
-  std::int64_t rank = 0;  // of experts; 0: it is for linear modules
+  std::int64_t width = 0;  // the rank, of experts; 0: it is for linear modules
 };
 
 Target TargetOf(const std::string& text, const std::string& where) {
@@ -70,9 +70,9 @@ Target TargetOf(const std::string& text, const std::string& where) {
   target.glob.erase(0, target.takes_back ? 1 : 0);
   if (at < text.size()) {
     const char* const end = text.data() + text.size();
-    const auto [rest, problem] = std::from_chars(text.data() + at + 1, end, target.rank);
-    if (problem != std::errc() || rest != end || target.rank < 1 ||
-        target.rank > ModelLimits::kFeatures) {
+    const auto [rest, problem] = std::from_chars(text.data() + at + 1, end, target.width);
+    if (problem != std::errc() || rest != end || target.width < 1 ||
+        target.width > ModelLimits::kFeatures) {
       throw InputError(where, Quoted(text), "a pattern, or PATTERN@N with N above 0");
     }
   }
@@ -113,7 +113,7 @@ void FindTargets(const Model& model, const TrainableSpec& spec, const Path& wher
     });
     Added& added = additions[id.value];
     for (std::size_t i = 0; i < targets.size() && !is_left_out; ++i) {
-      if (targets[i].takes_back || (targets[i].rank > 0) != has_experts ||
+      if (targets[i].takes_back || (targets[i].width > 0) != has_experts ||
           !IsTarget(module, targets[i].glob)) {
         continue;
       }
@@ -122,7 +122,7 @@ void FindTargets(const Model& model, const TrainableSpec& spec, const Path& wher
       added.in = op_spec.in;
       added.out = op_spec.out;
       added.experts = op_spec;
-      added.expert_rank = targets[i].rank;
+      added.expert_rank = targets[i].width;
     }
   }
   CheckMatched(has_match, spec.lora_targets, where.Field("lora_targets"),
@@ -597,10 +597,10 @@ std::vector<std::string> MatchedTargets(const Model& model, const std::vector<st
     // "x@32/k": the rank is shared by the experts of a token.
     const bool is_shared = given.ends_with("/k");
     Target target = TargetOf(given.substr(0, given.size() - (is_shared ? 2 : 0)), where);
-    target.rank = is_shared ? std::max<std::int64_t>(target.rank / chosen, 1) : target.rank;
+    target.width = is_shared ? std::max<std::int64_t>(target.width / chosen, 1) : target.width;
     const std::string glob =
-        target.rank > 0 ? target.glob + '@' + std::to_string(target.rank) : given;
-    if (target.takes_back || (target.rank > 0 && AnyOf(of_experts, [&](const Module* module) {
+        target.width > 0 ? target.glob + '@' + std::to_string(target.width) : given;
+    if (target.takes_back || (target.width > 0 && AnyOf(of_experts, [&](const Module* module) {
                                 return IsTarget(*module, target.glob);
                               }))) {
       add(glob);
