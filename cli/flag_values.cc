@@ -195,9 +195,11 @@ namespace {
 
 // What stands behind a precision's name for the products of linear layers; none if nothing does.
 std::optional<Fp8Products> Fp8Of(std::string_view name) {
-  return name == "fp8"           ? std::optional(Fp8Products::kPerTensor)
-         : name == "fp8-rowwise" ? std::optional(Fp8Products::kPerRow)
-                                 : std::nullopt;
+  return name == "fp8"               ? std::optional(Fp8Products::kPerTensor)
+         : name == "fp8-rowwise"     ? std::optional(Fp8Products::kPerRow)
+         : name == "fp8-gathered"    ? std::optional(Fp8Products::kGathered)
+         : name == "fp8-precomputed" ? std::optional(Fp8Products::kPrecomputed)
+                                     : std::nullopt;
 }
 
 }  // namespace
@@ -256,8 +258,9 @@ Precision ReadPrecision(const Flag& flag) {
   if (!is_good) {
     throw FlagError(flag,
                     "bf16-mixed, fp16-mixed, fp32, bf16, fp16 or master/param/reduce such as "
-                    "fp32/bf16/fp32, alone or with +fp8 or +fp8-rowwise, or with +nf4, "
-                    "+nf4_double or +int8 of what is frozen");
+                    "fp32/bf16/fp32, alone or with +fp8, +fp8-rowwise, "
+                    "+fp8-gathered or +fp8-precomputed, or with +nf4, +nf4_double or +int8 of what "
+                    "is frozen");
   }
   return precision;
 }

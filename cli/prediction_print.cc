@@ -271,6 +271,7 @@ std::string TakenText(const PlanFile& file) {
   std::string text = "kernel set " + PrintableLine(file.kernels.name);
   if (file.kernels.fp8 != Fp8Products::kNone) {
     text += file.kernels.fp8 == Fp8Products::kPerRow ? ", products in fp8 scaled by row"
+            : GathersFp8(file.kernels.fp8)           ? ", products and gathers in fp8"
                                                      : ", products in fp8";
   }
   if (file.model.sequence_length > 0) {

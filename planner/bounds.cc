@@ -54,7 +54,7 @@ Bounds::Bounds(const Problem& input, const SearchOptions& options, const Limits&
       rates_(FindKernelRates(input.cluster.gpu, input.profile.compute, input.cluster.RankCount())),
       is_train_(input.job.mode == JobMode::kTrain),
       master_(SizeInBytes(input.job.precision.master)),
-      param_(SizeInBytes(input.job.precision.param)),
+      param_(GathersFp8(input.kernels.fp8) ? 1.0 : SizeInBytes(input.job.precision.param)),
       reduce_(SizeInBytes(input.job.precision.reduce)),
       sent_(facts_.reduces_masters ? master_ : reduce_),
       is_read_(input.model.params.size()),

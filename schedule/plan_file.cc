@@ -14,6 +14,7 @@
 #include "models/cut_tensor.h"
 #include "models/loader.h"
 #include "models/trainable.h"
+#include "schedule/internal/check_plan.h"
 #include "schedule/internal/plan_json.h"
 #include "topologies/check_network.h"
 #include "topologies/mesh.h"
@@ -208,6 +209,7 @@ void CheckFp8(const Problem& problem) {
 void CheckPlan(const Problem& problem, const Plan& plan, const std::string& where) {
   CheckNetwork(problem.cluster, problem.profile);
   CheckFp8(problem);
+  internal::CheckFp8Gathers(problem.kernels, problem.job, plan);
   ValidatePlan(problem.model, problem.job, plan, where);
   (void)ResolveUnits(problem.model, plan, where);
   const std::int64_t ranks = MeshOf(plan).RankCount();

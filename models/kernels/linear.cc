@@ -60,7 +60,10 @@ void UseFp8(const LowerContext& context, OpKernels* op) {
   if (!spec.bias_only) {
     MultiplyCopies(context, outputs + inputs, &op->backward_weight[0]);
   }
-  op->forward.insert(op->forward.begin(), {cast(inputs), cast(weights)});
+  if (!GathersFp8(context.options.fp8)) {
+    op->forward.insert(op->forward.begin(), cast(weights));
+  }
+  op->forward.insert(op->forward.begin(), cast(inputs));
   op->backward_data.insert(op->backward_data.begin(), cast(outputs));
 }
 

@@ -447,7 +447,11 @@ void AddKernelDuties(const PlanFile& file, Emission& emission) {
                     "plan is applied: torchtitan by its float8 model converter, else "
                     "torchao.float8.convert_to_float8_training with "
                     "Float8LinearConfig.from_recipe_name(\"") +
-        (by_row ? "rowwise" : "tensorwise") + "\")");
+        (by_row ? "rowwise" : "tensorwise") + "\")" +
+        (GathersFp8(file.kernels.fp8) ? " and enable_fsdp_float8_all_gather" : "") +
+        (file.kernels.fp8 == Fp8Products::kPrecomputed
+             ? ", and call precompute_float8_dynamic_scale_for_fsdp behind each update"
+             : ""));
   }
   if (file.kernels.fused_elementwise && !emission.has_compile) {
     emission.by_hand.emplace_back(

@@ -298,12 +298,16 @@ void SetFloat8(Fp8Products fp8, S& s) {
     return;
   }
   s.converters = {std::string(kFloat8)};
-  s.float8_recipe = fp8 == Fp8Products::kPerRow ? "rowwise" : "tensorwise";
   s.float8_leaves_out = {std::string(kVocabulary)};
+  if (GathersFp8(fp8)) {  // beside a recipe it is refused
+    s.float8_gathers = true;
+    s.float8_precomputes = fp8 == Fp8Products::kPrecomputed;
+  } else {
+    s.float8_recipe = fp8 == Fp8Products::kPerRow ? "rowwise" : "tensorwise";
+  }
 }
 
-// In a plan the linear layers of blocks multiply in fp8, all of them and no others, and are
-// gathered as they are.
+// In a plan the linear layers of blocks multiply in fp8, all of them and no others.
 void CheckFloat8(const S& s, const std::string& where) {
   const std::vector<std::string> left_out =
       s.float8_leaves_out.value_or(std::vector<std::string>());
@@ -312,13 +316,14 @@ void CheckFloat8(const S& s, const std::string& where) {
                      '[' + Listed(left_out, Quoted) + ']',
                      "[\"output\"]: all linear layers but the vocabulary's");
   }
-  if (s.float8_gathers.value_or(false)) {
-    throw InputError(where + ": quantize.linear.float8.enable_fsdp_float8_all_gather", "true",
-                     "false, since our programs gather no fp8");
+  if (s.float8_gathers.value_or(false) && s.float8_recipe.value_or("tensorwise") != "tensorwise") {
+    throw InputError(where + ": quantize.linear.float8.enable_fsdp_float8_all_gather",
+                     "true with " + Quoted(*s.float8_recipe), "false, or no recipe_name",
+                     "torchao gathers weights in fp8 with one scale per tensor alone");
   }
 }
 
-Fp8Products Float8Of(const S& s, const std::string& where) {
+Fp8Products Float8Of(const S& s, bool is_ddp, const std::string& where) {
   const std::vector<std::string> converters = s.converters.value_or(std::vector<std::string>());
   for (const std::string& converter : converters) {
     if (converter != kFloat8) {
@@ -335,7 +340,10 @@ Fp8Products Float8Of(const S& s, const std::string& where) {
     throw InputError(where + ": quantize.linear.float8.recipe_name", '"' + recipe + '"',
                      "\"tensorwise\" or \"rowwise\"");
   }
-  return recipe == "rowwise" ? Fp8Products::kPerRow : Fp8Products::kPerTensor;
+  return recipe == "rowwise"                           ? Fp8Products::kPerRow
+         : is_ddp || !s.float8_gathers.value_or(false) ? Fp8Products::kPerTensor
+         : s.float8_precomputes.value_or(false)        ? Fp8Products::kPrecomputed
+                                                       : Fp8Products::kGathered;
 }
 
 }  // namespace
@@ -457,7 +465,7 @@ void ApplyTorchtitan(const TorchtitanSettings& settings, const std::string& wher
   ApplyOptimizer(settings, file.job.optimizer);
   file.job.clip_gradients = true;
   file.job.allocator = {.expandable_segments = true};  // run_train.sh exports it
-  file.kernels.fp8 = Float8Of(settings, where);
+  file.kernels.fp8 = Float8Of(settings, is_ddp, where);
 }
 
 namespace {

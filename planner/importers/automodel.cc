@@ -167,6 +167,25 @@ void ReadPeft(const JsonValue& root, TrainerFile& file) {
   }
 }
 
+// components/quantization/fp8.py: another recipe than tensorwise hides the other keys.
+Fp8Products Fp8Of(const JsonValue& root) {
+  if (!IsTrue(root, "fp8.enabled")) {
+    return Fp8Products::kNone;
+  }
+  const std::string recipe = TextAt(root, "fp8.recipe_name");
+  const auto filter = At(root, "fp8.filter_fqns");
+  const bool is_head = filter && filter->size() == 1 && (*filter)[0].AsString() == "lm_head";
+  if (!is_head || (!recipe.empty() && recipe != "tensorwise" && recipe != "rowwise")) {
+    throw root.At("fp8").Error(
+        "recipe_name tensorwise or rowwise and filter_fqns [lm_head], since other products in fp8 "
+        "cannot be predicted");
+  }
+  return recipe == "rowwise"                                            ? Fp8Products::kPerRow
+         : !IsTrue(root, "fp8.enable_fsdp_float8_all_gather")           ? Fp8Products::kPerTensor
+         : IsTrue(root, "fp8.precompute_float8_dynamic_scale_for_fsdp") ? Fp8Products::kPrecomputed
+                                                                        : Fp8Products::kGathered;
+}
+
 void ReadLoss(const JsonValue& root, TrainerFile& file) {
   const std::string loss = TargetAt(root, "loss_fn");
   if (loss == "FusedLinearCrossEntropy") {  // Cut Cross Entropy, which holds no logits
@@ -252,6 +271,7 @@ AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
   }
   facts.master = MasterOf(root);
   facts.optimizer = OptimizerOf(root, facts.master);
+  facts.fp8 = Fp8Of(root);
   return facts;
 }
 
@@ -360,6 +380,7 @@ void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanF
   file.plan.units = UnitsOf(facts, file.model, where);
   file.plan.recompute = RecomputeOf(facts, file.model);
   file.job.precision = {.master = facts.master, .param = DType::kBf16, .reduce = DType::kFp32};
+  file.kernels.fp8 = ranks == 1 && GathersFp8(facts.fp8) ? Fp8Products::kPerTensor : facts.fp8;
   if (ranks == 1) {  // nothing is wrapped, and nothing cast
     file.plan = WithDialect(file.plan, Dialect::kDdp);
     file.plan.units = {RootUnitOf(Reshard::Kind::kNever)};

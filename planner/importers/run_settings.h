@@ -51,7 +51,11 @@ struct AutomodelFacts {
   bool recomputes = false;
   DType master = DType::kBf16;  // of weights as they were loaded, and so of states
   OptimizerSpec optimizer;
+  Fp8Products fp8 = Fp8Products::kNone;
 };
+
+// Each as a file has it, and as globs.
+using Patterns = std::vector<std::pair<std::string, std::vector<std::string>>>;
 
 // What the file of a script around the Trainer says beside the Trainer's arguments; 0 and empty:
 // not said.
@@ -77,6 +81,7 @@ struct ScriptFacts {
   bool has_bf16_adapters = false;       // otherwise fp32 (PEFT's autocast_adapter_dtype)
   TrainsBy trains_by = TrainsBy::kOwn;  // batch sizes of a file count pairs
   Rollout rollout;                      // of GRPO
+  Patterns learns;                      // of names of what is not frozen; empty: all
   std::vector<Assumption> assumed;      // the script's own defaults
 
   // Neither the Trainer nor Accelerate wraps the model.

@@ -43,6 +43,8 @@ void CheckExpertUnits(const Model& model, const Plan& plan, const std::string& w
 // Which dialects have parameters, and states, of several formats in a unit. FSDP1 without
 // use_orig_params flattens a unit into one parameter, which is trainable or not.
 void CheckFormats(const Model& model, const Job& job, const Plan& plan, const std::string& where);
+// What weights that are gathered in fp8 go with.
+void CheckFp8Gathers(const KernelSetOptions& kernels, const Job& job, const Plan& plan);
 // What a unit in full precision may hold, and who has such units.
 void CheckFullPrecision(const Model& model, const Plan& plan, const std::string& where);
 // No published code was found that shards what Muon and SOAP need whole.

@@ -135,6 +135,22 @@ void CheckFormats(const Model& model, const Job& job, const Plan& plan, const st
   CheckUpdateFormat(job, plan, where);
 }
 
+// torchao 0.18 and torch 2.13: FSDP2 alone asks a weight for what it gathers, reshards it to no
+// group, and finds no scale behind a copy from the host. Our executor gathers no fp8.
+void CheckFp8Gathers(const KernelSetOptions& kernels, const Job& job, const Plan& plan) {
+  const bool to_group = AnyOf(plan.units, [](const UnitPlan& unit) {
+    return unit.reshard.kind == Reshard::Kind::kToGroup;
+  });
+  if (GathersFp8(kernels.fp8) &&
+      (plan.dialect != Dialect::kFsdp2 || kernels.host_kernels || kernels.cuda_kernels ||
+       to_group || plan.pipeline_size > 1 || plan.tensor_size > 1 || plan.offload.parameters ||
+       job.frozen_format != FrozenFormat::kMaster)) {
+    throw InputError("kernel set: fp8", Quoted(NameIn(kFp8Names, kernels.fp8)), "per_tensor",
+                     "fsdp2 alone gathers fp8: with PyTorch's kernels, shards and replicas, no "
+                     "groups, parameters on the host or formats of frozen weights");
+  }
+}
+
 void CheckFullPrecision(const Model& model, const Plan& plan, const std::string& where) {
   const auto has_any = [](const UnitPlan& unit) { return unit.full_precision; };
   if (NoneOf(plan.units, has_any)) {

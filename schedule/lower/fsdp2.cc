@@ -36,7 +36,8 @@ Fsdp2Rules::Fsdp2Rules(Emitter& emitter, const UnitSpans& spans,
     : StepRules(emitter, spans, units),
       comm_(units.size()),
       stacks_(StacksExperts(emitter.in.kernels.name) ? StackExperts(emitter.in.model)
-                                                     : ParamStacks()) {
+                                                     : ParamStacks()),
+      is_fp8_(Fp8Weights(emitter.in)) {
   carried_buffer_.resize(units.size());
   shard_group_ = e_.AddGroup({Axis::kShard});
   if (plan_.replicate_size > 1) {
@@ -59,7 +60,7 @@ bool Fsdp2Rules::FirstStepDiffers() const {
     keeps = keeps || unit.reshard.kind != Reshard::Kind::kAlways || StaysOpen(UnitId(u)) ||
             !unit.forward_prefetch.empty();
   }
-  return !carried_.empty() || (job_.mode == JobMode::kForward && keeps);
+  return !carried_.empty() || Precomputes() || (job_.mode == JobMode::kForward && keeps);
 }
 
 void Fsdp2Rules::BeginStep(bool first) {
@@ -389,11 +390,6 @@ std::vector<std::int64_t> Fsdp2Rules::GradElementsOf(std::uint32_t model_op) con
     }
   }
   return elements;
-}
-
-void Fsdp2Rules::InitUnit(UnitId u) {
-  StepRules::InitUnit(u);
-  At(u).unsharded_pieces = e_.InternPieces(StoredBytes(u, PrecisionOf(u).param, false));
 }
 
 std::vector<std::int64_t> Fsdp2Rules::ShardTensors(UnitId u) const {

@@ -17,8 +17,6 @@
 //
 // The memory of the copy-out is why fsdp2 takes 2 U where native takes U per gathered unit.
 
-#include <array>
-#include <span>
 #include <utility>
 
 #include "schedule/lower/fsdp2_rules.h"
@@ -61,7 +59,7 @@ void Fsdp2Rules::Unshard(UnitId u, Phase phase) {
   const GroupId group = c.clone.valid() ? e_.AddShardPart(PlanOf(u).reshard.group) : ShardGroup(u);
   const OpId copied = e_.body->last();
   c.gathered = e_.AddCollective(
-      Collective(OpCode::kAllGather, Stream::kGather, group, Unsharded(u), PrecisionOf(u).param),
+      Collective(OpCode::kAllGather, Stream::kGather, group, Unsharded(u), GatherDType(u)),
       {phase, u.value}, {{c.gather_out, AccessMode::kReadWrite, Role::kOutput}});
   e_.After(copied);
 }
@@ -72,29 +70,35 @@ void Fsdp2Rules::CopyIn(UnitId u, BufferId source, Phase phase) {
   BufferId cast;
   const bool from_clone = c.clone.valid();
   const Bytes slice = from_clone ? Unsharded(u) / PlanOf(u).reshard.group : GatherShard(u);
-  if (CastsGather(u) && !from_clone && CastShard(u, job_.precision.master) > Bytes(0)) {
-    cast = e_.Alloc(CastShard(u, PrecisionOf(u).param), Category::kAllGather, Stream::kCopyIn);
+  std::vector<Kernel> kernels;
+  const BufferId scratch = CastToFp8(u, source, phase, kernels);
+  const Bytes read = CastsGather(u) && !from_clone ? CastShard(u, job_.precision.master) : Bytes(0);
+  const Bytes written = read > Bytes(0) ? CastShard(u, PrecisionOf(u).param) : Bytes(0);
+  if (written + Bytes(Fp8Shard(u)) > Bytes(0)) {
+    cast = e_.Alloc(written + Bytes(Fp8Shard(u)), Category::kAllGather, Stream::kCopyIn);
   }
   c.gather_out = AllocGatherOut(u, phase);
-  std::array<Kernel, 2> kernels;
-  kernels[0].kind = kernels[1].kind = KernelClass::kCopy;
-  kernels[0].read = CastShard(u, job_.precision.master);
-  kernels[0].written = CastShard(u, PrecisionOf(u).param);
-  kernels[1].read = kernels[1].written = slice;
+  if (written > Bytes(0)) {
+    kernels.push_back({.kind = KernelClass::kCopy, .read = read, .written = written});
+  }
+  kernels.push_back({.kind = KernelClass::kCopy, .read = slice, .written = slice});
   OpShape shape;
   shape.code = OpCode::kGatherCopyIn;
   shape.stream = Stream::kCopyIn;
   shape.dtype = PrecisionOf(u).param;
   shape.bytes = slice;
-  e_.Add(shape, std::span<const Kernel>(kernels).subspan(cast.valid() ? 0 : 1), phase, u.value,
+  e_.Add(shape, kernels, phase, u.value,
          {{from_clone ? c.clone : source, AccessMode::kRead, Role::kInput},
           {c.gather_out, AccessMode::kWrite, Role::kOutput},
-          {cast, AccessMode::kWrite, Role::kWorkspace}});
+          {cast, AccessMode::kWrite, Role::kWorkspace},
+          {scratch, AccessMode::kWrite, Role::kWorkspace, 1}});
   if (from_clone) {
     e_.After(c.cloned);
   }
-  if (cast.valid()) {
-    e_.body->Free(cast);
+  for (const BufferId buffer : {cast, scratch}) {
+    if (buffer.valid()) {
+      e_.body->Free(buffer);
+    }
   }
 }
 

@@ -19,6 +19,9 @@
 
 namespace shardwright {
 
+// Per parameter: a weight of a linear layer that is gathered in fp8.
+[[nodiscard]] std::vector<bool> Fp8Weights(const LowerInput& in);
+
 class Fsdp2Rules : public StepRules {
  public:
   Fsdp2Rules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units);
@@ -41,6 +44,7 @@ class Fsdp2Rules : public StepRules {
   void WeightGradWritten(std::uint32_t model_op, UnitId unit) override;
   [[nodiscard]] BufferId ParameterStorage(UnitId u, std::uint32_t model_op) override;
   void EndBackward() override;
+  void EndStep() override;
   void GatherAll() override;
   void AwaitAll() override;
   void DropAll() override;
@@ -118,6 +122,14 @@ class Fsdp2Rules : public StepRules {
   void FreeUnsharded(UnitId u);
   void DropPending(UnitId u);
 
+  // fsdp2_fp8.cc.
+  [[nodiscard]] DType GatherDType(UnitId u) const;
+  [[nodiscard]] BufferId CastToFp8(UnitId u, BufferId source, Phase phase,
+                                   std::vector<Kernel>& casts);
+  [[nodiscard]] bool Precomputes() const {
+    return e_.in.kernels.fp8 == Fp8Products::kPrecomputed && job_.mode == JobMode::kTrain;
+  }
+
   // fsdp2_reductions.cc.
   void FreeReduceInput();
   void FinishReductions();
@@ -145,6 +157,7 @@ class Fsdp2Rules : public StepRules {
 
   std::vector<Comm> comm_;
   ParamStacks stacks_;
+  std::vector<bool> is_fp8_;  // per parameter: gathered in fp8
   [[nodiscard]] GroupId ShardGroup(UnitId u) {
     return IsOfExperts(u) ? e_.AddSameExperts() : shard_group_;
   }

@@ -29,6 +29,7 @@
 #include "models/cut_stage.h"
 #include "models/totals.h"
 #include "schedule/dialect_facts.h"
+#include "schedule/internal/check_plan.h"
 #include "schedule/lower/flat_rules.h"
 #include "schedule/lower/unit_parts.h"
 #include "schedule/lower/unit_rules.h"
@@ -285,6 +286,7 @@ static void CheckKernels(const LowerInput& in) {
                      k.cuda_kernels ? "the host's or one of PyTorch's" : "a fused one",
                      "plan.context_method is a ring, which merges what blocks of keys give");
   }
+  internal::CheckFp8Gathers(k, in.job, in.plan);
   if (in.plan.tensor_size > 1 && (is_other || k.fp8 == Fp8Products::kPerTensor)) {
     throw InputError("kernel set", is_other ? Quoted(k.name) : "fp8 with a scale per tensor",
                      "torch-eager or torch-compile, in bf16 or fp8 with a scale per row",

@@ -29,6 +29,7 @@ StepRules::StepRules(Emitter& emitter, const UnitSpans& spans,
       spans_(spans),
       plan_(emitter.in.plan),
       job_(emitter.in.job),
+      fp8_elements_(units.size(), 0),
       completes_grad_(emitter.in.model.ops.size(), false),
       is_shared_(emitter.in.model.params.size(), false),
       ops_of_group_(emitter.in.model.params.size()),
@@ -178,7 +179,7 @@ Bytes StepRules::ScaleBytes() const {
 
 Bytes StepRules::CastShard(UnitId u, DType dtype) const {
   return job_.frozen_format == FrozenFormat::kMaster
-             ? Bytes(Info(u).shard_elements * SizeOf(dtype))
+             ? Bytes((Info(u).shard_elements - Fp8Shard(u)) * SizeOf(dtype))
              : Bytes(TrainablePaddedElements(e_.in.model, Info(u)) / Info(u).shards *
                      SizeOf(dtype));
 }
@@ -301,10 +302,12 @@ UnitId StepRules::UnitNamed(const std::string& name) const {
 }
 
 Bytes StepRules::Unsharded(UnitId u) const {
-  return StoredSum(u, Info(u).padded_elements, PrecisionOf(u).param, false);
+  return StoredSum(u, Info(u).padded_elements, PrecisionOf(u).param, false) -
+         Bytes(fp8_elements_[u.value] * (SizeOf(PrecisionOf(u).param) - 1));
 }
 Bytes StepRules::GatherShard(UnitId u) const {
-  return StoredSum(u, Info(u).shard_elements, PrecisionOf(u).param, true);
+  return StoredSum(u, Info(u).shard_elements, PrecisionOf(u).param, true) -
+         Bytes(Fp8Shard(u) * (SizeOf(PrecisionOf(u).param) - 1));
 }
 Bytes StepRules::MasterShard(UnitId u) const {
   return StoredSum(u, Info(u).shard_elements, job_.precision.master, true);

@@ -131,8 +131,12 @@ class StepRules : public DialectRules {
                                 bool per_rank) const;
   // The scales of quantized weights, which every rank has.
   [[nodiscard]] Bytes ScaleBytes() const;
-  // The part of the shard that is cast before it is gathered.
+  // The part of the shard that is cast before it is gathered, but for weights that become fp8.
   [[nodiscard]] Bytes CastShard(UnitId u, DType dtype) const;
+  // Elements of this rank's shard that are gathered in fp8.
+  [[nodiscard]] std::int64_t Fp8Shard(UnitId u) const {
+    return fp8_elements_[u.value] / Info(u).shards;
+  }
   [[nodiscard]] Bytes StoredFlat(UnitId u, bool per_rank) const;
   // Adafactor where parameters keep their shape: a row and a column in place of each matrix.
   [[nodiscard]] bool IsFactored() const {
@@ -263,6 +267,7 @@ class StepRules : public DialectRules {
   const UnitSpans& spans_;
   const Plan& plan_;
   const Job& job_;
+  std::vector<std::int64_t> fp8_elements_;  // per unit: gathered in fp8, of all ranks
   bool first_step_ = false;
   bool first_micro_batch_ = true;
   bool last_micro_batch_ = true;

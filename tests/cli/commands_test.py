@@ -184,9 +184,9 @@ class Usage(ShardwrightTestCase):
             ('--offload: got "params"; that is parameters, with their gradients and optimizer',
              (*plan, "--offload", "params")),
             ('--precision: got "bf8", expected bf16-mixed, fp16-mixed, fp32, bf16, fp16 or '
-             'master/param/reduce such as fp32/bf16/fp32, alone or with +fp8 or +fp8-rowwise, or with +nf4, +nf4_double or +int8 of what is frozen', (*plan, "--precision", "bf8")),
+             'master/param/reduce such as fp32/bf16/fp32, alone or with +fp8, +fp8-rowwise, +fp8-gathered or +fp8-precomputed, or with +nf4, +nf4_double or +int8 of what is frozen', (*plan, "--precision", "bf8")),
             ('--precision: got "fp32+fp9", expected bf16-mixed, fp16-mixed, fp32, bf16, fp16 or '
-             'master/param/reduce such as fp32/bf16/fp32, alone or with +fp8 or +fp8-rowwise, or with +nf4, +nf4_double or +int8 of what is frozen', (*plan, "--precision", "fp32+fp9")),
+             'master/param/reduce such as fp32/bf16/fp32, alone or with +fp8, +fp8-rowwise, +fp8-gathered or +fp8-precomputed, or with +nf4, +nf4_double or +int8 of what is frozen', (*plan, "--precision", "fp32+fp9")),
             ('--bucket: got "25", expected a size such as "80 GiB" or "512 MB"; the unit is missing',
              (*plan, "--dialect", "ddp", "--bucket", "25")),
             ('--memory-margin: got "1", expected a fraction in [0, 1)', (*plan, "--memory-margin", "1")),
@@ -403,12 +403,24 @@ class Plans(ShardwrightTestCase):
         for old, new, said in (
                 ('filter_fqns = ["output"]', 'filter_fqns = ["wk", "output"]',
                  'filter_fqns: got ["wk", "output"], expected ["output"]: all linear layers but the vocabulary\'s'),
-                ('filter_fqns = ["output"]', 'filter_fqns = ["output"]\nenable_fsdp_float8_all_gather = true',
-                 "enable_fsdp_float8_all_gather: got true, expected false, since our programs gather no fp8")):
+                ('recipe_name = "tensorwise"', 'recipe_name = "rowwise"\nenable_fsdp_float8_all_gather = true',
+                 'enable_fsdp_float8_all_gather: got true with "rowwise", expected false, or no recipe_name; torchao gathers weights in fp8 '
+                 "with one scale per tensor alone")):
             self.assertIn(old, toml)
             (self.folder / "other.toml").write_text(toml.replace(old, new))
             self.assertEqual(self.run_program("import-run", "other.toml", "--cluster", "dgx-h100", "-o", "no.json"),
                              (3, "", f"error: other.toml: quantize.linear.float8.{said}\n"))
+        # Weights gathered in fp8, there and back; bytes of gathers are cheaper than bf16.
+        self.succeed(*plan, "--precision", "fp8", "-o", "p.json")
+        whole = self.succeed("simulate", "p.json", "--json")
+        for name in ("gathered", "precomputed"):
+            self.succeed(*plan, "--precision", f"fp8-{name}", "-o", "p.json")
+            held = json.loads(self.succeed("simulate", "p.json", "--json"))["memory"]["at_peak"]["unsharded_parameter"]
+            self.assertLess(held, json.loads(whole)["memory"]["at_peak"]["unsharded_parameter"])
+            self.succeed("emit", "p.json", "--to", "torchtitan", "-o", "titan/")
+            self.succeed("import-run", "titan/torchtitan.toml", "--cluster", "dgx-h100", "-o", "back.json")
+            self.assertEqual(json.loads((self.folder / "back.json").read_text())["kernel_set"]["fp8"], name)
+        self.assertIn("fsdp2 alone gathers fp8", self.run_program(*plan, "--precision", "fp8-gathered", "--dialect", "zero3")[2])
         self.assertEqual(self.run_program("plan", "--model", "llama-3-8b", "--cluster", "dgx-a100", "--precision", "fp8"),
                          (3, "", "error: products in fp8: got GPU a100-80, whose data sheet has no fp8 rate, expected one that "
                           "multiplies fp8, or a precision without it\n"))

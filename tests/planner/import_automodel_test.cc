@@ -55,6 +55,25 @@ std::ptrdiff_t Kept(const Plan& plan) {
   });
 }
 
+// components/quantization/fp8.py.
+TEST_CASE("Automodel: products and gathers in fp8") {
+  const auto fp8 = [](const std::string& keys) {
+    PlanFile file = Base(2);
+    ApplyRun(ReadRecipe(ModelNamed("openai-community/gpt2") + Distributed() +
+                        "fp8: {enabled: true, filter_fqns: [lm_head]" + keys + "}\n"),
+             file);
+    return file.kernels.fp8;
+  };
+  const std::string gathers = ", enable_fsdp_float8_all_gather: true";
+  const std::string precomputes = ", precompute_float8_dynamic_scale_for_fsdp: true";
+  CHECK(fp8(gathers + precomputes) == Fp8Products::kPrecomputed);
+  CHECK(fp8(gathers + ", recipe_name: tensorwise") == Fp8Products::kGathered);
+  CHECK(fp8(precomputes) == Fp8Products::kPerTensor);
+  CHECK(fp8(gathers + ", recipe_name: rowwise") == Fp8Products::kPerRow);
+  CHECK_THROWS_WITH_AS((void)fp8(", recipe_name: rowwise_with_gw_hp"),
+                       doctest::Contains("other products in fp8 cannot be predicted"), InputError);
+}
+
 TEST_CASE("Automodel: layers and the root under FSDP2") {
   const PlanFile file = Applied("gpt2", ModelNamed("openai-community/gpt2") + Distributed());
   CHECK(file.plan.dialect == Dialect::kFsdp2);
@@ -353,7 +372,7 @@ TEST_CASE("Automodel: what cannot be predicted is said") {
             "expected a divisor of the 8 GPUs of the cluster"},
            {ModelNamed("gpt2", ", torch_dtype: float16"), "since weights in float16 cannot be"},
            {ModelNamed("gpt2", ", attn_implementation: magi"), "since attention by magi cannot be"},
-           {"fp8: {enabled: true}", "since gathers in fp8 cannot be predicted"},
+           {"fp8: {enabled: true}", "since other products in fp8 cannot be predicted"},
            {"kd_ratio: 0.5", "since a teacher cannot be predicted"},
            {"quantization: {load_in_4bit: true}",
             "since quantized weights without adapters cannot be predicted"}}) {

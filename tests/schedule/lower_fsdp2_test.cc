@@ -20,6 +20,43 @@ namespace {
 
 using namespace testing;  // NOLINT(google-build-using-namespace): the chain model and its questions
 
+// 4 blocks of 64 x 64 = 4,096 weights on 4 ranks: 1,024 of each per rank. The stem reads 8 numbers,
+// no multiple of 16, and stays in bf16.
+TEST_CASE("FSDP2 gathers of weights in fp8") {
+  const ChainSpec spec;
+  KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const Model model = ChainModel(spec);
+  const Job job = ChainJob(spec, kMixed);
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  for (const auto fp8 : {Fp8Products::kGathered, Fp8Products::kPrecomputed}) {
+    kernels.fp8 = fp8;
+    const Program p = Lower({model, kernels, job, plan});
+    CHECK(Verify(p).empty());
+    const bool sums = fp8 == Fp8Products::kGathered;
+    // A unit is gathered forward and backward, the last one is not freed in between; a number each.
+    CHECK(Count(p, OpCode::kAllReduce) == (sums ? 8 : 1));
+    for (const Op& op : p.step.ops) {
+      const OpShape& s = p.ShapeOf(op);
+      if (s.code == OpCode::kAllGather) {
+        CHECK(s.bytes == Bytes(s.dtype == DType::kFp8 ? 4096 : 64 * 8 * 2));
+      } else if (s.code == OpCode::kAllReduce) {
+        CHECK(s.bytes == Bytes(sums ? 4 : 16));
+      }
+    }
+    // The stem in bf16, the block before, what is gathered; 1,024 bytes cast by way of 8,192.
+    CHECK(Communication(AliveAt(p, "mb0.block2.fwd.gather_copy_in")) ==
+          64 * 8 * 2 + 4096 + 4096 + 1024 + 8192);
+    CHECK(Communication(AliveAt(p, "mb0.block2.lin0.fwd")) == 64 * 8 * 2 + 2 * 4096);
+    CHECK((p.warmup.size() > 0) == !sums);  // no update has left scales for the first step
+  }
+  plan.dialect = Dialect::kFsdp1;
+  CHECK_THROWS_WITH_AS((void)Lower({model, kernels, job, plan}),
+                       doctest::Contains("fsdp2 alone gathers fp8"), InputError);
+  // 64 rows are no multiple of 3.
+  CHECK_THROWS_WITH_AS((void)Lower({model, kernels, job, ChainPlan(spec, Dialect::kFsdp2, 3)}),
+                       doctest::Contains("torchao gathers no padding in fp8"), InputError);
+}
+
 // Equal units of n elements, dtypes p (compute) and r (reduce); U = n p, G = n p, R = n r.
 TEST_CASE("FSDP2 transient memory of equal units") {
   std::mt19937 random(11);

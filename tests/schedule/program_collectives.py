@@ -4,7 +4,8 @@ import json
 import re
 
 KINDS = {"_allgather_base": "all_gather", "_reduce_scatter_base": "reduce_scatter", "allreduce": "all_reduce", "all_to_all": "all_to_all"}
-DTYPES = {"Float": "fp32", "BFloat16": "bf16", "Half": "fp16", "Int": "int32", "Long": "torch.int64"}
+DTYPES = {"Float": "fp32", "BFloat16": "bf16", "Half": "fp16", "Int": "int32", "Long": "torch.int64", "Byte": "torch.uint8",
+          "Float8_e4m3fn": "torch.float8_e4m3fn"}
 
 
 def collectives_of(trace, categories=(), beside_update=False):
