@@ -235,10 +235,6 @@ void ApplyHfFsdp(const HfFsdp& given, PlanFile& file) {
   ApplyMesh(settings, file);
   ApplyUnits(settings, file);
   ApplyPrecision(settings, file.job.precision);
-  if (!is_v1 && settings.mixed_precision != "no" &&
-      file.job.frozen_format == FrozenFormat::kParam) {
-    file.job.frozen_format = FrozenFormat::kMaster;  // upcast with all that is not quantized
-  }
   if (is_v1) {  // its wrap policies do so unasked
     KeepFullPrecision(model, file.job.precision, file.plan);
   }

@@ -217,8 +217,8 @@ void ApplyFsdp(const HfFsdp& fsdp, const std::string& where, const char* key, Pl
   ApplyHfFsdp(fsdp, file);
 }
 
-// What becomes of the base below adapters: FSDP2 under Accelerate upcasts all that is not
-// quantized, FSDP1 what learns, and DeepSpeed keeps the base beside masters of what learns.
+// What becomes of the base below adapters: FSDP under Accelerate upcasts what learns alone, and
+// DeepSpeed keeps the base beside masters of what learns.
 void ApplyAdapters(const RunSettings& run, PlanFile& file) {
   const Adapters& adapters = run.script.adapters;
   if (adapters.rank == 0) {
@@ -254,8 +254,7 @@ void ApplyAdapters(const RunSettings& run, PlanFile& file) {
     refuse("whole modules in 16 bits beside adapters in fp32",
            "no modules_to_save, or FSDP by Accelerate");
   }
-  const bool is_kept = file.plan.dialect == Dialect::kDdp || file.plan.dialect == Dialect::kFsdp1 ||
-                       run.script.HasOwnTrainer();
+  const bool is_kept = IsTorch(file.plan.dialect) || run.script.HasOwnTrainer();
   file.job.frozen_format = is_kept || is_quantized ? adapters.base : FrozenFormat::kMaster;
 }
 
@@ -291,15 +290,16 @@ void ApplyLlamaFactoryV1(const RunSettings& run, PlanFile& file) {
   file.job.precision = {.master = master, .param = param, .reduce = DType::kFp32};
 }
 
-// Files count pairs. Nobody upcasts a reference, which does not learn.
+// Files count pairs. Nobody upcasts a reference or other weights that do not learn.
 void ApplyPairs(const RunSettings& run, PlanFile& file) {
   const std::int64_t samples = SamplesPerExample(file.job.trains_by);
   file.plan.micro_batch *= samples;
   file.job.global_batch *= samples;
   const Precision& precision = file.job.precision;
-  if (HasReference(file.job.trains_by, file.job.rollout) && run.script.adapters.rank == 0 &&
-      run.script.has_bf16_weights && IsTorch(file.plan.dialect) &&
-      precision.master != precision.param) {
+  const bool is_partly =
+      HasReference(file.job.trains_by, file.job.rollout) || !file.job.frozen.empty();
+  if (is_partly && run.script.adapters.rank == 0 && run.script.has_bf16_weights &&
+      IsTorch(file.plan.dialect) && precision.master != precision.param) {
     file.job.frozen_format = FrozenFormat::kParam;
   }
 }
@@ -570,6 +570,7 @@ void CheckSizes(const RunSettings& run) {
 
 void ApplyRun(const RunSettings& run, PlanFile& file) {
   CheckCounts(run, file);
+  ApplyUnfrozen(run.script.learns, run.trainer_file, file);
   if (run.torchtitan) {
     ApplyTorchtitan(*run.torchtitan, run.files.front(), file);
   } else {

@@ -585,24 +585,30 @@ void ReadAxolotlRecompute(const JsonValue& root, TrainerFile& file) {
   }
 }
 
-// A list that has the language model and its head freezes towers beside it, which models here do
-// not have. Beside adapters such names match nothing, and nothing learns (freeze_layers_except).
-void CheckUnfrozen(const JsonValue& root, const TrainerFile& file) {
+// Beside adapters such names match nothing, and nothing learns (freeze_layers_except of axolotl's
+// utils/freeze.py). Patterns are of beginnings, and dots are dots, but for those before a plus. A
+// text model that stands for a larger one has shorter names.
+void ReadUnfrozen(const JsonValue& root, TrainerFile& file) {
   const auto list = root.Find("unfrozen_parameters");
-  bool has_model = false, has_head = false, has_more = false;
   for (std::size_t i = 0; list && list->IsArray() && i < list->size(); ++i) {
     const std::string name = (*list)[i].AsString();
-    const bool is_model = name.find("model.language_model") != std::string::npos;
-    const bool is_head = name.find("lm_head") != std::string::npos;
-    has_model |= is_model;
-    has_head |= is_head;
-    has_more |= !is_model && !is_head && name != "embed_tokens";
-  }
-  if (list && list->IsArray() && list->size() > 0 &&
-      (has_more || !has_model || !has_head || file.script.adapters.rank > 0)) {
-    throw list->Error(
-        "[], or model.language_model.* and lm_head.*, since parameters frozen by name cannot be "
-        "predicted");
+    std::string pattern;
+    for (std::size_t k = 0; k < name.size() - (name.ends_with(".*") ? 2 : 0); ++k) {
+      pattern += (name[k] == '.' && name[k + 1] != '+' ? "\\" : "") + std::string(1, name[k]);
+    }
+    const std::size_t part = pattern.find("\\.language_model");
+    pattern.erase(std::min(part, pattern.size()),
+                  part == std::string::npos ? 0 : std::string("\\.language_model").size());
+    std::vector<std::string> globs = GlobsOfPattern(pattern);
+    if (globs.empty() || file.script.adapters.rank > 0) {
+      throw list->Error(
+          "names, alternatives and numbers, without adapters, since parameters frozen by such "
+          "patterns cannot be predicted");
+    }
+    for (std::string& glob : globs) {
+      glob += name.ends_with('$') ? "" : "*";
+    }
+    file.script.learns.emplace_back(name, std::move(globs));
   }
 }
 
@@ -674,9 +680,11 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
       throw root.At("quantize_moe_experts").Error("false without an adapter, as axolotl demands");
     }
   }
-  CheckUnfrozen(root, file);
+  ReadUnfrozen(root, file);
   CheckDequantized(root);
   s.bf16 = HasBf16(root);
+  // Without FSDP some modules are upcast (_configure_embedding_dtypes).
+  file.script.has_bf16_weights = *s.bf16 && s.fsdp.value_or(false);
   s.find_unused_parameters = s.find_unused_parameters.value_or(false);  // it says so to the Trainer
   ReadPlugins(root, file);
   ReadAxolotlRecompute(root, file);

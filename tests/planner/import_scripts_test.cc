@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "models/trainable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/importers/read_adapters.h"
@@ -497,10 +498,10 @@ TEST_CASE("Scripts: the plan of a run with adapters") {
       CHECK_THROWS_AS((void)Emit(emitter, file, {}), InputError);
     }
   }
-  // FSDP2 under Accelerate upcasts a base in bf16.
+  // Accelerate's FSDP2 upcasts what learns alone (fsdp2_prepare_model, 1.15).
   std::string whole = run + "fsdp_version: 2\n" + fsdp;
   whole.replace(whole.find("load_in_4bit: true"), 18, "load_in_4bit: false");
-  CHECK(applied(whole).job.frozen_format == FrozenFormat::kMaster);
+  CHECK(applied(whole).job.frozen_format == FrozenFormat::kParam);
 }
 
 // Whole modules beside adapters, DoRA, experts in few bits, by each reader's names.
@@ -886,14 +887,41 @@ TEST_CASE("TRL: a score stays in the root under FSDP2") {
   CHECK(file.plan.micro_batch == 16);  // 8 pairs
 }
 
-TEST_CASE("axolotl: parameters frozen by name, where nothing else is there") {
+TEST_CASE("axolotl: parameters frozen by patterns of names") {
   const std::string text = "base_model: gpt2\nmicro_batch_size: 2\nunfrozen_parameters:\n";
-  CHECK(ErrorOf({{"a.yaml", text + "- ^model.language_model.*\n- lm_head\n"}}) == "no error");
-  for (const char* list : {"- model.layers.1.*\n", "- model.language_model.*\n", "- lm_head\n",
-                           "- model.language_model.*\n- lm_head\n- tower\n",
-                           "- ^model.language_model.*\n- ^lm_head.*\nadapter: lora\nlora_r: 8\n"}) {
+  const auto frozen = [&](const std::string& list) {
+    const Folder folder;
+    PlanFile file = Base(2);
+    file.model = LoadModelForJob("llama-3-8b", file.job, Path("test"));
+    ApplyRun(Read(folder, {{"a.yaml", text + list}}), file);
+    std::int64_t learning = 0;
+    for (const Parameter& param : file.model.params) {
+      learning += param.trainable ? 1 : 0;
+    }
+    return std::pair(file.job.frozen, learning);
+  };
+  // 3 of 9 parameters of each layer learn, and the head; of layers that are frozen one name is
+  // left.
+  CHECK(frozen("- model.layers.1.mlp\n- ^lm_head.weight$\n").second == 4);
+  const Strings others = frozen("- model.layers.1.mlp\n- ^lm_head.weight$\n").first;
+  CHECK(others.front() == "model.embed_tokens.*");
+  CHECK(IsIn(others, std::string("model.layers.0.*")));
+  CHECK(IsIn(others, std::string("model.layers.1.self_attn.*")));
+  CHECK(frozen("- ^model.language_model.*\n- lm_head\n").first.empty());
+  CHECK(frozen("- model.layers.(0|1)\n").second == 9 + 11 * 9);  // 0, 1, and 10 to 19
+  CHECK(frozen("- model.layers.1.self_attn.(q|k)_proj\n- embed_tokens\n").second == 2);
+  CHECK(frozen("- model.layers.[0-9]+.mlp.up_proj.weight$\n").second == 32);
+  CHECK(frozen("- model.layers..+.mlp.up_proj\n").second == 32);
+  for (const char* list : {"- model.layers.99\n", "- embed_tokens\n"}) {  // no name begins so
+    CHECK_THROWS_WITH_AS((void)frozen(list),
+                         doctest::Contains("expected a pattern of names of parameters of"),
+                         InputError);
+  }
+  for (const char* list : {"- model.embed_tokens.weight$[:32000]\n", "- lm_head[7]\n",
+                           "- model.layers.[4-9]\n", "- layers.(1\n", "- model.*.mlp\n",
+                           "- ^model.language_model.*\nadapter: lora\nlora_r: 8\n"}) {
     CHECK(ErrorOf({{"a.yaml", text + list}})
-              .ends_with("since parameters frozen by name cannot be predicted"));
+              .ends_with("parameters frozen by such patterns cannot be predicted"));
   }
 }
 
