@@ -193,6 +193,9 @@ void CheckTensor(const Model& model, const Job& job, const Plan& plan, const std
   if (plan.expert_size > 1) {
     refuse("1", "ranks share out experts (expert_size) already");
   }
+  if (plan.tensor_async && job.lora_rank > 0) {
+    refuse("1", "no sum of a product and its adapter is known to run beside its transfer");
+  }
   const Precision& p = job.precision;
   if (p.param == DType::kFp16 || p.reduce == DType::kFp16 ||
       job.frozen_format > FrozenFormat::kParam) {
