@@ -19,35 +19,19 @@ NumberRef Of(Number<Seconds>& number) {
 
 // Every number that a fit may change, by path, sorted.
 std::map<std::string, NumberRef> AllNumbers(Profile& profile) {
-  ComputeProfile& c = profile.compute;
-  HostProfile& h = profile.host;
-  OverlapProfile& o = profile.overlap;
-  std::map<std::string, NumberRef> numbers = {
-      {"compute.gemm_ramp", Of(c.gemm_ramp)},
-      {"compute.attention_forward", Of(c.attention.forward)},
-      {"compute.attention_backward", Of(c.attention.backward)},
-      {"compute.triton_attention_forward", Of(c.triton_attention.forward)},
-      {"compute.triton_attention_backward", Of(c.triton_attention.backward)},
-      {"compute.elementwise", Of(c.elementwise)},
-      {"compute.fp8_rowwise", Of(c.fp8_rowwise)},
-      {"compute.own_grouped", Of(c.own_grouped)},
-      {"compute.reduction", Of(c.reduction)},
-      {"compute.optimizer", Of(c.optimizer)},
-      {"compute.kernel_floor", Of(c.kernel_floor)},
-      {"compute.kernel_gap", Of(c.kernel_gap)},
-      {"compute.rank_spread", Of(c.rank_spread)},
-      {"host.kernel_launch", Of(h.kernel_launch)},
-      {"host.op_issue", Of(h.op_issue)},
-      {"host.collective_issue", Of(h.collective_issue)},
-      {"host.unit_hook", Of(h.unit_hook)},
-      {"host.step", Of(h.step)},
-      {"overlap.collective_rate", Of(o.collective_rate)},
-      {"overlap.compute_sensitivity", Of(o.compute_sensitivity)},
+  std::map<std::string, NumberRef> numbers;
+  const auto of = [&](const std::string& section) {
+    return [&numbers, section](const char* key, auto& number) {
+      numbers.emplace(section + key, Of(number));
+    };
   };
+  kComputeProfileFitted(profile.compute, of("compute."));
+  kHostProfileFitted(profile.host, of("host."));
+  kOverlapProfileFitted(profile.overlap, of("overlap."));
   for (std::size_t i = 0; i < kMathTypeCount; ++i) {
-    if (c.gemm[i]) {
+    if (profile.compute.gemm[i]) {
       numbers["compute.gemm." + std::string(MathTypeName(static_cast<MathType>(i)))] =
-          Of(*c.gemm[i]);
+          Of(*profile.compute.gemm[i]);
     }
   }
   for (TransportProfile& transport : profile.transports) {

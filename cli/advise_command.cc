@@ -75,38 +75,23 @@ Traced ReadTraced(const Arguments& arguments) {
 FixedChoices ReadFixed(const Flag& flag, ReshardChoice& reshard, const Plan& plan) {
   static constexpr std::array<std::string_view, 8> kChoices = {
       "sync", "reshard", "prefetch", "offload", "recompute", "units", "batch", "mesh"};
+  using Fixed = FixedChoices;  // null: the choice of resharding
+  static constexpr bool Fixed::*kFixed[] = {
+      &Fixed::sync,      nullptr,       &Fixed::prefetch,    &Fixed::offload,
+      &Fixed::recompute, &Fixed::units, &Fixed::micro_batch, &Fixed::mesh};
   FixedChoices fixed;
   for (std::size_t begin = 0; flag.is_given() && begin <= flag.text.size();) {
     const std::size_t end = std::min(flag.text.find(',', begin), flag.text.size());
     const Flag one = {flag.name, flag.text.substr(begin, end - begin)};
-    switch (static_cast<PlanChoice>(ReadChoice(one, kChoices))) {
-      case PlanChoice::kSync:
-        fixed.sync = true;
-        break;
-      case PlanChoice::kReshard:
-        reshard = {true, plan.units.front().reshard};
-        break;
-      case PlanChoice::kPrefetch:
-        fixed.prefetch = fixed.in_flight = true;
-        break;
-      case PlanChoice::kOffload:
-        fixed.offload = true;
-        break;
-      case PlanChoice::kRecompute:
-        fixed.recompute = true;
-        break;
-      case PlanChoice::kUnits:
-        fixed.units = true;
-        break;
-      case PlanChoice::kBatch:
-        fixed.micro_batch = true;
-        break;
-      case PlanChoice::kMesh:
-        fixed.mesh = true;
-        break;
+    const std::size_t choice = ReadChoice(one, kChoices);
+    if (kFixed[choice] == nullptr) {
+      reshard = {true, plan.units.front().reshard};
+    } else {
+      fixed.*kFixed[choice] = true;
     }
     begin = end + 1;
   }
+  fixed.in_flight = fixed.prefetch;
   return fixed;
 }
 

@@ -1,6 +1,6 @@
+#include <algorithm>
 #include <array>
 #include <cstddef>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -20,7 +20,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-enum class ListKind : std::uint8_t { kModels, kClusters, kGpus, kKernelSets, kProfiles, kStacks };
 constexpr std::array<std::string_view, 6> kListNames = {"models",      "clusters", "gpus",
                                                         "kernel-sets", "profiles", "stacks"};
 
@@ -185,34 +184,23 @@ Listing ListStacksOf() {
   return listing;
 }
 
-std::pair<const char*, Listing> ListingOf(ListKind kind) {
-  switch (kind) {
-    case ListKind::kModels:
-      return {"models", ListModelsOf()};
-    case ListKind::kClusters:
-      return {"clusters", ListClustersOf()};
-    case ListKind::kGpus:
-      return {"gpus", ListGpusOf()};
-    case ListKind::kKernelSets:
-      return {"kernel_sets", ListKernelSetsOf()};
-    case ListKind::kProfiles:
-      return {"profiles", ListProfilesOf()};
-    case ListKind::kStacks:
-      break;
-  }
-  return {"stacks", ListStacksOf()};
-}
+// In the order of kListNames.
+constexpr Listing (*kLists[])() = {ListModelsOf,     ListClustersOf, ListGpusOf,
+                                   ListKernelSetsOf, ListProfilesOf, ListStacksOf};
 
 }  // namespace
 
 int ListCommand(const Arguments& arguments) {
   const Flag what = {"list", arguments.Get("WHAT").text};
-  const auto [key, listing] = ListingOf(static_cast<ListKind>(ReadChoice(what, kListNames)));
+  const std::size_t kind = ReadChoice(what, kListNames);
+  const Listing listing = kLists[kind]();
   if (!arguments.IsJson()) {
     arguments.Print(listing.table.Text());
     return kExitOk;
   }
   Json json = ReportHead("shardwright-list");
+  std::string key(kListNames[kind]);
+  std::replace(key.begin(), key.end(), '-', '_');
   json[key] = listing.json;
   arguments.Print(json.dump(2) + "\n");
   return kExitOk;

@@ -470,25 +470,18 @@ PlanOptions OptionsBesideRun(const Arguments& given, const PlanFile& run) {
   options.plan =
       typed.dialect == run.plan.dialect ? run.plan : WithDialect(run.plan, typed.dialect);
   const FixedChoices& fixed = options.fixed;
-  if (fixed.micro_batch) {
-    options.plan.micro_batch = typed.micro_batch;
-  }
-  if (fixed.sync) {
-    options.plan.sync = typed.sync;
-  }
-  if (fixed.offload) {
-    options.plan.offload = typed.offload;
-  }
-  if (fixed.in_flight) {
-    options.plan.in_flight = typed.in_flight;
-  }
-  if (fixed.transfers) {
-    options.plan.transfers = typed.transfers;
-  }
-  if (fixed.prefetch) {
-    options.plan.backward_prefetch = typed.backward_prefetch;
-    options.plan.forward_prefetch = typed.forward_prefetch;
-  }
+  const auto take = [&](bool is_fixed, auto member) {
+    if (is_fixed) {
+      options.plan.*member = typed.*member;
+    }
+  };
+  take(fixed.micro_batch, &Plan::micro_batch);
+  take(fixed.sync, &Plan::sync);
+  take(fixed.offload, &Plan::offload);
+  take(fixed.in_flight, &Plan::in_flight);
+  take(fixed.transfers, &Plan::transfers);
+  take(fixed.prefetch, &Plan::backward_prefetch);
+  take(fixed.prefetch, &Plan::forward_prefetch);
   return options;
 }
 

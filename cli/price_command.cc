@@ -1,5 +1,5 @@
 #include <array>
-#include <utility>
+#include <type_traits>
 
 #include <nlohmann/json.hpp>
 
@@ -37,42 +37,21 @@ void ForEach(const JsonValue& json, const char* key, Read read) {
   }
 }
 
-constexpr std::pair<const char*, std::string KernelRow::*> kKernelTexts[] = {
-    {"gpu", &KernelRow::gpu},
-    {"stack", &KernelRow::stack},
-    {"op", &KernelRow::op},
-    {"direction", &KernelRow::direction},
-    {"dtype", &KernelRow::dtype}};
-constexpr std::pair<const char*, std::int64_t KernelRow::*> kKernelCounts[] = {
-    {"batch", &KernelRow::batch},
-    {"m", &KernelRow::m},
-    {"n", &KernelRow::n},
-    {"k", &KernelRow::k},
-    {"groups", &KernelRow::groups},
-    {"sequence", &KernelRow::sequence},
-    {"kv_sequence", &KernelRow::kv_sequence},
-    {"heads", &KernelRow::heads},
-    {"kv_heads", &KernelRow::kv_heads},
-    {"head_dim", &KernelRow::head_dim},
-    {"value_dim", &KernelRow::value_dim},
-    {"rows", &KernelRow::rows},
-    {"features", &KernelRow::features}};
-
 Json PriceKernels(const JsonValue& json, const std::string& profile) {
   Json prices = Json::array();
   ForEach(json, "kernels", [&](const JsonValue& question) {
     std::vector<std::string> known;
     KernelRow row;
-    for (const auto& [key, text] : kKernelTexts) {
+    kKernelRowFields(row, [&](const char* key, auto& value) {
       known.emplace_back(key);
-      row.*text = TextIn(question, key);
-    }
-    for (const auto& [key, count] : kKernelCounts) {
-      known.emplace_back(key);
-      row.*count = CountIn(question, key);
-    }
-    known.emplace_back("causal");
-    row.causal = CountIn(question, "causal") == 1;
+      if constexpr (std::is_same_v<decltype(value), std::string&>) {
+        value = TextIn(question, key);
+      } else if constexpr (std::is_same_v<decltype(value), bool&>) {
+        value = CountIn(question, key) == 1;
+      } else {
+        value = CountIn(question, key);
+      }
+    });
     question.AllowOnly(known);
     const KernelPrice price = PriceKernel(row, profile);
     prices.push_back(price.error.empty()

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/json.h"
-#include "core/printable.h"
 #include "core/text.h"
 
 namespace shardwright {

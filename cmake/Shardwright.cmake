@@ -210,3 +210,29 @@ function(sw_embed target symbol)
   target_sources(${target} PRIVATE "${stem}.cc" "${stem}.h")
   target_include_directories(${target} PRIVATE "${root}")
 endfunction()
+
+# sw_fields(TARGET TABLE.json HEADER.h [LISTS LISTS.h])
+#
+# A table of fields (cmake/fields.cmake says what a row has) becomes the header `folder/HEADER.h`, installed with those of the
+# target: structs, enumerators and their words, and the lists of fields. With LISTS the lists have a header of their own.
+function(sw_fields target table header)
+  cmake_parse_arguments(PARSE_ARGV 3 arg "" "LISTS" "")
+  cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR
+    BASE_DIRECTORY "${PROJECT_SOURCE_DIR}" OUTPUT_VARIABLE folder)
+  set(root "${PROJECT_BINARY_DIR}/generated")
+  set(outputs "${root}/${folder}/${header}")
+  set(lists)
+  if(arg_LISTS)
+    list(APPEND outputs "${root}/${folder}/${arg_LISTS}")
+    set(lists "-DLISTS=${root}/${folder}/${arg_LISTS}")
+  endif()
+  set(script "${PROJECT_SOURCE_DIR}/cmake/fields.cmake")
+  set(path "${CMAKE_CURRENT_SOURCE_DIR}/${table}")
+  add_custom_command(
+    OUTPUT ${outputs}
+    COMMAND "${CMAKE_COMMAND}" "-DTABLE=${path}" "-DOUTPUT=${root}/${folder}/${header}" ${lists} -P "${script}"
+    DEPENDS "${script}" "${path}"
+    COMMENT "Writing the fields of ${folder}/${table}"
+    VERBATIM)
+  target_sources(${target} PUBLIC FILE_SET generated TYPE HEADERS BASE_DIRS "${root}" FILES ${outputs})
+endfunction()

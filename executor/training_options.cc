@@ -10,40 +10,7 @@
 namespace shardwright {
 namespace {
 
-constexpr std::array<std::string_view, 4> kScheduleNames = {"constant", "step", "cosine", "linear"};
-constexpr std::array<std::string_view, 2> kUnitNames = {"step", "epoch"};
 constexpr std::int64_t kMaxUnits = std::int64_t{1} << 50;
-
-// The fields of each section, named once for reading and showing: fields(part, visit) calls
-// visit(key, field), and visit(key, field, names) for a choice.
-constexpr auto kOptimizerFields = [](auto& o, auto visit) {
-  visit("learning_rate", o.learning_rate);
-  visit("weight_decay", o.weight_decay);
-  visit("momentum", o.momentum);
-  visit("dampening", o.dampening);
-  visit("nesterov", o.nesterov);
-  visit("beta1", o.beta1);
-  visit("beta2", o.beta2);
-  visit("rho", o.rho);
-  visit("epsilon", o.epsilon);
-  visit("decay_matrices_only", o.decay_matrices_only);
-  visit("no_decay", o.no_decay);
-};
-constexpr auto kScheduleFields = [](auto& s, auto visit) {
-  visit("kind", s.kind, NameList(kScheduleNames));
-  visit("unit", s.unit, NameList(kUnitNames));
-  visit("step_size", s.step_size);
-  visit("gamma", s.gamma);
-  visit("warmup", s.warmup);
-  visit("total", s.total);
-  visit("final_fraction", s.final_fraction);
-};
-constexpr auto kLossScaleFields = [](auto& l, auto visit) {
-  visit("initial", l.initial);
-  visit("growth_factor", l.growth_factor);
-  visit("backoff_factor", l.backoff_factor);
-  visit("growth_interval", l.growth_interval);
-};
 
 template <class T>
 std::string Shown(const T& value) {
@@ -207,9 +174,9 @@ TrainingOptions ReadTrainingOptions(const JsonValue& json, const Job& job,
   (void)json.At("format").AsChoice(kFormats);
   (void)json.At("version").AsInt(1, 1);
   TrainingOptions options = defaults;
-  ReadSection(json, "optimizer", options.optimizer, kOptimizerFields);
-  ReadSection(json, "schedule", options.schedule, kScheduleFields);
-  ReadSection(json, "loss_scale", options.loss_scale, kLossScaleFields);
+  ReadSection(json, "optimizer", options.optimizer, kOptimizerOptionsFields);
+  ReadSection(json, "schedule", options.schedule, kScheduleOptionsFields);
+  ReadSection(json, "loss_scale", options.loss_scale, kLossScaleOptionsFields);
   Read(json, "clip_norm", options.clip_norm);
   Read(json, "init_std", options.init_std);
   Read(json, "seed", options.seed);
@@ -230,9 +197,9 @@ std::vector<std::pair<std::string, std::string>> ShowTrainingOptions(
       shown.emplace_back(section + name, Shown(field, names...));
     };
   };
-  kOptimizerFields(options.optimizer, in("optimizer."));
-  kScheduleFields(options.schedule, in("schedule."));
-  kLossScaleFields(options.loss_scale, in("loss_scale."));
+  kOptimizerOptionsFields(options.optimizer, in("optimizer."));
+  kScheduleOptionsFields(options.schedule, in("schedule."));
+  kLossScaleOptionsFields(options.loss_scale, in("loss_scale."));
   // A run that goes on has a scale of its own.
   std::erase_if(shown, [](const auto& its) { return its.first == "loss_scale.initial"; });
   shown.emplace_back("clip_norm", Shown(options.clip_norm));

@@ -1,6 +1,7 @@
 #include "models/kernel_set.h"
 
-#include <array>
+#include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "core/embedded.h"
@@ -14,47 +15,6 @@
 namespace shardwright {
 namespace {
 
-using Options = KernelSetOptions;
-
-// The keys of kernel_sets.json.
-constexpr std::pair<const char*, bool Options::*> kSwitches[] = {
-    {"fused_elementwise", &Options::fused_elementwise},
-    {"fused_rope", &Options::fused_rope},
-    {"fused_norm", &Options::fused_norm},
-    {"fp32_logits", &Options::fp32_logits},
-    {"autocast_weights", &Options::autocast_weights},
-    {"repeat_kv", &Options::repeat_kv},
-    {"flash_position_bias", &Options::flash_position_bias},
-    {"flash_soft_cap", &Options::flash_soft_cap},
-    {"softmax_fp32", &Options::softmax_fp32},
-    {"softmax_keeps_input", &Options::softmax_keeps_input},
-    {"fused_softmax", &Options::fused_softmax},
-    {"tokens_first", &Options::tokens_first},
-    {"python_gelu_tanh", &Options::python_gelu_tanh},
-    {"fused_loss", &Options::fused_loss},
-    {"loss_in_place", &Options::loss_in_place},
-    {"keeps_logits", &Options::keeps_logits},
-    {"keeps_dropout_mask", &Options::keeps_dropout_mask},
-    {"fused_reductions", &Options::fused_reductions},
-    {"inplace_rope", &Options::inplace_rope},
-    {"inplace_gate_gradients", &Options::inplace_gate_gradients},
-    {"fused_gelu", &Options::fused_gelu},
-    {"fused_residual", &Options::fused_residual},
-    {"host_kernels", &Options::host_kernels},
-    {"cuda_kernels", &Options::cuda_kernels},
-    {"whole_recompute", &Options::whole_recompute},
-    {"joined_products", &Options::joined_products},
-    {"recomputes_attention", &Options::recomputes_attention},
-    {"shifted_logits", &Options::shifted_logits},
-};
-constexpr std::pair<const char*, std::int64_t Options::*> kCounts[] = {
-    {"loss_chunks", &Options::loss_chunks},
-    {"loss_metrics", &Options::loss_metrics},
-};
-// In the order of AttentionImpl.
-constexpr std::array<std::string_view, kAttentionImplCount> kAttentions = {
-    "flash", "materialized", "cudnn", "flash3", "triton", "ck", "own"};
-
 KernelSetOptions ReadSet(const JsonValue& row, const std::vector<KernelSetOptions>& before) {
   KernelSetOptions set;
   if (const auto like = row.Find("like")) {
@@ -64,16 +24,17 @@ KernelSetOptions ReadSet(const JsonValue& row, const std::vector<KernelSetOption
   }
   set.name = row.At("name").AsString();
   std::vector<std::string> keys = {"name", "like", "attention"};
-  for (const auto& [key, option] : kSwitches) {
-    const auto value = row.Find(keys.emplace_back(key));
-    set.*option = value ? value->AsBool() : set.*option;
-  }
-  for (const auto& [key, option] : kCounts) {
-    const auto value = row.Find(keys.emplace_back(key));
-    set.*option = value ? value->AsInt() : set.*option;
-  }
+  kKernelSetOptionsFields(set, [&](const char* key, auto& option) {
+    if (const auto value = row.Find(keys.emplace_back(key))) {
+      if constexpr (std::is_same_v<decltype(option), bool&>) {
+        option = value->AsBool();
+      } else {
+        option = value->AsInt();
+      }
+    }
+  });
   if (const auto attention = row.Find("attention")) {
-    set.attention = static_cast<AttentionImpl>(attention->AsChoice(kAttentions));
+    set.attention = static_cast<AttentionImpl>(attention->AsChoice(kAttentionImplNames));
   }
   row.AllowOnly(keys);
   return set;
@@ -108,71 +69,25 @@ const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view wh
 
 namespace {
 
-OpKernels LowerGeneral(const internal::LowerContext& context) {
-  switch (context.spec.kind) {
-    case OpKind::kEmbedding:
-      return internal::LowerEmbedding(context);
-    case OpKind::kLinear:
-      return internal::LowerLinear(context);
-    case OpKind::kLayerNorm:
-      return internal::LowerLayerNorm(context);
-    case OpKind::kRmsNorm:
-      return internal::LowerRmsNorm(context);
-    case OpKind::kRope:
-      return internal::LowerRope(context);
-    case OpKind::kAttention:
-      return internal::LowerAttention(context);
-    case OpKind::kActivation:
-      return internal::LowerActivation(context);
-    case OpKind::kGatedActivation:
-      return internal::LowerGatedActivation(context);
-    case OpKind::kAdd:
-      return internal::LowerAdd(context);
-    case OpKind::kMul:
-      return internal::LowerMul(context);
-    case OpKind::kScale:
-      return internal::LowerScale(context);
-    case OpKind::kDropout:
-      return internal::LowerDropout(context);
-    case OpKind::kPositionBias:
-      return internal::LowerPositionBias(context);
-    case OpKind::kConv2d:
-      return internal::LowerConv2d(context);
-    case OpKind::kBatchNorm:
-      return internal::LowerBatchNorm(context);
-    case OpKind::kMaxPool:
-      return internal::LowerMaxPool(context);
-    case OpKind::kAvgPool:
-      return internal::LowerAvgPool(context);
-    case OpKind::kConcat:
-      return internal::LowerConcat(context);
-    case OpKind::kSelect:
-      return internal::LowerSelect(context);
-    case OpKind::kRouter:
-      return internal::LowerRouter(context);
-    case OpKind::kExperts:
-      return internal::LowerExperts(context);
-    case OpKind::kDispatch:
-      return internal::LowerDispatch(context);
-    case OpKind::kExchange:
-      return internal::LowerExchange(context);
-    case OpKind::kCombine:
-      return internal::LowerCombine(context);
-    case OpKind::kGatherTokens:
-    case OpKind::kScatterTokens:
-      return internal::LowerMoveTokens(context);
-    case OpKind::kLogSoftmax:
-      return internal::LowerLogSoftmax(context);
-    case OpKind::kNllLoss:
-      return internal::LowerNllLoss(context);
-    case OpKind::kCrossEntropy:
-      return internal::LowerCrossEntropy(context);
-    case OpKind::kOther:
-      return internal::LowerOther(context);
-  }
-  SW_CHECK(false, "op kind " + std::to_string(static_cast<int>(context.spec.kind)));
-  return {};
-}
+// In the order of OpKind.
+constexpr OpKernels (*kRules[])(const internal::LowerContext&) = {
+    internal::LowerEmbedding,    internal::LowerLinear,
+    internal::LowerLayerNorm,    internal::LowerRmsNorm,
+    internal::LowerRope,         internal::LowerAttention,
+    internal::LowerActivation,   internal::LowerGatedActivation,
+    internal::LowerAdd,          internal::LowerMul,
+    internal::LowerScale,        internal::LowerDropout,
+    internal::LowerPositionBias, internal::LowerConv2d,
+    internal::LowerBatchNorm,    internal::LowerMaxPool,
+    internal::LowerAvgPool,      internal::LowerConcat,
+    internal::LowerSelect,       internal::LowerRouter,
+    internal::LowerExperts,      internal::LowerLogSoftmax,
+    internal::LowerNllLoss,      internal::LowerCrossEntropy,
+    internal::LowerOther,        internal::LowerDispatch,
+    internal::LowerExchange,     internal::LowerCombine,
+    internal::LowerMoveTokens,   internal::LowerMoveTokens,
+};
+static_assert(std::size(kRules) == static_cast<std::size_t>(OpKind::kScatterTokens) + 1);
 
 }  // namespace
 
@@ -181,7 +96,7 @@ OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
   SW_CHECK(batch >= 1, "batch " + std::to_string(batch));
   const internal::LowerContext context{
       .spec = spec, .batch = batch, .compute = compute, .options = options, .s = SizeOf(compute)};
-  OpKernels op = LowerGeneral(context);
+  OpKernels op = kRules[static_cast<std::size_t>(spec.kind)](context);
   if (spec.kind == OpKind::kOther) {  // planned, not run
     return op;
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/units.h"
+#include "models/kernel_set_fields.h"
 #include "models/model.h"
 
 namespace shardwright {
@@ -33,19 +34,7 @@ enum class KernelClass : std::uint8_t {
   return kind == KernelClass::kAttentionForward || kind == KernelClass::kAttentionBackward;
 }
 
-// kFlash is the library that the framework calls by itself, FlashAttention-2 in PyTorch.
-// kOwn: the executor's own CUDA kernels, which run what cuDNN does not take; no choice of a user.
-// kCk: AMD's Composable Kernel, which PyTorch calls if it is told to; kFlash is AOTriton there.
-enum class AttentionImpl : std::uint8_t {
-  kFlash,
-  kMaterialized,
-  kCudnn,
-  kFlash3,
-  kTriton,
-  kCk,
-  kOwn
-};
-inline constexpr std::size_t kAttentionImplCount = 7;
+inline constexpr std::size_t kAttentionImplCount = kAttentionImplNames.size();
 [[nodiscard]] constexpr bool IsFused(AttentionImpl attention) {
   return attention != AttentionImpl::kMaterialized;
 }
@@ -73,77 +62,6 @@ struct Kernel {
   std::int64_t calls = 0;
 
   bool operator==(const Kernel&) const = default;
-};
-
-// Products of linear layers in fp8 with results of the compute dtype: of copies with one scale per
-// tensor, or with one per row and column of what is multiplied (models/kernels/fp8.h).
-enum class Fp8Products : std::uint8_t { kNone, kPerTensor, kPerRow };
-
-enum class MoeDispatch : std::uint8_t { kDense, kGrouped };
-
-// The choices of one software stack. A table row per stack, not code.
-struct KernelSetOptions {
-  std::string name = "torch-eager";
-  AttentionImpl attention = AttentionImpl::kFlash;
-  MoeDispatch moe_dispatch = MoeDispatch::kGrouped;
-  bool fused_elementwise = false;  // torch.compile-like: element-wise chains cost one pass
-  bool fused_rope = false;
-  bool fused_norm = true;   // false: eager RMSNorm as several element-wise kernels
-  bool fp32_logits = true;  // the loss upcasts logits to fp32 (a copy) before softmax
-  // > 1: a linear layer and the cross-entropy behind it wait for backward, which runs both ways of
-  // both for one chunk of rows after the other; logits never exist as a whole. In training.
-  std::int64_t loss_chunks = 1;
-  bool autocast_weights = false;     // AMP: weights are cast to the compute dtype at each use
-  bool repeat_kv = false;            // grouped-query attention copies k and v to all query heads
-  bool flash_position_bias = false;  // a fused kernel takes an additive bias and its gradient
-  bool flash_soft_cap = true;        // a fused kernel takes capped scores
-  bool softmax_fp32 = false;         // materialised attention: softmax in fp32, then a cast back
-  // Softmax and log-softmax keep their input besides their result (PyTorch before 1.11).
-  bool softmax_keeps_input = false;
-  // Materialised attention: one kernel scales, masks and takes the softmax, and in backward
-  // overwrites the gradient that it reads (Megatron-LM since 2.0).
-  bool fused_softmax = false;
-  // Materialised attention: tokens stand before samples, so samples and heads are one dimension and
-  // batched products read q, k and v where they are (Megatron-LM).
-  bool tokens_first = false;
-  bool python_gelu_tanh = false;  // GELU's tanh form in the operators of OpSpec::gelu_code
-  // The head and the loss behind it wait for backward as with chunks, in one piece: the logits
-  // become their gradient where they lie (fused_classifier of llm.c and llm.q). In training.
-  bool loss_in_place = false;
-  bool fused_loss = false;  // one cross-entropy kernel that keeps logits and row statistics
-  // Not of layers that widen more than sixfold or whose sizes are no multiples of 16.
-  Fp8Products fp8 = Fp8Products::kNone;
-  // Metrics that the training loop computes from the logits after every micro-batch (in training:
-  // after its backward pass), each by one more eager cross-entropy in fp32, without gradient.
-  std::int64_t loss_metrics = 0;
-  bool keeps_logits = false;       // the training loop holds the logits until backward ends
-  bool keeps_dropout_mask = true;  // false: the mask is drawn again from its counter in backward
-  bool fused_reductions = false;   // bias and norm-parameter gradients inside neighbouring kernels
-  bool inplace_rope = false;       // rotated q and k overwrite q and k
-  // The gradients of a gated activation's inputs overwrite them (Liger, llm.q).
-  bool inplace_gate_gradients = false;
-  // GELU's tanh form between two linear layers runs inside their products: the first one's writes
-  // its input and its result, the second one's data gradient ends with its derivative.
-  bool fused_gelu = false;
-  // A norm makes the sum that it reads, where that is right before it. In backward a norm or a
-  // linear layer adds its data gradient to the one that is there.
-  bool fused_residual = false;
-  bool host_kernels = false;  // the executor's host kernels, see models/kernels/host.cc
-  bool cuda_kernels = false;  // the executor's CUDA kernels, see models/kernels/cuda.cc
-  // Checkpointing runs a region again as a whole and holds its outputs until its backward has ended
-  // (torch.utils.checkpoint with use_reentrant=True); false: it stops after the last op whose
-  // result backward needs (use_reentrant=False since PyTorch 2.1).
-  bool whole_recompute = false;
-  // q, k and v are one product, gate and up another (Megatron-Core), so that nothing is added
-  // between their data gradient and a transfer behind it.
-  bool joined_products = false;
-  // Selective checkpointing runs attention again (cuDNN's was not on torchtitan's list of 2025).
-  bool recomputes_attention = false;
-  // The model copies the logits to fp32, then copies them again without the last token, and the
-  // loss works on the second copy (Hugging Face's causal models).
-  bool shifted_logits = false;
-
-  bool operator==(const KernelSetOptions&) const = default;
 };
 
 // The built-in stacks, see docs/kernel_sets.md:

@@ -11,7 +11,6 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/ranges.h"
-#include "core/text.h"
 #include "models/checkpoint_folder.h"
 #include "models/internal/hf_config.h"
 #include "models/internal/model_file.h"

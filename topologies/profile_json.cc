@@ -23,130 +23,6 @@ namespace {
 
 using internal::OrderedJson;
 
-// The fields of each part, named once for reading and writing: fields(part, visit) calls
-// visit(key, number).
-constexpr auto kComputeFields = [](auto& part, auto visit) {
-  visit("gemm_ramp", part.gemm_ramp);
-  visit("attention_forward", part.attention.forward);
-  visit("attention_backward", part.attention.backward);
-  visit("elementwise", part.elementwise);
-  visit("reduction", part.reduction);
-  visit("optimizer", part.optimizer);
-  visit("kernel_floor", part.kernel_floor);
-  visit("kernel_gap", part.kernel_gap);
-};
-constexpr auto kHostFields = [](auto& part, auto visit) {
-  visit("kernel_launch", part.kernel_launch);
-  visit("op_issue", part.op_issue);
-  visit("collective_issue", part.collective_issue);
-  visit("unit_hook", part.unit_hook);
-  visit("wake", part.wake);
-  visit("malloc", part.malloc);
-  visit("free", part.free);
-  visit("copy_issue", part.copy_issue);
-};
-constexpr auto kCopyFields = [](auto& part, auto visit) {
-  visit("to_device", part.to_device);
-  visit("to_host", part.to_host);
-  visit("both_ways", part.both_ways);
-  visit("latency", part.latency);
-};
-constexpr auto kOverlapFields = [](auto& part, auto visit) {
-  visit("gather_memory_traffic", part.gather_memory_traffic);
-  visit("reduce_memory_traffic", part.reduce_memory_traffic);
-  visit("collective_rate", part.collective_rate);
-  visit("compute_sensitivity", part.compute_sensitivity);
-};
-constexpr auto kMemoryFields = [](auto& part, auto visit) {
-  visit("context", part.context);
-  visit("first_communicator", part.first_communicator);
-  visit("next_communicator", part.next_communicator);
-  visit("blas_workspace", part.blas_workspace);
-};
-constexpr auto kTransportFields = [](auto& part, auto visit) {
-  visit("efficiency", part.efficiency);
-  visit("channels", part.channels);
-};
-// The parts that files may leave out.
-constexpr auto kComputeExtras = [](auto& part, auto visit) {
-  visit("fp8_rowwise", part.fp8_rowwise);
-  visit("own_grouped", part.own_grouped);
-  visit("attention_softmax", part.attention.softmax);
-  visit("cudnn_attention_forward", part.cudnn_attention.forward);
-  visit("cudnn_attention_backward", part.cudnn_attention.backward);
-  visit("cudnn_attention_softmax", part.cudnn_attention.softmax);
-  visit("flash3_attention_forward", part.flash3_attention.forward);
-  visit("flash3_attention_backward", part.flash3_attention.backward);
-  visit("flash3_attention_softmax", part.flash3_attention.softmax);
-  visit("triton_attention_forward", part.triton_attention.forward);
-  visit("triton_attention_backward", part.triton_attention.backward);
-  visit("ck_attention_forward", part.ck_attention.forward);
-  visit("ck_attention_backward", part.ck_attention.backward);
-  visit("ck_attention_softmax", part.ck_attention.softmax);
-  visit("own_attention_forward", part.own_attention.forward);
-  visit("own_attention_backward", part.own_attention.backward);
-  visit("rank_spread", part.rank_spread);
-  visit("qr_column", part.qr_column);
-  visit("grad_norm", part.grad_norm);
-  visit("grad_clip", part.grad_clip);
-  visit("copies", part.copies);
-  visit("gemm_operands", part.gemm_operands);
-  visit("gemm_memory", part.gemm_memory);
-  visit("rows", part.rows);
-  visit("gather", part.gather);
-  visit("load", part.load);
-  visit("grouped_overlap", part.grouped_overlap);
-  visit("grouped_call", part.grouped_call);
-};
-// In keys, and what is above 1.
-constexpr auto kComputeCounts = [](auto& part, auto visit) {
-  visit("attention_start", part.attention.start);
-  visit("attention_group", part.attention.group);
-  visit("attention_wide", part.attention.wide);
-  visit("cudnn_attention_start", part.cudnn_attention.start);
-  visit("flash3_attention_start", part.flash3_attention.start);
-  visit("ck_attention_start", part.ck_attention.start);
-};
-constexpr auto kHostExtras = [](auto& part, auto visit) {
-  visit("library_call", part.library_call);
-  visit("library_peer", part.library_peer);
-  visit("step", part.step);
-};
-constexpr auto kOverlapExtras = [](auto& part, auto visit) {
-  visit("busy_cores", part.busy_cores);
-  visit("core_turns", part.core_turns);
-  visit("shared_work", part.shared_work);
-  visit("loop_start", part.loop_start);
-  visit("gloo", part.gloo);
-};
-constexpr auto kTransportExtras = [](auto& part, auto visit) {
-  visit("overlap", part.overlap);
-  visit("split_above", part.split_above);
-  visit("split_latency", part.split_latency);
-  visit("all_reduce_gain", part.all_reduce_gain);
-  visit("tree_chunk", part.tree_chunk);
-  visit("reported_latency", part.reported_latency);
-  visit("p2p_gain", part.p2p_gain);
-  visit("p2p_latency", part.p2p_latency);
-  visit("p2p_drift", part.p2p_drift);
-};
-constexpr auto kProtocolExtras = [](auto& part, auto visit) {
-  visit("reduce_bandwidth", part.reduce_bandwidth);
-  visit("chunk_overhead", part.chunk_overhead);
-  visit("tree_latency", part.tree_latency);
-  visit("turn_latency", part.turn_latency);
-};
-// Above 1, or not there.
-constexpr auto kProtocolFactors = [](auto& part, auto visit) {
-  visit("fill", part.fill);
-  visit("turn_overlap", part.turn_overlap);
-};
-constexpr auto kProtocolFields = [](auto& part, auto visit) {
-  visit("base_latency", part.base_latency);
-  visit("hop_latency", part.hop_latency);
-  visit("bandwidth", part.bandwidth);
-};
-
 // Reads numbers of one section over what a base profile already gives.
 struct SectionReader {
   JsonValue section;
@@ -179,9 +55,6 @@ struct SectionReader {
 constexpr double kLargestOverlapFactor = 10;
 constexpr double kMostKeys = 1'000;
 
-// In the order of CollectiveChoice.
-constexpr std::array<std::string_view, 2> kChoiceNames = {"cheapest", "nccl"};
-
 std::vector<std::string> OriginKeys() {
   return {"kind", "source", "date"};
 }
@@ -190,13 +63,13 @@ void ReadCompute(const JsonValue& section, bool has_base, ComputeProfile& out) {
   std::vector<std::string> keys = OriginKeys();
   keys.emplace_back("gemm");
   const SectionReader reader{section, has_base, internal::ReadOrigin(section, std::nullopt), &keys};
-  kComputeFields(out, reader);
+  kComputeProfileFields(out, reader);
   SectionReader extras = reader;
   extras.has_base = true;
   extras.factor_may_be_zero = true;
-  kComputeExtras(out, extras);
+  kComputeProfileExtras(out, extras);
   extras.largest_factor = kMostKeys;
-  kComputeCounts(out, extras);
+  kComputeProfileCounts(out, extras);
   for (const auto& [name, library] : {std::pair("cudnn_attention", &out.cudnn_attention),
                                       std::pair("flash3_attention", &out.flash3_attention),
                                       std::pair("triton_attention", &out.triton_attention),
@@ -262,10 +135,10 @@ void ReadChoices(const JsonValue& value, std::vector<std::string>& keys, Transpo
     keys.emplace_back(key);
   }
   if (const auto choice = value.Find("choice")) {
-    out.choice = static_cast<CollectiveChoice>(choice->AsChoice(kChoiceNames));
+    out.choice = static_cast<CollectiveChoice>(choice->AsChoice(kCollectiveChoiceNames));
   }
   if (const auto choice = value.Find("all_reduce_choice")) {
-    out.all_reduce_choice = static_cast<CollectiveChoice>(choice->AsChoice(kChoiceNames));
+    out.all_reduce_choice = static_cast<CollectiveChoice>(choice->AsChoice(kCollectiveChoiceNames));
   }
   if (const auto protocols = value.Find("all_reduce_protocols")) {
     out.all_reduce_protocols.clear();
@@ -279,8 +152,8 @@ void ReadTransport(const JsonValue& value, bool has_base, TransportProfile& out)
   std::vector<std::string> keys = OriginKeys();
   keys.emplace_back("protocols");
   const std::optional<Origin> origin = internal::ReadOrigin(value, std::nullopt);
-  kTransportFields(out, SectionReader{value, has_base, origin, &keys});
-  kTransportExtras(out, SectionReader{value, true, origin, &keys, kLargestOverlapFactor});
+  kTransportProfileFields(out, SectionReader{value, has_base, origin, &keys});
+  kTransportProfileExtras(out, SectionReader{value, true, origin, &keys, kLargestOverlapFactor});
   if (out.overlap.value < 1) {
     throw value.At("overlap").Error("from 1 to 10");
   }
@@ -296,11 +169,11 @@ void ReadTransport(const JsonValue& value, bool has_base, TransportProfile& out)
     const JsonValue row = protocols.At(name);
     std::vector<std::string> row_keys = OriginKeys();
     SectionReader reader{row, !is_new, internal::ReadOrigin(row, origin), &row_keys};
-    kProtocolFields(protocol, reader);
+    kProtocolProfileFields(protocol, reader);
     reader.has_base = true;
-    kProtocolExtras(protocol, reader);
+    kProtocolProfileExtras(protocol, reader);
     reader.largest_factor = kLargestOverlapFactor;
-    kProtocolFactors(protocol, reader);
+    kProtocolProfileFactors(protocol, reader);
     row.AllowOnly(row_keys);
   }
   if (out.protocols.empty()) {
@@ -368,7 +241,7 @@ OrderedJson SectionJson(const Part& part, Fields fields, Extras extras) {
 OrderedJson TransportsJson(const std::vector<TransportProfile>& rows) {
   OrderedJson transports = OrderedJson::object();
   for (const TransportProfile& transport : rows) {
-    OrderedJson row = FieldsJson(transport, kTransportFields);
+    OrderedJson row = FieldsJson(transport, kTransportProfileFields);
     row["choice"] = CollectiveChoiceName(transport.choice);
     if (transport.all_reduce_choice) {
       row["all_reduce_choice"] = CollectiveChoiceName(*transport.all_reduce_choice);
@@ -376,11 +249,11 @@ OrderedJson TransportsJson(const std::vector<TransportProfile>& rows) {
     if (!transport.all_reduce_protocols.empty()) {
       row["all_reduce_protocols"] = transport.all_reduce_protocols;
     }
-    AddExtras(transport, kTransportExtras, row);
+    AddExtras(transport, kTransportProfileExtras, row);
     for (const ProtocolProfile& protocol : transport.protocols) {
       OrderedJson& numbers = row["protocols"][protocol.name];
-      numbers = SectionJson(protocol, kProtocolFields, kProtocolExtras);
-      AddExtras(protocol, kProtocolFactors, numbers);
+      numbers = SectionJson(protocol, kProtocolProfileFields, kProtocolProfileExtras);
+      AddExtras(protocol, kProtocolProfileFactors, numbers);
     }
     transports[transport.name] = row;
   }
@@ -390,7 +263,7 @@ OrderedJson TransportsJson(const std::vector<TransportProfile>& rows) {
 }  // namespace
 
 const char* CollectiveChoiceName(CollectiveChoice choice) {
-  return kChoiceNames.at(static_cast<std::size_t>(choice)).data();
+  return kCollectiveChoiceNames.at(static_cast<std::size_t>(choice)).data();
 }
 
 Profile ParseProfile(std::string_view text, const std::string& file) {
@@ -411,12 +284,12 @@ Profile ParseProfile(std::string_view text, const std::string& file) {
   if (!has_base || root.Find("compute")) {
     ReadCompute(root.At("compute"), has_base, profile.compute);
   }
-  ReadSection(root, "host", has_base, profile.host, kHostFields, kHostExtras);
-  ReadSection(root, "copy", has_base, profile.copy, kCopyFields, kNoFields);
+  ReadSection(root, "host", has_base, profile.host, kHostProfileFields, kHostProfileExtras);
+  ReadSection(root, "copy", has_base, profile.copy, kCopyProfileFields, kNoFields);
   ReadTransports(root, has_base, profile.transports);
-  ReadSection(root, "overlap", has_base, profile.overlap, kOverlapFields, kOverlapExtras,
-              kLargestOverlapFactor);
-  ReadSection(root, "memory", has_base, profile.memory, kMemoryFields, kNoFields);
+  ReadSection(root, "overlap", has_base, profile.overlap, kOverlapProfileFields,
+              kOverlapProfileExtras, kLargestOverlapFactor);
+  ReadSection(root, "memory", has_base, profile.memory, kMemoryProfileFields, kNoFields);
   return profile;
 }
 
@@ -434,14 +307,14 @@ std::string ProfileJson(const Profile& profile) {
       gemm[MathTypeName(static_cast<MathType>(i))] = internal::NumberJson(*profile.compute.gemm[i]);
     }
   }
-  root["compute"] = SectionJson(profile.compute, kComputeFields, kComputeExtras);
-  AddExtras(profile.compute, kComputeCounts, root["compute"]);
+  root["compute"] = SectionJson(profile.compute, kComputeProfileFields, kComputeProfileExtras);
+  AddExtras(profile.compute, kComputeProfileCounts, root["compute"]);
   root["compute"]["gemm"] = gemm;
-  root["host"] = SectionJson(profile.host, kHostFields, kHostExtras);
-  root["copy"] = FieldsJson(profile.copy, kCopyFields);
+  root["host"] = SectionJson(profile.host, kHostProfileFields, kHostProfileExtras);
+  root["copy"] = FieldsJson(profile.copy, kCopyProfileFields);
   root["transports"] = TransportsJson(profile.transports);
-  root["overlap"] = SectionJson(profile.overlap, kOverlapFields, kOverlapExtras);
-  root["memory"] = FieldsJson(profile.memory, kMemoryFields);
+  root["overlap"] = SectionJson(profile.overlap, kOverlapProfileFields, kOverlapProfileExtras);
+  root["memory"] = FieldsJson(profile.memory, kMemoryProfileFields);
   return internal::PrettyJson(root);
 }
 

@@ -14,7 +14,6 @@ OWNER = "topologies/mesh.h"
 EXCEPTIONS = {
     "cli/device_calibration.cc": (1, "GPUs per node of the machine at hand"),
     "schedule/lower/emitter.cc": (3, "torch's factors of a mean, powers of two"),
-    "schedule/internal/plan_json.cc": (2, "names of fields beside their members"),
     "simulator/costs/nccl_choice.cc": (1, "NCCL's members of a communicator per node"),
     "topologies/groups.cc": (3, "counts the groups in a node's window of ranks, without a rank at hand"),
 }
