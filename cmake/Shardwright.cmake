@@ -214,7 +214,8 @@ endfunction()
 # sw_fields(TARGET TABLE.json HEADER.h [LISTS LISTS.h])
 #
 # A table of fields (cmake/fields.cmake says what a row has) becomes the header `folder/HEADER.h`, installed with those of the
-# target: structs, enumerators and their words, and the lists of fields. With LISTS the lists have a header of their own.
+# target: structs, enumerators and their words, and the lists of fields. With LISTS the lists have a header of their own. The
+# target TARGET_fields writes them, for those who compile against the headers without the library.
 function(sw_fields target table header)
   cmake_parse_arguments(PARSE_ARGV 3 arg "" "LISTS" "")
   cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR
@@ -235,4 +236,6 @@ function(sw_fields target table header)
     COMMENT "Writing the fields of ${folder}/${table}"
     VERBATIM)
   target_sources(${target} PUBLIC FILE_SET generated TYPE HEADERS BASE_DIRS "${root}" FILES ${outputs})
+  add_custom_target(${target}_fields DEPENDS ${outputs})
+  add_dependencies(${target} ${target}_fields)
 endfunction()
