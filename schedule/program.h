@@ -186,8 +186,8 @@ struct OpShape {
   Stream stream = Stream::kCompute;
   DType dtype = DType::kBf16;  // of moved or reduced elements
   Issue issue = Issue::kLoop;
-  GroupId group;                   // collectives only
-  Bytes bytes{0};                  // collectives: the full array; copies: bytes copied
+  GroupId group;   // collectives only
+  Bytes bytes{0};  // collectives: the full array; copies: bytes copied
   // Range of Program::kernels; one launch each. Collectives: the products that they run beside.
   std::uint32_t kernel_begin = 0;
   std::uint32_t kernel_count = 0;

@@ -99,7 +99,9 @@ Json TrainingJson(const PlanFile& file) {
   json["micro_batch"] = file.plan.micro_batch;
   json["accumulation"] = file.plan.accumulation;
   json["sync"] = NameIn(kSyncNames, file.plan.sync);
-  json["keeps_gathered"] = file.plan.keeps_gathered;
+  if (file.plan.keeps_gathered) {
+    json["keeps_gathered"] = true;
+  }
   json["optimizer"] = NameIn(kOptimizerNames, job.optimizer.kind);
   json["optimizer_impl"] = NameIn(kOptimizerImplNames, job.optimizer.impl);
   json["weight_decay"] = job.optimizer.weight_decay;

@@ -170,7 +170,7 @@ class Usage(ShardwrightTestCase):
              (*plan, "--nodes", "1" + "0" * 30)),
             ('--recompute: got "ful", expected none, full or selective; did you mean "full"?',
              (*plan, "--recompute", "ful")),
-            ('--reshard: got "alway", expected always, never or a number of ranks; did you mean "always"?',
+            ('--reshard: got "alway", expected always, never, step or a number of ranks; did you mean "always"?',
              (*plan, "--reshard", "alway")),
             ('--optimizer: got "adamx", expected sgd, momentum, adam, adamw, adadelta, lion or adafactor, alone or with '
              ':foreach, fused or for_loop and then :none, muon, muon_distributed or soap; '
