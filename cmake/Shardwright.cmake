@@ -211,15 +211,19 @@ function(sw_embed target symbol)
   target_include_directories(${target} PRIVATE "${root}")
 endfunction()
 
-# sw_fields(TARGET TABLE.json HEADER.h [LISTS LISTS.h])
+# sw_fields(TARGET TABLE.json HEADER.h [LISTS LISTS.h] [FOLDER FOLDER])
 #
 # A table of fields (cmake/fields.cmake says what a row has) becomes the header `folder/HEADER.h`, installed with those of the
-# target: structs, enumerators and their words, and the lists of fields. With LISTS the lists have a header of their own. The
-# target TARGET_fields writes them, for those who compile against the headers without the library.
+# target: structs, enumerators and their words, and the lists of fields. With LISTS the lists have a header of their own. FOLDER
+# is the table's, if not this one. The target TARGET_fields writes them, for those who compile against the headers without the
+# library.
 function(sw_fields target table header)
-  cmake_parse_arguments(PARSE_ARGV 3 arg "" "LISTS" "")
+  cmake_parse_arguments(PARSE_ARGV 3 arg "" "LISTS;FOLDER" "")
   cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR
     BASE_DIRECTORY "${PROJECT_SOURCE_DIR}" OUTPUT_VARIABLE folder)
+  if(arg_FOLDER)
+    set(folder "${arg_FOLDER}")
+  endif()
   set(root "${PROJECT_BINARY_DIR}/generated")
   set(outputs "${root}/${folder}/${header}")
   set(lists)
@@ -228,7 +232,7 @@ function(sw_fields target table header)
     set(lists "-DLISTS=${root}/${folder}/${arg_LISTS}")
   endif()
   set(script "${PROJECT_SOURCE_DIR}/cmake/fields.cmake")
-  set(path "${CMAKE_CURRENT_SOURCE_DIR}/${table}")
+  set(path "${PROJECT_SOURCE_DIR}/${folder}/${table}")
   add_custom_command(
     OUTPUT ${outputs}
     COMMAND "${CMAKE_COMMAND}" "-DTABLE=${path}" "-DOUTPUT=${root}/${folder}/${header}" ${lists} -P "${script}"

@@ -90,7 +90,8 @@ class TensorCutter : Cutter {
     std::vector<ModelOp> ops = std::exchange(model_.ops, {});
     for (auto op = ops.begin(); op != ops.end();) {
       const auto end = std::find_if_not(op + 1, ops.end(), IsOfAdapter);
-      adapter_ = {op + 1, end};
+      adapter_ = std::span(ops).subspan(static_cast<std::size_t>(op + 1 - ops.begin()),
+                                        static_cast<std::size_t>(end - op - 1));
       Cut(std::move(*op));
       op = end;
     }

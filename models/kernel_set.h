@@ -65,7 +65,9 @@ struct Kernel {
 };
 
 // Does FSDP2 gather the weights of these products in fp8?
-[[nodiscard]] constexpr bool GathersFp8(Fp8Products fp8) { return fp8 >= Fp8Products::kGathered; }
+[[nodiscard]] constexpr bool GathersFp8(Fp8Products fp8) {
+  return fp8 >= Fp8Products::kGathered;
+}
 
 // The built-in stacks, see docs/kernel_sets.md:
 // torch-{eager,compile,compile-2024,compile-2023,2024,2022}, megatron-{1.1,2021}, jax-xla,
