@@ -482,6 +482,7 @@ PlanOptions OptionsBesideRun(const Arguments& given, const PlanFile& run) {
   take(fixed.transfers, &Plan::transfers);
   take(fixed.prefetch, &Plan::backward_prefetch);
   take(fixed.prefetch, &Plan::forward_prefetch);
+  options.plan.keeps_gathered |= typed.keeps_gathered;
   return options;
 }
 

@@ -112,9 +112,6 @@ SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
                      (data_ranks < file.cluster.RankCount() ? " data-parallel ranks" : " ranks") +
                      std::string(" x micro-batch 1"));
   }
-  if (options.plan.keeps_gathered) {
-    throw InputError("--reshard", "step", "always, never or a number of ranks: no search is known");
-  }
   SearchOptions search;
   search.base = options.plan;
   search.fixed = options.fixed;

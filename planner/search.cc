@@ -400,6 +400,9 @@ class Searcher {
 }  // namespace
 
 SearchResult Search(const Problem& input, const SearchOptions& options) {
+  if (options.base.keeps_gathered) {  // fewer gathers than bounds count
+    throw InputError("plan: keeps_gathered (--reshard step)", "true", "false in a search");
+  }
   // Each simulation costs by the op, and there are hundreds to thousands. 200 layers have 3,000.
   constexpr std::int64_t kMostOps = 20'000;
   Budget(input.model.name, "ops of a model to search plans for", kMostOps)

@@ -120,6 +120,15 @@ class Tensor(ShardwrightTestCase):
         (self.folder / "t.toml").write_text(TORCHTITAN.format(4, "enable_async_tensor_parallel = true"))
         self.refused(3, "false where the model is not compiled", "import-run", "t.toml", "--cluster", "8xH100")
 
+    def test_no_search_keeps_what_was_gathered(self):
+        job = ("--model", "gpt2", "--cluster", "8xH100", "--seq", "512")
+        for name, words in (("p.json", ()), ("q.json", ("--reshard", "step"))):
+            self.succeed("plan", *job, "--no-search", "--accumulation", "4", *words, "-o", name)
+        text = "--reshard step): got true, expected false in a search"
+        self.refused(3, text, "plan", "--from", "q.json")
+        self.refused(3, text, "plan", "--from", "p.json", "--reshard", "step")
+        self.refused(3, text, "plan", *job, "--global-batch", "32", "--search", "--reshard", "step")
+
     def test_loading_is_of_the_whole_model(self):
         """A node holds as much of a state that 8 ranks cut by layers or by parameters."""
         rows = []
