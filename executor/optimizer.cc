@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/ranges.h"
+#include "core/text.h"
 #include "executor/half.h"
 #include "executor/update_step.h"
 #include "models/trainable.h"
@@ -321,6 +322,10 @@ void CheckFrozen(const Job& job) {
   if (!job.lora_saved.empty()) {
     throw InputError("plan: job.lora_saved", '"' + job.lora_saved.front() + '"',
                      "none, since the executor neither copies, loads nor exports such modules");
+  }
+  if (!job.fp32_masters.empty()) {
+    throw InputError("plan: job.fp32_masters", Quoted(job.fp32_masters.front()),
+                     "none, since the executor keeps all parameters in one dtype");
   }
   const FrozenFormat format = job.frozen_format;
   if (format != FrozenFormat::kMaster) {

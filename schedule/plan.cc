@@ -169,6 +169,11 @@ void CheckPrefetchNames(const Plan& plan, const std::string& where) {
 
 }  // namespace
 
+bool IsWide(const Job& job, const Parameter& param) {
+  return AnyOf(job.fp32_masters,
+               [&](const std::string& glob) { return MatchesGlob(glob, param.fqn); });
+}
+
 std::string AllocatorConf(const AllocatorSettings& settings) {
   std::string text;
   const auto add = [&](const std::string& setting) { text += (text.empty() ? "" : ",") + setting; };

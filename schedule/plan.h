@@ -24,6 +24,9 @@ namespace shardwright {
   return full_precision ? Precision{job.master, job.master, job.master} : job;
 }
 
+// Is it one of Job::fp32_masters?
+[[nodiscard]] bool IsWide(const Job& job, const Parameter& param);
+
 inline constexpr double kMaxLoraAlpha = 1e6;
 
 // As the environment variable has it, "expandable_segments:True,max_split_size_mb:512"; empty for

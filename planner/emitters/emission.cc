@@ -396,6 +396,10 @@ void CheckEmittable(const PlanFile& file, const std::string& where, std::string_
                      '"' + std::string(NameIn(kFrozenFormatNames, file.job.frozen_format)) + '"',
                      "master, or target accelerate or trainer, whose script loads the weights");
   }
+  if (!file.job.fp32_masters.empty()) {
+    throw InputError(where + ": job.fp32_masters", Quoted(file.job.fp32_masters.front()),
+                     "none, since no target's settings say which parameters are upcast");
+  }
   const std::string_view states = NameIn(kStateFormatNames, file.job.optimizer.states);
   if (file.job.optimizer.states != StateFormat::kMaster && !is_script) {
     throw InputError(where + ": job.optimizer.states", '"' + std::string(states) + '"',

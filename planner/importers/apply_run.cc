@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "planner/emitters/emission.h"
 #include "planner/emitters/hf_fsdp.h"
 #include "planner/emitters/unit_classes.h"
@@ -251,8 +252,12 @@ void ApplyAdapters(const RunSettings& run, PlanFile& file) {
                         file.job.precision.master == DType::kFp32 &&
                         (file.plan.dialect == Dialect::kDdp || run.script.is_llamafactory_v1);
   if (!adapters.saved.empty() && is_mixed) {
-    refuse("whole modules in 16 bits beside adapters in fp32",
-           "no modules_to_save, or FSDP by Accelerate");
+    if (file.plan.dialect != Dialect::kDdp || file.job.precision.param != DType::kBf16) {
+      refuse("whole modules in 16 bits beside adapters in fp32",
+             "no modules_to_save, or FSDP by Accelerate");
+    }
+    file.job.precision.master = DType::kBf16;
+    file.job.fp32_masters = {"*.lora_*"};
   }
   const bool is_kept = IsTorch(file.plan.dialect) || run.script.HasOwnTrainer();
   file.job.frozen_format = is_kept || is_quantized ? adapters.base : FrozenFormat::kMaster;
@@ -374,6 +379,12 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
     if (loads_bf16 &&
         (param == DType::kBf16 || (param == DType::kFp32 && run.script.adapters.rank == 0))) {
       file.job.precision = {.master = DType::kBf16, .param = DType::kBf16, .reduce = DType::kBf16};
+      for (const std::string& glob : run.script.fp32_masters) {
+        if (AnyOf(file.model.params,
+                  [&](const Parameter& p) { return MatchesGlob(glob, p.fqn); })) {
+          file.job.fp32_masters.push_back(glob);
+        }
+      }
     }
   }
   ApplyContext(run, file);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "planner/importers/read_adapters.h"
 #include "planner/importers/setting_keys.h"
 #include "schedule/lower/optimizer.h"
@@ -612,6 +613,19 @@ void ReadUnfrozen(const JsonValue& root, TrainerFile& file) {
   }
 }
 
+// Without FSDP axolotl makes fp32 of norms, embeddings, head and routers, and 16 bits again of all
+// but the routers where attention or Cut Cross Entropy wants them (_configure_embedding_dtypes).
+std::vector<std::string> UpcastModules(const JsonValue& root, bool cuts_loss) {
+  const auto name = root.Find("attn_implementation");
+  const std::string attention = name ? name->AsString() : "sdpa";
+  const auto is_on = [&](const char* key) { return IsOn(root, key); };
+  if (cuts_loss || (attention != "sdpa" && attention != "eager") ||
+      AnyOf(std::array{"flash_attention", "xformers_attention", "flex_attention"}, is_on)) {
+    return {"*.gate.weight"};
+  }
+  return {"*norm*", "*embed_tokens*", "*lm_head*", "*embed_in*", "*embed_out*", "*.gate.weight"};
+}
+
 // Tables `trl` and `vllm`; where the first says colocate the engine has 0.9 of the memory.
 // sequence_len cuts nothing that is generated.
 void ReadAxolotlCompletions(const JsonValue& root, TrainerFile& file) {
@@ -683,10 +697,12 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
   ReadUnfrozen(root, file);
   CheckDequantized(root);
   s.bf16 = HasBf16(root);
-  // Without FSDP some modules are upcast (_configure_embedding_dtypes).
-  file.script.has_bf16_weights = *s.bf16 && s.fsdp.value_or(false);
+  file.script.has_bf16_weights = *s.bf16;
   s.find_unused_parameters = s.find_unused_parameters.value_or(false);  // it says so to the Trainer
   ReadPlugins(root, file);
+  if (!s.fsdp.value_or(false)) {
+    file.script.fp32_masters = UpcastModules(root, file.script.loss_rows > 0);
+  }
   ReadAxolotlRecompute(root, file);
   if (!s.per_device_train_batch_size) {
     s.per_device_train_batch_size = 1;

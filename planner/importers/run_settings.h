@@ -60,15 +60,16 @@ using Patterns = std::vector<std::pair<std::string, std::vector<std::string>>>;
 // What the file of a script around the Trainer says beside the Trainer's arguments; 0 and empty:
 // not said.
 struct ScriptFacts {
-  std::string model;                  // a folder, or a name of the Hugging Face hub
-  std::int64_t sequence_length = 0;   // the longest; samples are padded or packed to it
-  std::string attention;              // as --attention; empty: the kernel set's own
-  bool has_bf16_weights = false;      // before anybody makes others of them
-  bool recomputes_by_itself = false;  // the Trainer does not know of it
-  bool offloads_activations = false;  // what is kept for backward waits on the host
-  std::int64_t loss_rows = 0;         // head and loss run over so many at a time
-  std::int64_t loss_chunks = 0;       // or in so many chunks; both 0: as the kernel set has it
-  std::int64_t dp_shard = 0;          // axolotl's mesh
+  std::string model;                      // a folder, or a name of the Hugging Face hub
+  std::int64_t sequence_length = 0;       // the longest; samples are padded or packed to it
+  std::string attention;                  // as --attention; empty: the kernel set's own
+  bool has_bf16_weights = false;          // before anybody makes others of them
+  std::vector<std::string> fp32_masters;  // of which somebody makes fp32, as Job::fp32_masters
+  bool recomputes_by_itself = false;      // the Trainer does not know of it
+  bool offloads_activations = false;      // what is kept for backward waits on the host
+  std::int64_t loss_rows = 0;             // head and loss run over so many at a time
+  std::int64_t loss_chunks = 0;           // or in so many chunks; both 0: as the kernel set has it
+  std::int64_t dp_shard = 0;              // axolotl's mesh
   std::int64_t dp_replicate = 0;
   ContextMethod context_method = ContextMethod::kRingGather;  // where ranks cut tokens
   std::string accelerate_file;  // that `accelerate launch` is told to read

@@ -88,6 +88,39 @@ bool RecomputesExperts(const Model& model, const Plan& plan) {
   });
 }
 
+// Autograd has the gradients of an op in one dtype here, and lists of an update have one.
+void CheckWide(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
+  if (job.fp32_masters.empty()) {
+    return;
+  }
+  const std::string& first = job.fp32_masters.front();
+  if (plan.dialect != Dialect::kDdp || plan.tensor_size * plan.pipeline_size > 1) {
+    RefuseFormat(where, "fp32_masters", first, "dialect ddp alone",
+                 "other dialects keep a unit in one dtype");
+  }
+  if (job.precision.master != DType::kBf16 || job.precision.param != DType::kBf16 ||
+      job.optimizer.matrices != MatrixRule::kNone) {
+    RefuseFormat(where, "fp32_masters", first, "masters and compute in bf16, without matrices",
+                 "the others are in 16 bits");
+  }
+  for (const std::string& glob : job.fp32_masters) {
+    if (NoneOf(model.params,
+               [&](const Parameter& param) { return MatchesGlob(glob, param.fqn); })) {
+      RefuseFormat(where, "fp32_masters", glob, "names of parameters of " + model.name, "");
+    }
+  }
+  for (const ModelOp& op : model.ops) {
+    for (const ParamId p : op.params) {
+      const Parameter& param = model.params[p.value];
+      const Parameter& other = model.params[op.params[0].value];
+      if (param.trainable && other.trainable && IsWide(job, param) != IsWide(job, other)) {
+        RefuseFormat(where, "fp32_masters", first, "all parameters of an op or none",
+                     Quoted(param.fqn) + " and " + Quoted(other.fqn) + " differ");
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void CheckFormats(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
@@ -132,6 +165,7 @@ void CheckFormats(const Model& model, const Job& job, const Plan& plan, const st
     RefuseFormat(where, "quantized_experts", "true", "a fully recomputed region around all experts",
                  "their copies in 16 bits are kept for backward otherwise");
   }
+  CheckWide(model, job, plan, where);
   CheckUpdateFormat(job, plan, where);
 }
 

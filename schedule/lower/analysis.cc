@@ -20,12 +20,16 @@
 
 #include "schedule/lower/analysis.h"
 
+#include <array>
+#include <map>
 #include <numeric>
+#include <utility>
 
 #include "core/ranges.h"
 #include "models/cut_experts.h"
 #include "models/totals.h"
 #include "models/trainable.h"
+#include "schedule/lower/autocast.h"
 #include "schedule/lower/fusion.h"
 #include "schedule/lower/regions.h"
 #include "topologies/mesh.h"
@@ -50,6 +54,22 @@ void ShareGradients(const LowerInput& in, const std::string& where, ModelAnalysi
     if (in.model.params[p].tied_to.valid()) {
       a.param_grad[p] = a.param_grad[in.model.params[p].tied_to.value];
     }
+  }
+}
+
+void FindWide(const LowerInput& in, ModelAnalysis& a) {
+  const std::vector<Parameter>& params = in.model.params;
+  a.wide.assign(params.size(), false);
+  const auto storage = [&](std::size_t p) {
+    return params[p].tied_to.valid() ? params[p].tied_to.value : p;
+  };
+  for (std::size_t p = 0; p < params.size() && !in.job.fp32_masters.empty(); ++p) {
+    if (params[p].trainable && IsWide(in.job, params[p])) {
+      a.wide[storage(p)] = true;
+    }
+  }
+  for (std::size_t p = 0; p < params.size(); ++p) {
+    a.wide[p] = a.wide[storage(p)];
   }
 }
 
@@ -266,23 +286,37 @@ OpSpec SpecHere(const LowerInput& in, const OpSpec& spec, bool bias_only) {
 void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
   const Model& model = in.model;
   constexpr std::uint32_t kUnset = 0xffffffffu;
-  std::vector<std::uint32_t> variant_of(4 * model.specs.size(), kUnset);
+  std::vector<std::uint32_t> variant_of(16 * model.specs.size(), kUnset);
+  std::map<std::array<std::uint32_t, 3>, std::uint32_t> with_casts;
   const bool is_own = in.kernels.host_kernels || in.kernels.cuda_kernels;
-  for (const ModelOp& op : model.ops) {
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const ModelOp& op = model.ops[i];
     const bool shared = RunsOnce(model, op);
     const bool bias_only = !is_own && TrainsBiasOnly(model, op, a.param_grad);
-    std::uint32_t& variant = variant_of[4U * op.spec + (bias_only ? 2U : 0U) + (shared ? 1U : 0U)];
+    const bool trains = AnyOf(op.params, [&](ParamId p) { return a.param_grad[p.value]; });
+    std::uint32_t casts = 0;
+    for (std::size_t j = 0; j < op.inputs.size() && j < 32 && !a.wide_ops[i]; ++j) {
+      casts |= a.wide_tensors[op.inputs[j].value] ? 1U << j : 0U;
+    }
+    const std::uint32_t flags = (bias_only ? 1U : 0U) + (shared ? 2U : 0U) +
+                                (a.wide_ops[i] ? 4U : 0U) + (casts != 0 && trains ? 8U : 0U);
+    std::uint32_t& variant =
+        casts == 0 ? variant_of[16U * op.spec + flags]
+                   : with_casts.try_emplace({op.spec, flags, casts}, kUnset).first->second;
     if (variant == kUnset) {
       variant = static_cast<std::uint32_t>(a.kernels.size());
-      a.kernels.push_back(LowerOp(SpecHere(in, model.specs[op.spec], bias_only),
-                                  shared ? 1 : in.plan.micro_batch, in.job.precision.param,
-                                  in.kernels));
+      const DType compute = a.wide_ops[i] ? DType::kFp32 : in.job.precision.param;
+      OpKernels kernels = LowerOp(SpecHere(in, model.specs[op.spec], bias_only),
+                                  shared ? 1 : in.plan.micro_batch, compute, in.kernels);
+      a.kernels.push_back(WithCasts(in, op, casts, trains, std::move(kernels)));
     }
     a.variant.push_back(variant);
   }
   a.tensor_bytes.reserve(model.tensors.size());
-  for (const Tensor& t : model.tensors) {
-    a.tensor_bytes.push_back(TensorBytes(t, in.plan.micro_batch, in.job.precision.param));
+  for (std::size_t t = 0; t < model.tensors.size(); ++t) {
+    a.tensor_bytes.push_back(
+        TensorBytes(model.tensors[t], in.plan.micro_batch,
+                    a.wide_tensors[t] ? DType::kFp32 : in.job.precision.param));
   }
   // The host's kernels run: their buffers have room for all rows that may come.
   for (std::size_t i = 0; i < model.ops.size() && in.kernels.host_kernels; ++i) {
@@ -328,6 +362,8 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   const bool train = a.trains = in.job.mode == JobMode::kTrain;
   FindParamGrads(in, train, where, a);
   FindQuantized(in, a);
+  FindWide(in, a);
+  FindAutocast(in, a);
   LowerSpecs(in, a);
   FindGradients(in.model, a);
   FindGradGroups(in.model, a);

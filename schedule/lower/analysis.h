@@ -82,6 +82,9 @@ struct ModelAnalysis {
   // Per parameter: stored in 8 or 4 bits (Job::frozen_format), and made whole for the op that reads
   // it.
   std::vector<bool> quantized;
+  std::vector<bool> wide;           // per parameter: of Job::fp32_masters
+  std::vector<bool> wide_tensors;   // autocast.h: in fp32
+  std::vector<bool> wide_ops;       // and what computes in fp32
   std::vector<Bytes> tensor_bytes;  // per tensor: its size, and that of its gradient
   std::vector<Region> regions;      // in forward order, disjoint but for those with an outer one
   // Per model op with weight gradients: a storage that stands for those of all ops with which it

@@ -91,7 +91,7 @@ class DdpRules : public StepRules {
                              Holds::kTensors, i, job_.precision.param);
     const UnitId unit = UnitOf(i);
     e_.AddCopy(OpCode::kCast, Stream::kCompute, {phase, unit.value},
-               Bytes(elements * SizeOf(job_.precision.master)), cast,
+               Bytes(elements * SizeOf(MasterOfOp(i))), cast,
                {{At(unit).shard, AccessMode::kRead, Role::kInput},
                 {cast_of_op_[i], AccessMode::kWrite, Role::kOutput}});
   }
@@ -118,7 +118,7 @@ class DdpRules : public StepRules {
   }
 
   GradTarget WeightGradTarget(std::uint32_t i, UnitId) override {
-    const DType dtype = CastsWeights(i) ? job_.precision.param : job_.precision.master;
+    const DType dtype = CastsWeights(i) ? job_.precision.param : MasterOfOp(i);
     const bool becomes_sum = !CastsWeights(i) && !SumOf(i).valid();
     const std::int64_t n = becomes_sum ? SumOfGradElementsWith(i) : ParamElements(i, true);
     fresh_grad_ = NewGrad(i, n, dtype);
@@ -205,14 +205,21 @@ class DdpRules : public StepRules {
   };
 
   [[nodiscard]] UnitId UnitOf(std::uint32_t i) const {
-    return spans_.unit_of_param[e_.in.model.ops[i].params.front().value];
+    return spans_.unit_of_param[FirstOf(i).value];
   }
-  // Autocast does not touch what batch norms read.
+  [[nodiscard]] ParamId FirstOf(std::uint32_t i) const { return e_.in.model.ops[i].params.front(); }
+  [[nodiscard]] DType MasterOfOp(std::uint32_t i) const {
+    const bool is_wide =
+        AnyOf(e_.in.model.ops[i].params, [&](ParamId p) { return bool{e_.a.wide[p.value]}; });
+    return is_wide ? DType::kFp32 : job_.precision.master;
+  }
+  // Autocast does not touch what batch norms read, and what is read in fp32.
   [[nodiscard]] bool CastsWeights(std::uint32_t i) const {
-    const Parameter& first = e_.in.model.params[e_.in.model.ops[i].params.front().value];
+    const Parameter& first = e_.in.model.params[FirstOf(i).value];
     const bool is_cast =
         !first.trainable && job_.frozen_format != FrozenFormat::kMaster;  // as it is stored
-    return job_.precision.param != job_.precision.master && !first.full_precision && !is_cast;
+    return job_.precision.param != MasterOfOp(i) && !first.full_precision && !is_cast &&
+           !e_.a.wide_ops[i];
   }
   [[nodiscard]] std::int64_t ParamElements(std::uint32_t i, bool trainable_only) const {
     std::int64_t n = 0;
@@ -242,7 +249,7 @@ class DdpRules : public StepRules {
     AccessMode mode = AccessMode::kReadWrite;
     if (!sum.valid()) {
       mode = AccessMode::kWrite;
-      sum = NewGrad(i, SumOfGradElementsWith(i), job_.precision.master);
+      sum = NewGrad(i, SumOfGradElementsWith(i), MasterOfOp(i));
     }
     Accumulate(i, fresh_grad_, sum, mode);
   }
@@ -269,8 +276,7 @@ class DdpRules : public StepRules {
       buffer.size = b.plan.size;
       buffer.category = Category::kReduceScatter;
       buffer.zero_filled = has_unused_;  // for parameters without a gradient
-      b.storage =
-          e_.Hold(e_.body->NewBuffer(buffer), Holds::kMixed, kNoSubject, job_.precision.master);
+      b.storage = e_.Hold(e_.body->NewBuffer(buffer), Holds::kMixed, kNoSubject, b.plan.dtype);
       // Gradients are not views of the buckets by default, so buckets live as long as the
       // reducer; the first step's are given up when the buckets are rebuilt.
       e_.body->Alloc(b.storage, first_step_ ? PointKind::kAlloc : PointKind::kAllocOnce);
@@ -283,12 +289,12 @@ class DdpRules : public StepRules {
   }
   // At first all gradients are in one bucket (distributed.py, compute_bucket_size_limits).
   void AssignBuckets() {
-    const Bytes none(std::numeric_limits<std::int64_t>::max());
     const BucketOrder order = IsDynamic() ? BucketOrder::kRegistered : BucketOrder::kReady;
     buckets_.clear();
     parts_of_storage_.assign(e_.in.model.params.size(), {});
-    for (BucketPlan& plan : PlanBuckets(e_.in, e_.a, order, is_initial_ ? none : plan_.first_bucket,
-                                        is_initial_ ? none : plan_.bucket)) {
+    for (BucketPlan& plan :
+         PlanBuckets(e_.in, e_.a, order, is_initial_ ? kNoCap : plan_.first_bucket,
+                     is_initial_ ? kNoCap : plan_.bucket)) {
       for (const BucketPart& part : plan.parts) {
         parts_of_storage_[part.storage.value].emplace_back(buckets_.size(), part);
       }
@@ -314,11 +320,11 @@ class DdpRules : public StepRules {
   void LaunchComplete(std::uint32_t i) {
     while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) {
       Bucket& ready = buckets_[next_bucket_++];
-      ready.reduced = e_.AddCollective(
-          Collective(OpCode::kAllReduce, Stream::kReduce, group_, ready.plan.size,
-                     job_.precision.master, static_cast<double>(plan_.replicate_size)),
-          {Phase::kBackward, UnitOf(i).value},
-          {{ready.storage, AccessMode::kReadWrite, Role::kInput}});
+      ready.reduced =
+          e_.AddCollective(Collective(OpCode::kAllReduce, Stream::kReduce, group_, ready.plan.size,
+                                      ready.plan.dtype, static_cast<double>(plan_.replicate_size)),
+                           {Phase::kBackward, UnitOf(i).value},
+                           {{ready.storage, AccessMode::kReadWrite, Role::kInput}});
       if (ready.filled.valid()) {
         e_.After(ready.filled);
       }

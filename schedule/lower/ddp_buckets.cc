@@ -55,14 +55,17 @@ struct BucketTensor {
 std::vector<BucketTensor> ReadyTensors(const Model& model, const ModelAnalysis& a,
                                        const Precision& precision) {
   const std::vector<std::int64_t> offsets = GradientOffsets(model, a);
-  const std::int64_t width = SizeOf(precision.master);
-  const bool casts = precision.param != precision.master;
   std::vector<BucketTensor> order;
   std::vector<bool> seen(model.params.size(), false);
   for (std::size_t i = 0; i < model.ops.size(); ++i) {  // the first op is the last in backward
     if (!a.ops[i].weight_grad) {
       continue;
     }
+    const auto width_of = [&](ParamId p) {
+      return a.wide[p.value] ? DType::kFp32 : precision.master;
+    };
+    const bool casts =
+        AnyOf(model.ops[i].params, [&](ParamId p) { return precision.param != width_of(p); });
     const std::vector<ParamId> params = AsReady(model, model.ops[i], casts);
     for (auto p = params.rbegin(); p != params.rend(); ++p) {
       const std::size_t storage = StorageOfParam(model, *p).value;
@@ -70,6 +73,7 @@ std::vector<BucketTensor> ReadyTensors(const Model& model, const ModelAnalysis& 
         seen[storage] = true;
         const std::int64_t begin = offsets[storage];
         const std::int64_t end = begin + model.params[p->value].Elements();
+        const std::int64_t width = SizeOf(width_of(*p));
         order.push_back(
             {{a.grad_group[i], Bytes(begin * width), Bytes(end * width)}, ParamId(storage)});
       }
@@ -77,6 +81,15 @@ std::vector<BucketTensor> ReadyTensors(const Model& model, const ModelAnalysis& 
   }
   std::reverse(order.begin(), order.end());
   return order;
+}
+
+// By storage: its first place in the order in which parameters are registered.
+std::vector<std::size_t> PlacesOf(const Model& model) {
+  std::vector<std::size_t> place(model.params.size(), model.params.size());
+  for (std::size_t p = model.params.size(); p-- > 0;) {
+    place[StorageOfParam(model, ParamId(p)).value] = p;
+  }
+  return place;
 }
 
 // torch lists `parameters()`, each once; those without a gradient that are frozen are not there.
@@ -89,7 +102,8 @@ std::vector<BucketTensor> TensorsInOrder(const LowerInput& in, const ModelAnalys
     const std::size_t storage = StorageOfParam(model, ParamId(p)).value;
     if (!in.without_gradient.empty() && in.without_gradient[p] && !seen[storage]) {
       seen[storage] = true;
-      const Bytes size(model.params[p].Elements() * SizeOf(in.job.precision.master));
+      const Bytes size(model.params[p].Elements() *
+                       SizeOf(a.wide[p] ? DType::kFp32 : in.job.precision.master));
       tensors.push_back({{ParamId(storage), Bytes(0), size}, ParamId(storage), false});
     }
   };
@@ -97,10 +111,7 @@ std::vector<BucketTensor> TensorsInOrder(const LowerInput& in, const ModelAnalys
     add_unused(p);
   }
   if (order == BucketOrder::kRegistered) {
-    std::vector<std::size_t> place(model.params.size(), model.params.size());
-    for (std::size_t p = model.params.size(); p-- > 0;) {
-      place[StorageOfParam(model, ParamId(p)).value] = p;
-    }
+    const std::vector<std::size_t> place = PlacesOf(model);
     SortAll(tensors, [&](const BucketTensor& x, const BucketTensor& y) {
       return place[x.storage.value] < place[y.storage.value];
     });
@@ -136,30 +147,47 @@ std::vector<ParamId> AsReady(const Model& model, const ModelOp& op, bool casts) 
   return params;
 }
 
+// Tensors of one dtype share a bucket. Buckets come as they are closed, and of those left open at
+// the end the dtype that came last goes first (reducer.cpp, compute_bucket_assignment_by_size). As
+// long as torch has not seen in which order gradients come, it sorts buckets by the parameter that
+// is registered first, and takes the last one first.
 std::vector<BucketPlan> PlanBuckets(const LowerInput& in, const ModelAnalysis& a, BucketOrder order,
                                     Bytes first, Bytes rest) {
-  std::vector<BucketPlan> buckets;
-  Bytes cap = first;
-  bool is_open = false;
+  struct Open {
+    BucketPlan plan;
+    Bytes cap;
+    std::size_t begin = 0;  // the parameter of it that is registered first
+  };
+  const std::vector<std::size_t> places = PlacesOf(in.model);
+  std::vector<Open> open, closed;
   for (const BucketTensor& tensor : TensorsInOrder(in, a, order)) {
-    if (!is_open) {
-      buckets.emplace_back();
-      is_open = true;
+    const std::size_t storage = tensor.storage.value;
+    const DType dtype = a.wide[storage] ? DType::kFp32 : in.job.precision.master;
+    auto at = FindIf(open, [&](const Open& o) { return o.plan.dtype == dtype; });
+    if (at == open.end()) {
+      at = open.insert(at, {{{}, Bytes(0), dtype}, first, places[storage]});
     }
-    BucketPlan& b = buckets.back();
+    BucketPlan& b = at->plan;
+    at->begin = b.size == Bytes(0) ? places[storage] : std::min(at->begin, places[storage]);
     if (tensor.has_gradient) {
       AddPart(tensor.part, b.parts);
     }
     b.size += tensor.part.end - tensor.part.begin;
-    if (b.size >= cap) {
-      is_open = false;
-      cap = rest;
+    if (b.size >= at->cap) {
+      closed.push_back(*at);
+      at->plan = {{}, Bytes(0), dtype};
+      at->cap = rest;
     }
   }
-  if (order == BucketOrder::kRegistered) {
-    std::reverse(buckets.begin(), buckets.end());
+  for (auto o = open.rbegin(); o != open.rend(); ++o) {
+    if (o->plan.size > Bytes(0)) {
+      closed.push_back(std::move(*o));
+    }
   }
-  return buckets;
+  if (order == BucketOrder::kRegistered || first == kNoCap) {
+    SortAll(closed, [](const Open& x, const Open& y) { return x.begin > y.begin; });
+  }
+  return Mapped<BucketPlan>(closed, [](const Open& o) { return o.plan; });
 }
 
 void CheckAllReachTheLoss(const Model& model, const ModelAnalysis& a) {

@@ -6,6 +6,7 @@
 // and 25 MiB. The buckets are {0.5, 0.6}, {20, 10} and {3}: each is closed when it reaches its cap.
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "models/model.h"
@@ -23,12 +24,15 @@ struct BucketPart {
 struct BucketPlan {
   std::vector<BucketPart> parts;
   Bytes size{0};  // with zeros for parameters without a gradient
+  DType dtype = DType::kFp32;
 };
 
 enum class BucketOrder : std::uint8_t {
   kReady,       // in which backward makes gradients; behind them parameters without one
   kRegistered,  // of parameters in the model; the last bucket is reduced first
 };
+
+inline constexpr Bytes kNoCap{std::numeric_limits<std::int64_t>::max()};
 
 // Gradients in order, cut where a bucket has reached its cap: the first bucket `first`, all others
 // `rest`. It may pass the cap by a tensor. O(parameters of ops).

@@ -132,7 +132,8 @@ std::vector<Bytes> StepRules::StoredBytes(UnitId u, DType learned, bool per_rank
     const std::int64_t n = slot.padded_elements / (per_rank ? Info(u).shards : 1);
     const bool as_learned = e_.in.model.params[slot.param.value].trainable ||
                             job_.frozen_format == FrozenFormat::kMaster;
-    sizes.push_back(as_learned ? Bytes(n * SizeOf(learned))
+    const DType dtype = e_.a.wide[slot.param.value] ? DType::kFp32 : learned;
+    sizes.push_back(as_learned ? Bytes(n * SizeOf(dtype))
                     : e_.a.quantized[slot.param.value]
                         ? SizeOfQuantized(job_.frozen_format, n, n).packed
                         : Bytes(n * SizeOf(PrecisionOf(u).param)));
@@ -141,7 +142,7 @@ std::vector<Bytes> StepRules::StoredBytes(UnitId u, DType learned, bool per_rank
 }
 
 Bytes StepRules::StoredSum(UnitId u, std::int64_t elements, DType learned, bool per_rank) const {
-  if (job_.frozen_format == FrozenFormat::kMaster) {
+  if (job_.frozen_format == FrozenFormat::kMaster && job_.fp32_masters.empty()) {
     return Bytes(elements * SizeOf(learned));
   }
   if (plan_.dialect == Dialect::kFsdp1) {
@@ -202,15 +203,17 @@ std::vector<Bytes> StepRules::StatePieces(UnitId u) const {
   if (tensors.empty() && format != StateFormat::kMaster) {
     tensors.push_back(StateElements(Info(u)));
   }
-  std::vector<bool> embeds;
+  std::vector<ParamId> learn;
   for (const ParamSlot& slot : Info(u).params) {
     if (e_.in.model.params[slot.param.value].trainable) {
-      embeds.push_back(is_embedding_[slot.param.value]);
+      learn.push_back(slot.param);
     }
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const bool is_embedding = embeds.size() == tensors.size() && embeds[i];
-    const StateSize size = SizeOfState(format, tensors[i], is_embedding, o);
+    const bool is_known = learn.size() == tensors.size();
+    const bool is_embedding = is_known && is_embedding_[learn[i].value];
+    const StateSize size =
+        SizeOfState(format, tensors[i], is_embedding, is_known ? MasterOf(learn[i]) : o);
     sizes.push_back(size.codes);
     if (size.scales > Bytes(0)) {
       sizes.push_back(size.scales);
@@ -319,12 +322,24 @@ Bytes StepRules::ReduceShard(UnitId u) const {
   return Bytes(train_elements_[u.value] / Info(u).shards * SizeOf(PrecisionOf(u).reduce));
 }
 Bytes StepRules::GradShard(UnitId u) const {
-  return Bytes(train_elements_[u.value] / Info(u).shards * SizeOf(job_.precision.master));
+  return Bytes(train_elements_[u.value] / Info(u).shards * SizeOf(job_.precision.master)) +
+         WideBytes(u);
+}
+
+Bytes StepRules::WideBytes(UnitId u) const {
+  Bytes sum{0};
+  for (const ParamSlot& slot : Info(u).params) {
+    if (e_.in.model.params[slot.param.value].trainable) {
+      sum += Bytes(slot.padded_elements *
+                   (SizeOf(MasterOf(slot.param)) - SizeOf(job_.precision.master)));
+    }
+  }
+  return sum;
 }
 
 Bytes StepRules::StateShard(UnitId u) const {
   if (job_.optimizer.states == StateFormat::kMaster && !IsFactored()) {
-    return Bytes(StateElements(Info(u)) * SizeOf(job_.precision.master));
+    return Bytes(StateElements(Info(u)) * SizeOf(job_.precision.master)) + WideBytes(u);
   }
   const std::vector<Bytes> pieces = StatePieces(u);
   return std::accumulate(pieces.begin(), pieces.end(), Bytes(0));

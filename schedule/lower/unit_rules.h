@@ -129,6 +129,12 @@ class StepRules : public DialectRules {
   [[nodiscard]] std::vector<Bytes> StoredBytes(UnitId u, DType learned, bool per_rank) const;
   [[nodiscard]] Bytes StoredSum(UnitId u, std::int64_t elements, DType learned,
                                 bool per_rank) const;
+  // The dtype of the parameter's master, gradient and states.
+  [[nodiscard]] DType MasterOf(ParamId param) const {
+    return e_.a.wide[param.value] ? DType::kFp32 : job_.precision.master;
+  }
+  // By what the masters of those of the unit that learn in fp32 beside others exceed 16 bits.
+  [[nodiscard]] Bytes WideBytes(UnitId u) const;
   // The scales of quantized weights, which every rank has.
   [[nodiscard]] Bytes ScaleBytes() const;
   // The part of the shard that is cast before it is gathered, but for weights that become fp8.

@@ -286,28 +286,47 @@ BufferId StepRules::AllocTemporaries(Bytes bytes, std::span<const UnitId> units,
 }
 
 // Counts elements, tensors and the largest tensor of the units' shards, then asks optimizer.cc.
-// Packed states have kernels of their own. Adafactor always computes in fp32.
+// Packed states have kernels of their own. Adafactor always computes in fp32. Lists of tensors have
+// one dtype: what learns in fp32 beside others is a second update.
 OptimizerStep StepRules::UpdateOf(const OptimizerSpec& optimizer,
                                   std::span<const UnitId> units) const {
   std::int64_t elements = 0, tensors = 0, largest = 0;
+  std::int64_t wide = 0, wide_tensors = 0, wide_largest = 0;
   for (const UnitId u : units) {
     elements += train_elements_[u.value] / Info(u).shards;
     for (const ParamSlot& slot : Info(u).params) {
-      tensors += e_.in.model.params[slot.param.value].trainable ? 1 : 0;
-      largest = std::max(largest, slot.padded_elements / Info(u).shards);
+      const bool learns = e_.in.model.params[slot.param.value].trainable;
+      const std::int64_t n = slot.padded_elements / Info(u).shards;
+      if (learns && e_.a.wide[slot.param.value]) {
+        wide += n;
+        ++wide_tensors;
+        wide_largest = std::max(wide_largest, n);
+      } else {
+        tensors += learns ? 1 : 0;
+        largest = std::max(largest, n);
+      }
     }
   }
   if (optimizer.kind == OptimizerKind::kAdafactor) {
-    return LowerOptimizer(optimizer, elements, tensors, largest, DType::kFp32);
+    return LowerOptimizer(optimizer, elements, tensors + wide_tensors,
+                          std::max(largest, wide_largest), DType::kFp32);
   }
   if (optimizer.states != StateFormat::kMaster) {
     Bytes states{0};
     for (const UnitId u : units) {
       states += StateCount(optimizer.kind) * StateShard(u);
     }
-    return LowerPackedUpdate(elements, tensors, states, job_.precision.master);
+    return LowerPackedUpdate(elements, tensors + wide_tensors, states, job_.precision.master);
   }
-  return LowerOptimizer(optimizer, elements, tensors, largest, job_.precision.master);
+  OptimizerStep step =
+      LowerOptimizer(optimizer, elements - wide, tensors, largest, job_.precision.master);
+  if (wide > 0) {
+    const OptimizerStep more =
+        LowerOptimizer(optimizer, wide, wide_tensors, wide_largest, DType::kFp32);
+    step.kernels.insert(step.kernels.end(), more.kernels.begin(), more.kernels.end());
+    step.temporaries = std::max(step.temporaries, more.temporaries);
+  }
+  return step;
 }
 
 // States appear with the first update, as torch.optim makes them lazily (`kAllocOnce`). So forward

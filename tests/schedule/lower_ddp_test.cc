@@ -49,6 +49,45 @@ TEST_CASE("DDP buckets: 1 MiB first, then 25 MiB, closed by the tensor that pass
   CHECK(first == std::vector<std::int64_t>{20 * mib + stem});
 }
 
+// As above with masters in bf16, 512 KiB a block, and three weights in fp32. Buckets have one
+// dtype: block19 closes the first in fp32, the others in bf16 and the last ones in fp32 stay open,
+// of which the dtype that came last (bf16) goes first. Gradients, states and masters are as wide as
+// a weight.
+TEST_CASE("DDP: masters of two dtypes") {
+  ChainSpec spec;
+  spec.blocks = 20;
+  spec.width = 512;
+  Plan plan = ChainPlan(spec, Dialect::kDdp, 1);
+  plan.replicate_size = 8;
+  plan.units = {UnitPlan(plan.units.back())};
+  const Model model = ChainModel(spec);
+  Job job = ChainJob(spec, {DType::kBf16, DType::kBf16, DType::kBf16});
+  job.optimizer.kind = OptimizerKind::kAdamW;
+  job.fp32_masters = {"block19*", "block3.*", "block0.*"};
+  const Program p = Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
+  CHECK(Verify(p).empty());
+  const std::int64_t kib = 1024, stem = 512 * 8 * 2;
+  std::vector<std::pair<DType, std::int64_t>> steady;
+  for (const Op& op : p.step.ops) {
+    if (p.ShapeOf(op).code == OpCode::kAllReduce) {
+      steady.emplace_back(p.ShapeOf(op).dtype, p.ShapeOf(op).bytes.value);
+    }
+  }
+  const std::int64_t wide = 3 * 1024 * kib, narrow = 17 * 512 * kib + stem;
+  CHECK(steady == std::vector<std::pair<DType, std::int64_t>>{
+                      {DType::kFp32, 1024 * kib},
+                      {DType::kBf16, 1024 * kib},  // its first one, of 1 MiB, too
+                      {DType::kBf16, narrow - 1024 * kib},
+                      {DType::kFp32, wide - 1024 * kib}});
+  std::int64_t shard = 0, states = 0;
+  for (const Buffer& b : p.buffers) {
+    shard += b.category == Category::kParameterShard ? b.size.value : 0;
+    states += b.category == Category::kOptimizerState ? b.size.value : 0;
+  }
+  CHECK(shard == wide + narrow);
+  CHECK(states == 2 * (wide + narrow));
+}
+
 // bitsandbytes and torchao, by their sources: 8 bits and fp32 per 256 elements; 4 bits per 128.
 TEST_CASE("Packed optimizer states: blocks, thresholds and embeddings") {
   const auto bytes = [](StateFormat format, std::int64_t n, bool embeds = false) {

@@ -155,6 +155,7 @@ TEST_CASE("PlanFile: every field comes back") {
               .lora_targets = {"q_proj"},
               .lora_saved = {},
               .rollout = {},
+              .fp32_masters = {},
               .memory_margin = 0.125,
               .allocator = {}};
   file.model = LoadModelForJob("llama-3.2-1b", file.job, Path("test"));

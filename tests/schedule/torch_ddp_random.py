@@ -32,7 +32,7 @@ STEPS = 3
 KIB = 1024
 FLAGS = ("gradient_as_bucket_view", "find_unused_parameters", "static_graph")
 DTYPES = {**NAMES, torch.int32: "int32"}
-PLAIN = {"shard": 1, "replicate": 2, "micro_batch": 1, "accumulation": 1, "sync": "every", "autocast": False, "frozen": [],
+PLAIN = {"shard": 1, "replicate": 2, "micro_batch": 1, "accumulation": 1, "sync": "every", "autocast": False, "frozen": [], "wide": [],
          "bucket": 25 * KIB * KIB, "units": [{"modules": [""]}], "recompute": [], **dict.fromkeys(FLAGS, False)}
 
 
@@ -45,6 +45,7 @@ def without_layer():
     return {**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [2, "chain"]]}}
 
 
+NORMS = ["norm", *(f"body.layers.{i}.c0" for i in range(3))]  # of the layers; a norm of fp32 in 16 bits runs on no CPU
 DEAD = {**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [1, "dead"], [2, "chain"]]}}
 FIXED = {
     "every parameter in a bucket of its own": fixed(bucket=32),
@@ -59,6 +60,10 @@ FIXED = {
     "a static graph in which parameters are looked for": fixed(without_layer(), static_graph=True, find_unused_parameters=True, bucket=300,
                                                                accumulation=2),
     "nothing is without a gradient, and looked for": fixed(find_unused_parameters=True, bucket=300, autocast=True),
+    "two dtypes": fixed(autocast=True, wide=["embed", *NORMS], bucket=300),
+    "two dtypes, the last one first": fixed(autocast=True, wide=["head", "body.layers.0.c1.fc1"], bucket=4 * KIB, accumulation=2),
+    "two dtypes in buckets without end": fixed(autocast=True, wide=["head", "embed", *NORMS], gradient_as_bucket_view=True),
+    "two dtypes in a static graph": fixed(autocast=True, wide=["body.layers.1.c1.fc2", "body.layers.2.c0"], static_graph=True, bucket=256),
     "a part that nothing calls": fixed(without_layer()),
     "a part that nothing calls, frozen": fixed(without_layer(), frozen=[
         f"body.layers.1.{name}" for name in ("c0.weight", "c0.bias", "c1.fc1.weight", "c1.fc1.bias", "c1.fc2.weight", "c1.fc2.bias")]),
@@ -97,17 +102,24 @@ def random_case(seed):
         case["averages"] = rich.random() < 0.3
     case["static_graph"] = rng.random() < 0.3
     case["find_unused_parameters"] = rng.random() < 0.3
+    if case["autocast"] and rng.random() < 0.5:
+        made = random_networks.make(network)
+        products = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv2d)
+        owners = {name.rpartition(".")[0] for name, _ in made.named_parameters()} - {""}  # tied ones by their first name
+        case["wide"] = [name for name in sorted(owners) if not isinstance(made.get_submodule(name), products) or rng.random() < 0.4]
     return case
 
 
 def plan_of(case):
     param = "bf16" if case["autocast"] else "fp32"
+    master = "bf16" if case["wide"] else "fp32"
     return {
         "format": "shardwright-plan", "version": 1, "model": {"name": "net", "json": model_json(case["network"])},
         "kernel_set": {"name": "torch-eager", "fp32_logits": False},
         "cluster": {"name": "dgx-a100", "nodes": 1, "gpus_per_node": case["replicate"]}, "profile": {"name": "a100-torch-eager"},
         "job": {"mode": "train", "sequence_length": case["network"]["sequence"],
-                "precision": {"master": "fp32", "param": param, "reduce": "fp32"},
+                "precision": {"master": master, "param": param, "reduce": master},
+                **({"fp32_masters": [f"{name}.*" for name in case["wide"]]} if case["wide"] else {}),
                 "optimizer": {"kind": "sgd", "impl": "foreach", "weight_decay": False}, "clip_gradients": False,
                 "frozen": case["frozen"]},
         "plan": {"dialect": "ddp", "torch": RELEASE, "shard_size": 1, "replicate_size": case["replicate"], "micro_batch": case["micro_batch"],
@@ -136,6 +148,8 @@ def run_case(rank, case):
     model = random_networks.make(case["network"]).train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in case["frozen"])
+        if case["wide"] and name.rpartition(".")[0] not in case["wide"]:
+            parameter.data = parameter.data.to(torch.bfloat16)
     model = DistributedDataParallel(model, bucket_cap_mb=case["bucket"] / KIB / KIB,
                                     **{key: case[key] for key in FLAGS})
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
@@ -168,7 +182,7 @@ def judge(ours, pools, case):
 
 
 def smaller_cases(case):
-    for key, value in (("accumulation", 1), ("autocast", False), ("frozen", []), ("replicate", 2), ("bucket", 256),
+    for key, value in (("accumulation", 1), ("wide", []), ("autocast", False), ("frozen", []), ("replicate", 2), ("bucket", 256),
                        *((flag, False) for flag in FLAGS)):
         if case[key] != value:
             yield {**case, key: value, **({"sync": "every"} if key == "accumulation" else {})}
