@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <span>
 #include <string>
@@ -110,6 +112,7 @@ class MeanChecker {
         for (const MemoryPoint& point : body.PointsBefore(op_)) {
           if (point.kind == PointKind::kAlloc) {
             sums_[point.buffer.value].clear();
+            reduced_[point.buffer.value] = {};
             is_read_[point.buffer.value] = false;
           }
         }
@@ -158,26 +161,43 @@ class MeanChecker {
     }
   }
 
-  // An all-reduce of fewer bytes than it touches is of the last of those. Parts that are reduced
-  // one behind the other count with the first, whose group and divisor they must have.
+  // Parts of a buffer are reduced in any order, each once; all count with the first, whose group
+  // and divisor they must have. An all-reduce of fewer bytes than it touches is of the last of
+  // those.
   bool IsFirstPart(const OpShape& shape, const Access& access) {
     if (shape.code != OpCode::kAllReduce || IsMixed(access.buffer)) {
       return true;
     }
     Reduced& reduced = reduced_[access.buffer.value];
-    const Bytes begin = access.bytes - shape.bytes;
-    if (begin > Bytes(0) && begin != reduced.end) {
-      Report(access.buffer, "sums from byte " + std::to_string(begin.value) +
-                                ", where the sums so far end at byte " +
-                                std::to_string(reduced.end.value));
+    const ByteRange part = {access.bytes - shape.bytes, access.bytes};
+    const auto next = reduced.ends.lower_bound(part.first);
+    if ((next != reduced.ends.end() && next->first < part.second) ||
+        (next != reduced.ends.begin() && std::prev(next)->second > part.first)) {
+      const Bytes fewest = std::min(reduced.bytes, reduced.fewest);
+      reduced = {};  // the next sum of the whole
+      reduced.fewest = fewest;
     }
-    if (begin > Bytes(0) && (shape.group != reduced.group || shape.divisor != reduced.divisor)) {
+    const bool is_first = reduced.ends.empty();
+    if (!is_first && (shape.group != reduced.group || shape.divisor != reduced.divisor)) {
       Report(access.buffer,
              "sums a part over another group, or divides it by another number, than "
              "the part before");
     }
-    reduced = {access.bytes, shape.group, shape.divisor};
-    return begin == Bytes(0);
+    reduced.ends.insert(part);
+    reduced.bytes += shape.bytes;
+    reduced.group = shape.group;
+    reduced.divisor = shape.divisor;
+    return is_first;
+  }
+
+  // If some of the bytes are reduced, all are.
+  void CheckParts(const Access& access) {
+    const Reduced& reduced = reduced_[access.buffer.value];
+    const Bytes summed = std::min(reduced.bytes, reduced.fewest);
+    if (!reduced.ends.empty() && summed < access.bytes) {
+      Report(access.buffer, "is read where " + std::to_string(summed.value) + " of " +
+                                std::to_string(access.bytes.value) + " bytes are summed");
+    }
   }
 
   // Several ops fill a buffer until one reads it; after that a write begins anew.
@@ -185,6 +205,7 @@ class MeanChecker {
     Sum& sum = sums_[access.buffer.value];
     if (access.mode == AccessMode::kWrite && is_read_[access.buffer.value]) {
       sum.clear();
+      reduced_[access.buffer.value] = {};
     }
     is_read_[access.buffer.value] = false;
     Add(more, sum);
@@ -250,6 +271,7 @@ class MeanChecker {
           Report(access.buffer, "is read before the ranks that cut layers have summed " +
                                     InText(ranges->second.front()));
         }
+        CheckParts(access);
         Add(sums_[access.buffer.value], moved);
         is_read_[access.buffer.value] = true;
         from = access.buffer;
@@ -323,6 +345,7 @@ class MeanChecker {
       if (access.role != Role::kParamGrad) {
         continue;
       }
+      CheckParts(access);
       Sum& sum = sums_[access.buffer.value];
       Sum divided = sum;
       Divide(divided, shape.divisor);
@@ -376,12 +399,14 @@ class MeanChecker {
   std::vector<Sum> sums_;      // by buffer; empty: no gradients
   std::vector<bool> is_read_;  // by buffer: since it was written
   struct Reduced {
-    Bytes end;
+    std::map<Bytes, Bytes> ends;                             // of parts, by their first byte
+    Bytes bytes;                                             // of all parts
+    Bytes fewest{std::numeric_limits<std::int64_t>::max()};  // of the sums before, over other ranks
     GroupId group;
     double divisor = 1;
   };
   std::map<BufferId, std::vector<ByteRange>> partial_ranges_;  // of kMixed buffers: not summed yet
-  std::vector<Reduced> reduced_;                               // by buffer: its last all-reduce
+  std::vector<Reduced> reduced_;                               // by buffer: its last sum
   std::size_t pass_ = 0;
   OpId op_;
 };

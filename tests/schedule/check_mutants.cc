@@ -86,7 +86,9 @@ void CheckMutants(const Program& program, MutantCounts& counts, std::size_t stri
     const std::array<const Program*, 2> ranks = {&program, &mutant};
     const bool is_legal_alone = BruteForceBrokenRules(mutant).empty();
     const bool is_legal = is_legal_alone && BruteForceRanksAgree(ranks);
-    CHECK(VerifyRanks(ranks).empty() == is_legal);
+    const std::vector<Finding> findings = VerifyRanks(ranks);
+    CAPTURE((findings.empty() ? std::string() : findings.front().text));
+    CHECK(findings.empty() == is_legal);
     ++(is_legal         ? counts.swaps_legal
        : is_legal_alone ? counts.swaps_illegal_together
                         : counts.swaps_illegal_alone);

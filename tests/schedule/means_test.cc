@@ -148,5 +148,57 @@ TEST_CASE("Verify says what is wrong with a gradient") {
         "over group replicate gradients that are summed over a part of it already");
 }
 
+// ZeRO-1 reduces a gradient larger than a bucket in parts: here a weight of 12 x 12
+// over four ranks, 20 elements a bucket.
+TEST_CASE("Verify: parts of a gradient are reduced in any order, and each once") {
+  const ChainSpec spec{.blocks = 1, .linears = 1, .width = 12, .stem = 4};
+  Plan plan = ChainPlan(spec, Dialect::kZero1, 4);
+  plan.zero.reduce_bucket = 20;
+  for (UnitPlan& unit : plan.units) {
+    unit.reshard = {};
+  }
+  const Model model = ChainModel(spec);
+  const Job job = ChainJob(spec, {DType::kFp32, DType::kBf16, DType::kBf16});
+  const Program program = Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
+  std::vector<std::size_t> parts;  // of 36 elements each, in bf16
+  for (std::size_t i = 0; i < program.step.size(); ++i) {
+    const OpShape& shape = program.ShapeOf(program.step.ops[i]);
+    if (shape.code == OpCode::kAllReduce && shape.bytes == Bytes(72)) {
+      parts.push_back(i);
+    }
+  }
+  REQUIRE(parts.size() == 4);
+  CHECK(FirstFinding(program).empty());
+  const auto access_of = [&](Program& changed, std::size_t part) -> Access& {
+    return changed.step.accesses[changed.step.ops[parts[part]].access_begin];
+  };
+  Program swapped = program;
+  std::swap(swapped.step.ops[parts[0]].shape, swapped.step.ops[parts[1]].shape);
+  std::swap(access_of(swapped, 0), access_of(swapped, 1));
+  CHECK(FirstFinding(swapped).empty());
+  for (std::size_t part = 0; part < parts.size(); ++part) {
+    CAPTURE(part);
+    Program doubled = program;  // in the place of another one
+    const std::size_t other = part == 0 ? 1 : 0;
+    doubled.step.ops[parts[other]].shape = doubled.step.ops[parts[part]].shape;
+    access_of(doubled, other) = access_of(doubled, part);
+    CHECK(IsOfMeans(doubled));
+    Program shorter = program;
+    OpShape shape = shorter.ShapeOf(shorter.step.ops[parts[part]]);
+    shape.bytes -= Bytes(2);
+    shorter.shapes.push_back(shape);
+    shorter.step.ops[parts[part]].shape = ShapeId(shorter.shapes.size() - 1);
+    CHECK(IsOfMeans(shorter));
+    CHECK(FirstFinding(shorter).ends_with("is read where 286 of 288 bytes are summed"));
+    Program dropped = program;
+    OpShape nothing;
+    nothing.code = OpCode::kStreamWait;
+    nothing.stream = shape.stream;
+    dropped.shapes.push_back(nothing);
+    dropped.step.ops[parts[part]].shape = ShapeId(dropped.shapes.size() - 1);
+    CHECK(FirstFinding(dropped).ends_with("is read where 216 of 288 bytes are summed"));
+  }
+}
+
 }  // namespace
 }  // namespace shardwright
