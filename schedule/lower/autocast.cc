@@ -46,7 +46,8 @@ void FindAutocast(const LowerInput& in, ModelAnalysis& a) {
   a.wide_tensors.assign(in.model.tensors.size(), false);
   a.wide_ops.assign(in.model.ops.size(), false);
   if (in.plan.dialect != Dialect::kDdp || in.job.precision.param == DType::kFp32 ||
-      k.host_kernels || k.cuda_kernels || k.fused_elementwise || k.autocast_weights) {
+      k.host_kernels || k.cuda_kernels || k.fused_elementwise || k.autocast_weights ||
+      k.tokens_first) {
     return;
   }
   for (std::size_t i = 0; i < in.model.ops.size(); ++i) {

@@ -8,7 +8,8 @@
 // for each of q, k, v, gate and up, whose inputs are cast one by one; in bf16 parameters it would
 // keep 4 + 2 + 2 for each norm and no copies.
 //
-// Compilers fuse casts: with their kernel sets activations keep the dtype of compute.
+// Compilers fuse casts, and Megatron (tokens_first) has weights in 16 bits: with their kernel sets
+// activations keep the dtype of compute.
 //
 // Source: torch 2.13, aten/src/ATen/autocast_mode.h (lists of ops); weights' casts are cached for
 // a forward, activations' are not. tests/schedule/torch_autocast.py counts what autograd keeps.
