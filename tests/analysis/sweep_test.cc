@@ -41,7 +41,7 @@ TEST_CASE("PointsOf: the cross product, last axis fastest") {
                                                    .mesh = {},
                                                    .bandwidth = {0.5, 1}});
   const std::vector<SweepPoint> expected = {
-      {1, 0, 64, 0, 0.5}, {1, 0, 64, 0, 1}, {2, 0, 64, 0, 0.5}, {2, 0, 64, 0, 1}};
+      {1, 0, 64, 0, "", 0.5}, {1, 0, 64, 0, "", 1}, {2, 0, 64, 0, "", 0.5}, {2, 0, 64, 0, "", 1}};
   CHECK(points == expected);
 }
 
