@@ -57,7 +57,8 @@ std::string Text(const Answer& a) {
   for (std::size_t s = 0; s < timing.last.size(); ++s) {
     std::string own = std::to_string(s);
     for (std::int64_t k = 1; k < a.file.plan.pipeline_stages; ++k) {
-      own += ", " + std::to_string(k * a.file.plan.pipeline_size + static_cast<std::int64_t>(s));
+      own +=
+          ", " + std::to_string(StageAt(PipelineOf(a.file.plan), static_cast<std::int64_t>(s), k));
     }
     stages.Row({own, Format(ComputeOf(timing.last[s])), Format(ToSeconds(a.result.Bubble(s))),
                 Format(ToSeconds(timing.last[s].ExposedCommunication())),

@@ -103,13 +103,14 @@ TensorId HandedOn(const Model& model, const Stages& of_op, std::int64_t stage, s
   return found;
 }
 
-void KeepOps(Model& model, const Stages& of_op, std::int64_t rank, std::int64_t ranks) {
+// `of_op`: which stage of the rank, or -1.
+void KeepOps(Model& model, const Stages& of_op) {
   for (Tensor& tensor : model.tensors) {
     tensor.producer = ModelOpId();
   }
   const std::vector<ModelOp> all = std::exchange(model.ops, {});
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (of_op[i] % ranks != rank) {
+    if (of_op[i] < 0) {
       continue;
     }
     const auto begin = static_cast<std::uint32_t>(model.ops.size());
@@ -117,7 +118,7 @@ void KeepOps(Model& model, const Stages& of_op, std::int64_t rank, std::int64_t 
       model.tensors[t.value].producer = ModelOpId(begin);
     }
     model.ops.push_back(all[i]);
-    Model::Stage& stage = model.stages[static_cast<std::size_t>(of_op[i] / ranks)];
+    Model::Stage& stage = model.stages[static_cast<std::size_t>(of_op[i])];
     if (stage.end == 0) {
       stage.begin = begin;
       if (begin > 0) {
@@ -144,7 +145,7 @@ void CheckInputs(const Model& model, std::int64_t stages, const std::string& whe
   }
 }
 
-void KeepParams(Model& model, const Stages& of_param, std::int64_t rank, std::int64_t ranks) {
+void KeepParams(Model& model, const Stages& of_param) {
   std::vector<ParamId> now(of_param.size());
   const auto renumber = [&](std::vector<ParamId>& ids) {
     std::transform(ids.begin(), ids.end(), ids.begin(), [&](ParamId id) { return now[id.value]; });
@@ -152,7 +153,7 @@ void KeepParams(Model& model, const Stages& of_param, std::int64_t rank, std::in
   };
   const std::vector<Parameter> all = std::exchange(model.params, {});
   for (std::size_t p = 0; p < all.size(); ++p) {
-    if (of_param[p] % ranks == rank) {
+    if (of_param[p] >= 0) {
       now[p] = ParamId(model.params.size());
       model.params.push_back(all[p]);
       ParamId& tied_to = model.params.back().tied_to;
@@ -170,16 +171,35 @@ void KeepParams(Model& model, const Stages& of_param, std::int64_t rank, std::in
   }
 }
 
+// Of a rank whose second stage follows its first: the tensor between them becomes two.
+void PartNeighbours(Model& model) {
+  if (model.stages.size() < 2 || !model.stages[0].sent.valid() ||
+      model.stages[0].sent != model.stages[1].received) {
+    return;
+  }
+  const TensorId sent = model.stages[0].sent, received(model.tensors.size());
+  model.tensors.push_back(model.tensors[sent.value]);
+  model.tensors.back().producer = {};
+  model.stages[1].received = received;
+  for (std::uint32_t i = model.stages[1].begin; i < model.stages[1].end; ++i) {
+    std::replace(model.ops[i].inputs.begin(), model.ops[i].inputs.end(), sent, received);
+  }
+}
+
 }  // namespace
 
 void CutStage(Model& model, std::int64_t stages, std::int64_t rank, std::int64_t ranks,
-              const std::string& where, std::int64_t edge_layers) {
+              const std::string& where, std::int64_t edge_layers, bool turns) {
   if (stages == 1) {
     return;
   }
-  const Stages of_op = StagesOfOps(model, stages, edge_layers, where);
-  const Stages of_param = StagesOfParams(model, of_op, stages, where);
-  for (std::int64_t stage = rank; stage < stages; stage += ranks) {
+  Stages of_op = StagesOfOps(model, stages, edge_layers, where);
+  Stages of_param = StagesOfParams(model, of_op, stages, where);
+  const auto stage_at = [&](std::int64_t place) {
+    return place * ranks + (turns && place % 2 == 1 ? ranks - 1 - rank : rank);
+  };
+  for (std::int64_t place = 0; stage_at(place) < stages; ++place) {
+    const std::int64_t stage = stage_at(place);
     Model::Stage& added = model.stages.emplace_back();
     if (stage > 0) {
       added.received = HandedOn(model, of_op, stage - 1, stages, where);
@@ -188,9 +208,15 @@ void CutStage(Model& model, std::int64_t stages, std::int64_t rank, std::int64_t
       added.sent = HandedOn(model, of_op, stage, stages, where);
     }
   }
-  KeepOps(model, of_op, rank, ranks);
+  for (Stages* const list : {&of_op, &of_param}) {
+    for (std::int64_t& stage : *list) {
+      stage = stage == stage_at(stage / ranks) ? stage / ranks : -1;
+    }
+  }
+  KeepOps(model, of_op);
   CheckInputs(model, stages, where);
-  KeepParams(model, of_param, rank, ranks);
+  KeepParams(model, of_param);
+  PartNeighbours(model);
 }
 
 }  // namespace shardwright

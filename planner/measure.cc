@@ -52,8 +52,10 @@ class Prober {
     if (!rank) {
       plan_.pipeline_size = plan_.pipeline_stages = plan_.pipeline_edge_layers = 1;
     }
-    plan_.pipeline_schedule =
-        plan_.pipeline_stages > 1 ? PipelineSchedule::kLoopedBfs : PipelineSchedule::kGPipe;
+    plan_.pipeline_schedule = plan_.pipeline_stages == 1 ? PipelineSchedule::kGPipe
+                              : IsVShaped(plan_.pipeline_schedule)
+                                  ? PipelineSchedule::kZbvZeroBubble
+                                  : PipelineSchedule::kLoopedBfs;
     job_ = input.job;
     job_.global_batch = 0;
     // The update, of which nothing is read, in as few kernels as there can be.

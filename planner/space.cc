@@ -546,7 +546,8 @@ Space MakeSpace(const Problem& input, const SearchOptions& options) {
   const DialectFacts& facts = FactsOf(options.base);
   space.recomputes_all_or_none = !facts.checkpoints_blocks;
   space.patterns = {PatternOf({})};
-  if (!options.fixed.recompute && !space.blocks.empty() && input.job.mode == JobMode::kTrain) {
+  if (!options.fixed.recompute && !space.blocks.empty() && input.job.mode == JobMode::kTrain &&
+      !SplitsBackward(options.base.pipeline_schedule)) {
     if (space.recomputes_all_or_none) {
       space.patterns.push_back(PatternOf({{"", RecomputeKind::kFull, 1}}));
     } else {

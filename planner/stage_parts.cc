@@ -9,11 +9,12 @@ namespace shardwright {
 namespace {
 
 // The model of `rank` of `ranks`, with the blocks that it has.
-StagePart PartOf(const Problem& input, const Space& space, std::int64_t edge_layers,
-                 std::int64_t stages, std::int64_t rank, std::int64_t ranks) {
+StagePart PartOf(const Problem& input, const Space& space, const Plan& plan, std::int64_t rank,
+                 std::int64_t ranks) {
   StagePart part{input, space, {}, {}};
   Model& model = part.problem.model;
-  CutStage(model, stages, rank, ranks, "plan: pipeline_size", edge_layers);
+  CutStage(model, plan.pipeline_size * plan.pipeline_stages, rank, ranks, "plan: pipeline_size",
+           plan.pipeline_edge_layers, IsVShaped(plan.pipeline_schedule));
   std::set<std::uint32_t> with_ops;  // modules
   for (const ModelOp& op : model.ops) {
     for (ModuleId m = op.module; m.valid(); m = model.modules[m.value].parent) {
@@ -44,16 +45,19 @@ Moment FullestMoment(const Pipeline& pipeline, std::int64_t rank) {
   StageAction before;
   for (const StageAction& pass : ActionsOf(pipeline, rank)) {
     const auto stage = static_cast<std::size_t>(pass.stage / ranks);
-    const bool is_forward = pass.kind == StageAction::Kind::kForward;
+    using Kind = StageAction::Kind;
+    const bool is_forward = pass.kind == Kind::kForward;
+    const bool ends = pass.kind == Kind::kBackward || pass.kind == Kind::kWeightGrads;
     const bool all_have = have_gradients.size() == stages || pipeline.micro_batches == 1;
     const std::int64_t least = *std::min_element(in_flight.begin(), in_flight.end());
-    if (!is_forward && stage + 1 == stages && all_have && least >= fullest.in_flight) {
-      const bool follows = before.kind == StageAction::Kind::kForward &&
-                           before.stage == pass.stage && before.micro_batch == pass.micro_batch;
+    if (!is_forward && pass.kind != Kind::kWeightGrads && stage + 1 == stages && all_have &&
+        least >= fullest.in_flight) {
+      const bool follows = before.kind == Kind::kForward && before.stage == pass.stage &&
+                           before.micro_batch == pass.micro_batch;
       fullest = {least, follows};
     }
-    in_flight[stage] += is_forward ? 1 : -1;
-    if (!is_forward) {
+    in_flight[stage] += is_forward ? 1 : ends ? -1 : 0;
+    if (ends) {
       have_gradients.insert(stage);
     }
     before = pass;
@@ -80,7 +84,6 @@ std::vector<StagePart> StageParts(const Problem& input, const SearchOptions& opt
                                   const Space& space, Workers& workers) {
   const std::int64_t ranks = options.base.pipeline_size;
   const std::int64_t stages = ranks * options.base.pipeline_stages;
-  const std::int64_t edge_layers = options.base.pipeline_edge_layers;
   std::map<std::int64_t, std::int64_t> micro_batches;  // how many, by their size
   for (const OuterChoice& outer : space.outer) {
     micro_batches[outer.micro_batch] = outer.accumulation;
@@ -89,8 +92,8 @@ std::vector<StagePart> StageParts(const Problem& input, const SearchOptions& opt
   SearchOptions one = options;           // stage of each rank
   one.base.pipeline_stages = 1;
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    parts.push_back(PartOf(input, space, edge_layers, stages, rank, ranks));
-    firsts.push_back(PartOf(input, space, edge_layers, stages, rank, stages));
+    parts.push_back(PartOf(input, space, options.base, rank, ranks));
+    firsts.push_back(PartOf(input, space, options.base, rank, stages));
     firsts.back().space.patterns.resize(1);
     for (const auto& [size, count] : micro_batches) {
       parts.back().measured[size] = firsts.back().measured[size] = {};
@@ -114,7 +117,9 @@ std::vector<StagePart> StageParts(const Problem& input, const SearchOptions& opt
     double before = 0;
     for (std::size_t rank = 0; rank < parts.size(); ++rank) {
       parts[rank].bubble[size] = before;
-      before += firsts[rank].measured.at(size).base.Total();
+      before += SplitsBackward(options.base.pipeline_schedule)
+                    ? 0
+                    : firsts[rank].measured.at(size).base.Total();
     }
   }
   return parts;

@@ -12,7 +12,8 @@
 // The last rank gives the bubble that is known of equal stages, (P - 1) / V forwards and backwards
 // of a rank; a slow rank gives its own work. Transfers may run meanwhile, and so may the update:
 // what these take beside compute is not added (Bounds::Of). Example: 4 ranks of f = 1 s and b = 2
-// s, 8 micro-batches: 8 x 3 + 3 x 3 = 33 s, which is what 1F1B takes.
+// s, 8 micro-batches: 8 x 3 + 3 x 3 = 33 s, which is what 1F1B takes. Where gradients of weights
+// are passes of their own, these may fill the ends: no bubble is counted.
 
 #include <cstdint>
 #include <map>

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <set>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -20,11 +21,17 @@ class Writer {
   explicit Writer(std::int64_t micro_batches) : micro_batches_(micro_batches) {}
 
   void Add(std::int64_t stage, Kind kind) {
-    const Kind counted = kind == Kind::kForward ? kind : Kind::kBackward;
+    const Kind counted = kind == Kind::kInputGrads ? Kind::kBackward : kind;
     actions_.push_back({static_cast<std::int32_t>(stage), kind, next_[{stage, counted}]++});
     if (kind == Kind::kInputGrads) {
       pending_.push_back(actions_.back());
     }
+  }
+  // A forward and a backward pass that other ranks see as one.
+  void AddPair(std::int64_t forward, std::int64_t backward) {
+    Add(forward, Kind::kForward);
+    actions_.back().joins_next = true;
+    Add(backward, Kind::kBackward);
   }
   // The oldest weight gradients that are left out so far, if there are any.
   void AddWeights() {
@@ -86,7 +93,8 @@ std::vector<StageAction> OneForwardOneBackward(const Pipeline& p, std::int64_t r
   const bool is_split = p.schedule == PipelineSchedule::kInterleavedZeroBubble;
   const std::int64_t per_round = p.micro_batches / RoundsOf(p), v = p.stages_per_rank;
   const std::int64_t passes = v * p.micro_batches;
-  const std::int64_t hops = (p.ranks - 1 - rank) * (v == 1 || is_split ? 1 : 2);
+  const std::int64_t hops =
+      (p.ranks - 1 - rank) * (p.schedule == PipelineSchedule::k1F1B || is_split ? 1 : 2);
   const std::int64_t warm_up = std::min((v - 1) * per_round + hops, passes);
   Writer writer(p.micro_batches);
   for (std::int64_t i = 0; i < warm_up + passes; ++i) {
@@ -104,6 +112,89 @@ std::vector<StageAction> OneForwardOneBackward(const Pipeline& p, std::int64_t r
   for (std::int64_t i = 0; i < rank; ++i) {
     writer.AddWeights();
   }
+  return writer.Take();
+}
+
+// ScheduleZBVZeroBubble. Passes of micro-batches that are not there are left out.
+std::vector<StageAction> ZeroBubbleV(const Pipeline& p, std::int64_t rank) {
+  const std::int64_t near = rank, far = 2 * p.ranks - 1 - rank;
+  const std::int64_t count = std::max(2 * p.ranks - 1, p.micro_batches);
+  Writer writer(p.micro_batches);
+  const auto add = [&](std::int64_t times, std::int64_t stage, const std::vector<Kind>& kinds) {
+    for (std::int64_t i = 0; i < times; ++i) {
+      for (const Kind kind : kinds) {
+        writer.Add(stage, kind);
+      }
+    }
+  };
+  add(far - near, near, {Kind::kForward});
+  for (std::int64_t i = 0; i < rank; ++i) {
+    writer.Add(far, Kind::kForward);
+    writer.Add(near, Kind::kForward);
+  }
+  const std::vector<Kind> all = {Kind::kForward, Kind::kInputGrads, Kind::kWeightGrads};
+  add(p.ranks - rank, far, all);
+  for (std::int64_t i = 0; i < count - p.ranks; ++i) {
+    add(i < count - far ? 1 : 0, near, {Kind::kForward});
+    add(1, near, {Kind::kInputGrads, Kind::kWeightGrads});
+    add(1, far, all);
+  }
+  for (std::int64_t i = 0; i < rank; ++i) {
+    writer.Add(near, Kind::kInputGrads);
+    writer.Add(far, Kind::kInputGrads);
+  }
+  add(p.ranks - rank, near, {Kind::kInputGrads, Kind::kWeightGrads});
+  add(rank, far, {Kind::kWeightGrads});
+  add(rank, near, {Kind::kWeightGrads});
+  return writer.Take();
+}
+
+// ScheduleDualPipeV, in the steps that its comments count.
+std::vector<StageAction> DualPipe(const Pipeline& p, std::int64_t rank) {
+  const std::int64_t near = rank, far = 2 * p.ranks - 1 - rank, behind = p.ranks - 1 - rank;
+  Writer writer(p.micro_batches);
+  const auto repeat = [](std::int64_t times, const auto& step) {
+    for (std::int64_t i = 0; i < times; ++i) {
+      step(i);
+    }
+  };
+  repeat(2 * behind, [&](std::int64_t) { writer.Add(near, Kind::kForward); });
+  repeat(rank + 1, [&](std::int64_t) {
+    writer.Add(near, Kind::kForward);
+    writer.Add(far, Kind::kForward);
+  });
+  repeat(behind, [&](std::int64_t) {
+    writer.Add(far, Kind::kInputGrads);
+    writer.AddWeights();
+    writer.Add(far, Kind::kForward);
+  });
+  repeat(p.micro_batches - far, [&](std::int64_t i) {
+    if (i == 0 && behind == 0) {
+      writer.Add(near, Kind::kForward);
+      writer.Add(far, Kind::kBackward);
+    } else {
+      writer.AddPair(near, far);
+    }
+    writer.AddPair(far, near);
+  });
+  repeat(behind, [&](std::int64_t) {
+    writer.Add(far, Kind::kBackward);
+    writer.AddPair(far, near);
+  });
+  // The second half of what is left is split: of an odd rank from the far stage on.
+  Kind kind = Kind::kBackward;
+  repeat(rank + 1, [&](std::int64_t i) {
+    const bool turns = i == (rank + 1) / 2;
+    kind = turns && rank % 2 == 1 ? Kind::kInputGrads : kind;
+    writer.Add(far, kind);
+    kind = turns ? Kind::kInputGrads : kind;
+    writer.Add(near, kind);
+  });
+  repeat(behind, [&](std::int64_t) {
+    writer.AddWeights();
+    writer.Add(near, kind);
+  });
+  repeat(rank + 1, [&](std::int64_t) { writer.AddWeights(); });
   return writer.Take();
 }
 
@@ -137,7 +228,8 @@ std::vector<StageAction> AddGathers(const Pipeline& p, const std::vector<StageAc
       }
     }
     actions.push_back(passes[i]);
-    if (passes[i].kind == Kind::kBackward && ++done[passes[i].stage] == p.micro_batches) {
+    if ((passes[i].kind == Kind::kBackward || passes[i].kind == Kind::kWeightGrads) &&
+        ++done[passes[i].stage] == p.micro_batches) {
       actions.push_back({passes[i].stage, Kind::kReduceGrads, 0});
     }
   }
@@ -148,7 +240,7 @@ std::vector<StageAction> AddGathers(const Pipeline& p, const std::vector<StageAc
 }
 
 // _add_send_recv: ranks in turns take their next action once what it needs has come. A receive
-// stands where its send was issued.
+// stands where its send was issued; a stage of the same rank needs neither.
 std::vector<StageAction> AddTransfersInTurns(const Pipeline& p, std::int64_t rank) {
   using Key = std::tuple<Kind, std::int32_t, std::int32_t>;
   const auto ranks = static_cast<std::size_t>(p.ranks);
@@ -158,30 +250,44 @@ std::vector<StageAction> AddTransfersInTurns(const Pipeline& p, std::int64_t ran
   for (std::size_t r = 0; r < ranks; ++r) {
     todo[r] = AddGathers(p, ActionsOf(p, static_cast<std::int64_t>(r)));
   }
+  const auto is_forward = [](const StageAction& a) { return a.kind == Kind::kForward; };
+  const auto needs = [&](const StageAction& a) {
+    return Key{is_forward(a) ? Kind::kReceiveActivation : Kind::kReceiveGradient, a.stage,
+               a.micro_batch};
+  };
+  const auto is_ready = [&](const StageAction& a) {
+    return a.kind > Kind::kInputGrads || a.stage == (is_forward(a) ? 0 : stages - 1) ||
+           come.contains(needs(a));
+  };
+  const auto send = [&](std::size_t r, const StageAction& a) {
+    const StageAction to = {a.stage + (is_forward(a) ? 1 : -1), a.kind, a.micro_batch};
+    if (a.kind > Kind::kInputGrads || to.stage < 0 || to.stage >= stages) {
+      return;
+    }
+    come.insert(needs(to));
+    if (const auto other = static_cast<std::size_t>(RankOf(p, to.stage)); other != r) {
+      actions[r].push_back(
+          {a.stage, is_forward(a) ? Kind::kSendActivation : Kind::kSendGradient, a.micro_batch});
+      actions[other].push_back({to.stage, std::get<0>(needs(to)), a.micro_batch});
+    }
+  };
   std::vector<std::size_t> next(ranks, 0);
   for (bool goes_on = true; goes_on;) {
     goes_on = false;
     for (std::size_t r = 0; r < ranks; ++r) {
-      if (next[r] == todo[r].size()) {
+      const std::span<const StageAction> left = std::span(todo[r]).subspan(next[r]);
+      if (left.empty()) {
         continue;
       }
-      const StageAction& a = todo[r][next[r]];
-      const bool is_forward = a.kind == Kind::kForward, is_backward = a.kind == Kind::kBackward;
-      const std::int32_t end = is_forward ? 0 : static_cast<std::int32_t>(stages) - 1;
-      const Kind receive = is_forward ? Kind::kReceiveActivation : Kind::kReceiveGradient;
-      if ((is_forward || is_backward) && a.stage != end &&
-          !come.contains({receive, a.stage, a.micro_batch})) {
+      const std::span<const StageAction> taken = left.first(left.front().joins_next ? 2 : 1);
+      if (!std::all_of(taken.begin(), taken.end(), is_ready)) {
         continue;
       }
       goes_on = true;
-      ++next[r];
-      actions[r].push_back(a);
-      const std::int32_t to = a.stage + (is_forward ? 1 : -1);
-      if ((is_forward || is_backward) && to >= 0 && to < stages) {
-        actions[r].push_back(
-            {a.stage, is_forward ? Kind::kSendActivation : Kind::kSendGradient, a.micro_batch});
-        actions[static_cast<std::size_t>(to % p.ranks)].push_back({to, receive, a.micro_batch});
-        come.insert({receive, to, a.micro_batch});
+      next[r] += taken.size();
+      actions[r].insert(actions[r].end(), taken.begin(), taken.end());
+      for (const StageAction& a : taken) {
+        send(r, a);
       }
     }
   }
@@ -192,11 +298,25 @@ std::vector<StageAction> AddTransfersInTurns(const Pipeline& p, std::int64_t ran
 
 }  // namespace
 
+std::int64_t RankOf(const Pipeline& p, std::int64_t stage) {
+  const bool goes_up = IsVShaped(p.schedule) && stage / p.ranks % 2 == 1;
+  return goes_up ? p.ranks - 1 - stage % p.ranks : stage % p.ranks;
+}
+
+std::int64_t StageAt(const Pipeline& p, std::int64_t rank, std::int64_t place) {
+  return place * p.ranks + RankOf(p, place * p.ranks + rank);
+}
+
 std::string WhyNot(const Pipeline& p) {
   if (HasOneStagePerRank(p.schedule) && p.stages_per_rank != 1) {
     return "one stage per rank";
   }
-  const std::int64_t least = p.schedule == PipelineSchedule::k1F1B ? p.ranks : 1;
+  if (IsVShaped(p.schedule) && p.stages_per_rank != 2) {
+    return "two stages per rank";
+  }
+  const std::int64_t least = p.schedule == PipelineSchedule::k1F1B        ? p.ranks
+                             : p.schedule == PipelineSchedule::kDualPipeV ? 2 * p.ranks
+                                                                          : 1;
   if (p.micro_batches < least) {
     return std::to_string(least) + " micro-batches or more";
   }
@@ -215,6 +335,10 @@ std::vector<StageAction> ActionsOf(const Pipeline& p, std::int64_t rank) {
     case PipelineSchedule::kInterleaved1F1B:
     case PipelineSchedule::kInterleavedZeroBubble:
       return OneForwardOneBackward(p, rank);
+    case PipelineSchedule::kZbvZeroBubble:
+      return ZeroBubbleV(p, rank);
+    case PipelineSchedule::kDualPipeV:
+      return DualPipe(p, rank);
   }
   return {};
 }

@@ -24,9 +24,20 @@ enum class PipelineSchedule : std::uint8_t {
   kInterleaved1F1B,        // the same with several stages per rank, in turns
   kLoopedBfs,              // GPipe's with several stages per rank, one behind the other
   kInterleavedZeroBubble,  // weight gradients later than those of inputs
+  kZbvZeroBubble,          // the same; stages go down the ranks and up again: rank r of P has
+                           // stages r and 2P - 1 - r
+  kDualPipeV,              // so, too; forward and backward passes in pairs
 };
-inline constexpr std::array<std::string_view, 5> kPipelineScheduleNames = {
-    "gpipe", "1f1b", "interleaved", "looped_bfs", "zero_bubble"};
+inline constexpr std::array<std::string_view, 7> kPipelineScheduleNames = {
+    "gpipe", "1f1b", "interleaved", "looped_bfs", "zero_bubble", "zbv", "dualpipev"};
+
+// Are gradients of weights passes of their own?
+[[nodiscard]] constexpr bool SplitsBackward(PipelineSchedule schedule) {
+  return schedule >= PipelineSchedule::kInterleavedZeroBubble;
+}
+[[nodiscard]] constexpr bool IsVShaped(PipelineSchedule schedule) {
+  return schedule >= PipelineSchedule::kZbvZeroBubble;
+}
 
 struct StageAction {
   enum class Kind : std::uint8_t {
@@ -47,7 +58,8 @@ struct StageAction {
   std::int32_t stage = 0;
   Kind kind = Kind::kForward;
   std::int32_t micro_batch = 0;
-  bool joins_next = false;  // a send with the receive behind it, as one
+  bool joins_next = false;  // a send with the receive behind it, or a forward pass with the
+                            // backward pass behind it (OVERLAP_F_B), as one
 
   bool operator==(const StageAction&) const = default;
 };
@@ -58,6 +70,10 @@ struct Pipeline {
   std::int64_t stages_per_rank = 1;
   std::int64_t micro_batches = 1;
 };
+
+// The rank that has the stage, and the `place`-th stage of a rank.
+[[nodiscard]] std::int64_t RankOf(const Pipeline& pipeline, std::int64_t stage);
+[[nodiscard]] std::int64_t StageAt(const Pipeline& pipeline, std::int64_t rank, std::int64_t place);
 
 // Nothing, or what the schedule asks of the numbers: "4 or more micro-batches, one per rank".
 [[nodiscard]] std::string WhyNot(const Pipeline& pipeline);

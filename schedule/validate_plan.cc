@@ -236,6 +236,10 @@ void CheckPipeline(const Model& model, const Job& job, const Plan& plan, const s
     throw InputError(FieldOf(where, "pipeline_stages"), std::to_string(plan.pipeline_stages),
                      "1 without a pipeline, and under gpipe and 1f1b");
   }
+  if (plan.pipeline_size > 1 && IsVShaped(plan.pipeline_schedule) && plan.pipeline_stages != 2) {
+    throw InputError(FieldOf(where, "pipeline_stages"), std::to_string(plan.pipeline_stages),
+                     "2 under zbv and dualpipev");
+  }
   if (plan.pipeline_edge_layers != 1 && plan.pipeline_size == 1) {
     throw InputError(FieldOf(where, "pipeline_edge_layers"),
                      std::to_string(plan.pipeline_edge_layers), "1 without a pipeline");
@@ -252,16 +256,18 @@ void CheckPipeline(const Model& model, const Job& job, const Plan& plan, const s
   const auto is_any = [](const auto& list, const auto& test) { return AnyOf(list, test); };
   const Precision& p = job.precision;
   const bool is_ddp = plan.dialect == Dialect::kDdp;
+  const bool is_split = SplitsBackward(plan.pipeline_schedule);
   refuse((plan.dialect != Dialect::kFsdp2 && !is_ddp) || plan.torch != TorchRelease::k2_13,
          "under dialects fsdp2 and ddp of torch 2.13");
   refuse(plan.offload != Offload(), "without offload");
   refuse(plan.keeps_gathered, "without keeps_gathered, which they do anyway,");
-  refuse(job.mode != JobMode::kTrain || job.trains_by != TrainsBy::kOwn ||
-             job.frozen_format > FrozenFormat::kParam ||
-             (is_any(model.params, [](const Parameter& param) { return !param.trainable; }) &&
-              (plan.pipeline_stages > 1 || !IsIn(model.modules, "lora_A", &Module::name))),
-         "for training of all parameters, or in one stage per rank of adapters, on answers of "
-         "their own");
+  refuse(
+      job.mode != JobMode::kTrain || job.trains_by != TrainsBy::kOwn ||
+          job.frozen_format > FrozenFormat::kParam ||
+          (is_any(model.params, [](const Parameter& param) { return !param.trainable; }) &&
+           (plan.pipeline_stages > 1 || is_split || !IsIn(model.modules, "lora_A", &Module::name))),
+      "for training of all parameters, or in one stage per rank of adapters, on answers of "
+      "their own");
   refuse(p.param == DType::kFp16 || p.reduce == DType::kFp16 || (is_ddp && p.param != p.master),
          "in bf16 and fp32, and under ddp in one dtype");
   refuse(FindsUnused(plan), "without find_unused_parameters and static_graph");
@@ -271,7 +277,11 @@ void CheckPipeline(const Model& model, const Job& job, const Plan& plan, const s
                   return !is_ddp && unit.reshard.kind != Reshard::Kind::kNever;
                 }),
          "with reshard never");
-  refuse(plan.pipeline_schedule > PipelineSchedule::kLoopedBfs, "with whole backward passes");
+  // torch would run a block again for each of its weights.
+  refuse(is_split && !plan.recompute.empty(), "with whole backward passes where they recompute,");
+  refuse(
+      is_split && is_any(model.specs, [](const OpSpec& s) { return s.kind == OpKind::kBatchNorm; }),
+      "with whole backward passes beside batch norms");
   // Its reducer fails where no forward pass follows a backward pass ("rebuilt parameter indices").
   refuse(is_ddp && (plan.pipeline_schedule != PipelineSchedule::k1F1B ||
                     plan.accumulation <= plan.pipeline_size),

@@ -159,8 +159,9 @@ const char* RotateName(ContextMethod method) {
 }
 
 // torch.distributed.pipelining's names, by PipelineSchedule.
-constexpr std::array<std::string_view, 4> kSchedules = {"GPipe", "1F1B", "Interleaved1F1B",
-                                                        "LoopedBFS"};
+constexpr std::array<std::string_view, 7> kSchedules = {
+    "GPipe",         "1F1B",     "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble",
+    "ZBVZeroBubble", "DualPipeV"};
 
 // As pipeline_llm in torchtitan's distributed/pipeline_parallel.py counts the stages.
 void ApplyPipeline(const S& s, const std::string& key, PlanFile& file) {
@@ -353,7 +354,9 @@ PipelineSchedule PipelineScheduleNamed(const std::string& name, const std::strin
     return LowerCase(std::string(one)) == LowerCase(name);
   });
   if (found == kSchedules.end()) {
-    throw InputError(where, Quoted(name), "GPipe, 1F1B, Interleaved1F1B or LoopedBFS");
+    throw InputError(where, Quoted(name),
+                     "GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, "
+                     "ZBVZeroBubble or DualPipeV");
   }
   return static_cast<PipelineSchedule>(found - kSchedules.begin());
 }

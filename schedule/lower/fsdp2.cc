@@ -46,8 +46,8 @@ Fsdp2Rules::Fsdp2Rules(Emitter& emitter, const UnitSpans& spans,
   for (std::uint32_t u = 0; u < units.size(); ++u) {
     root_first_.push_back(UnitId(u));
   }
-  StableSort(root_first_, [&](UnitId x, UnitId y) {
-    return spans.first_module[x.value] < spans.first_module[y.value];
+  StableSortBy(root_first_, [&](UnitId u) {
+    return units[u.value].name.ends_with(kSecondRoot) ? 0 : spans.first_module[u.value];
   });
 }
 
@@ -316,6 +316,18 @@ void Fsdp2Rules::EndBackward() {
   }
   recompute_root_ = UnitId();
   FinishReductions();
+}
+
+// No hook runs, so that the gradients stay in .grad (stage_backward_weight of torch's
+// _backward.py).
+void Fsdp2Rules::EndWeights() {
+  for (const UnitId u : UnitsOfStage()) {
+    if (!At(u).grads.empty()) {
+      comm_[u.value].kept_grads = At(u).grad_of_param;
+      At(u).grads.clear();
+    }
+    comm_[u.value].passes_left = 0;
+  }
 }
 
 void Fsdp2Rules::FinishReductions() {

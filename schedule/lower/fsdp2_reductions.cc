@@ -58,6 +58,13 @@ void Fsdp2Rules::WeightGradWritten(std::uint32_t model_op, UnitId u) {
   std::erase(At(u).grads, grad);
 }
 
+// Gradients that passes of weights alone left in .grad, in the dtype they were made in.
+void Fsdp2Rules::TakeKept(UnitId u) {
+  for (const auto& [storage, grad] : std::exchange(comm_[u.value].kept_grads, {})) {
+    At(u).grads.push_back(grad);
+  }
+}
+
 // The unit's gradients outlive their micro-batch.
 void Fsdp2Rules::KeepGrads(UnitId u) {
   if (!AddsInPlace(u)) {
@@ -74,12 +81,16 @@ void Fsdp2Rules::KeepGrads(UnitId u) {
 }
 
 // The end of a unit's backward, once per call. Gradients are reduced after the last call in
-// backward: autograd has added those of all calls by then.
+// backward: autograd has added those of all calls by then. Of a rank's stages each has a root of
+// its own: with parameters of another one the unit does not end here.
 void Fsdp2Rules::PostBackward(UnitId u) {
-  if (!HasParams(u)) {
+  if (!HasParams(u) || !IsOfStage(u)) {
     return;
   }
   comm_[u.value].state = State::kPostBackward;
+  if (!AddsInPlace(u) && (!Syncs() || At(u).accumulated.valid())) {
+    TakeKept(u);
+  }
   // Autograd sums the gradients of all calls before it hands them to the parameters.
   const bool is_last = comm_[u.value].passes_left == 0;
   const bool has_grads = At(u).accumulated.valid() || !comm_[u.value].kept_grads.empty() ||

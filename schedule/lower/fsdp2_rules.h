@@ -44,6 +44,7 @@ class Fsdp2Rules : public StepRules {
   void WeightGradWritten(std::uint32_t model_op, UnitId unit) override;
   [[nodiscard]] BufferId ParameterStorage(UnitId u, std::uint32_t model_op) override;
   void EndBackward() override;
+  void EndWeights() override;
   void EndStep() override;
   void GatherAll() override;
   void AwaitAll() override;
@@ -142,6 +143,7 @@ class Fsdp2Rules : public StepRules {
   void PostBackward(UnitId u);
   [[nodiscard]] bool AddsInPlace(UnitId u) const;
   void KeepGrads(UnitId u);
+  void TakeKept(UnitId u);
   void SumOverTensor(UnitId u);
   void ReduceGrads(UnitId u);
   [[nodiscard]] std::vector<BufferId> TakeGrads(UnitId u, bool is_last);

@@ -86,9 +86,11 @@ std::unique_ptr<StepRules> MakeRules(Emitter& e, const UnitSpans& spans,
 }
 
 // Writes a pass of a micro-batch. Where no pipeline puts others between, its backward belongs to
-// its forward.
+// its forward. The first stage has no gradient of its input to send: its backward comes whole, with
+// the weights' (backward_weight_one_chunk of torch's pipelining/stage.py).
 void EmitPass(Emitter& e, Walker& walker, StepRules& rules, const StageAction& pass) {
-  const bool is_forward = pass.kind == StageAction::Kind::kForward;
+  using Kind = StageAction::Kind;
+  const bool is_forward = pass.kind == Kind::kForward, is_first = pass.stage == 0;
   const std::int64_t count = e.in.plan.accumulation;
   if (is_forward || e.in.stage) {
     if (e.in.stage) {
@@ -101,11 +103,16 @@ void EmitPass(Emitter& e, Walker& walker, StepRules& rules, const StageAction& p
   if (is_forward) {
     walker.Forward();
     rules.EndForward();
+  } else if (pass.kind == Kind::kInputGrads && is_first) {
+    walker.AwaitGradient();
+  } else if (pass.kind == Kind::kWeightGrads && !is_first) {
+    walker.WeightGrads();
+    rules.EndWeights();
   } else {
-    walker.Backward();
+    walker.Backward(pass.kind == Kind::kInputGrads);
     rules.EndBackward();
   }
-  if (!is_forward || e.in.job.mode == JobMode::kForward) {
+  if (pass.kind == Kind::kBackward || e.in.job.mode == JobMode::kForward) {
     walker.Metrics();
   }
 }
@@ -123,7 +130,7 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
   using Kind = StageAction::Kind;
   const auto is_pass = [&](const StageAction& action) {
     return action.kind == Kind::kForward ||
-           (action.kind == Kind::kBackward && e.in.job.mode == JobMode::kTrain);
+           (action.kind <= Kind::kWeightGrads && e.in.job.mode == JobMode::kTrain);
   };
   const std::int64_t passes = CountIf(actions, is_pass);
   std::int64_t done = 0;
@@ -293,6 +300,12 @@ static void CheckKernels(const LowerInput& in) {
                      "plan.tensor_size is " + std::to_string(in.plan.tensor_size) +
                          ": the loss of each rank is of a part of the vocabulary");
   }
+  if (in.stage && SplitsBackward(in.stage->pipeline.schedule) &&
+      (k.fused_elementwise || k.fused_loss || k.keeps_logits || k.loss_chunks > 1)) {
+    throw InputError("kernel set", Quoted(k.name), "torch-eager",
+                     "plan.pipeline_schedule takes gradients of weights by themselves, which "
+                     "torch refuses for compiled modules");
+  }
   if (in.plan.tensor_async && (!k.fused_elementwise || k.host_kernels)) {
     throw InputError("kernel set", Quoted(k.name), "a compiled one or megatron-core",
                      "plan.tensor_async is true, and nothing else runs transfers beside products");
@@ -323,6 +336,34 @@ static Plan PlanOfStage(const Model& model, Plan plan) {
   std::erase_if(plan.recompute,
                 [&](const RecomputeRegion& region) { return is_elsewhere(region.module); });
   return plan;
+}
+
+// In torch each stage has a root of its own. Where a rank has both ends of the model (zbv,
+// dualpipev), what the root has in the second stage, such as the last norm and the head, becomes a
+// unit.
+static void PartRoot(const Model& model, Plan& plan) {
+  const std::vector<ParamId> params = ResolveUnits(model, plan, kWhere).back().params;
+  UnitPlan second = plan.units.back();
+  second.name += kSecondRoot;
+  second.modules.clear();
+  bool is_in_first = false;
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    for (const ParamId param : model.ops[i].params) {
+      const std::string& name = model.params[param.value].fqn;
+      std::string module = name.substr(0, std::min(name.size(), name.rfind('.')));
+      if (!IsIn(params, param)) {
+        continue;
+      }
+      if (i < model.stages[1].begin) {
+        is_in_first = true;
+      } else if (module != name && !IsIn(second.modules, module)) {
+        second.modules.push_back(std::move(module));
+      }
+    }
+  }
+  if (is_in_first && !second.modules.empty()) {
+    plan.units.insert(plan.units.end() - 1, second);
+  }
 }
 
 // Stages are modules of their own, so no unit is of two of them. A rank has several with
@@ -364,7 +405,8 @@ std::vector<Program> LowerStages(const LowerInput& input) {
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
     Model model = input.model;
     CutStage(model, ranks * input.plan.pipeline_stages, rank, ranks,
-             std::string(kWhere) + ": pipeline_size", input.plan.pipeline_edge_layers);
+             std::string(kWhere) + ": pipeline_size", input.plan.pipeline_edge_layers,
+             IsVShaped(input.plan.pipeline_schedule));
     programs.push_back(LowerStage({model, input.kernels, input.job, input.plan}, rank));
   }
   return programs;
@@ -374,7 +416,10 @@ Program LowerStage(const LowerInput& input, std::int64_t rank) {
   if (input.plan.pipeline_size == 1) {
     return Lower(input);
   }
-  const Plan plan = PlanOfStage(input.model, input.plan);
+  Plan plan = PlanOfStage(input.model, input.plan);
+  if (IsVShaped(plan.pipeline_schedule) && input.model.stages.size() > 1) {
+    PartRoot(input.model, plan);
+  }
   CheckStages(input.model, plan);
   LowerInput here(input.model, input.kernels, input.job, plan);
   here.stage = {PipelineOf(input.plan), rank};

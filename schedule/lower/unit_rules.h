@@ -35,6 +35,8 @@ class StepRules : public DialectRules {
   virtual void BeginMicroBatch(bool first, bool last);
   virtual void EndForward() {}
   virtual void EndBackward() {}
+  // Behind the gradients of weights that a backward pass has left out.
+  virtual void EndWeights() {}
   // Of a pipeline's stage at hand: gathers all units, waits for them before the first pass that
   // needs them, drops them, and reduces their gradients when all micro-batches are through.
   virtual void GatherAll() {}
@@ -289,6 +291,9 @@ class StepRules : public DialectRules {
   std::vector<std::int64_t> train_elements_;  // GradElements per unit
   std::vector<bool> is_embedding_;            // per parameter
 };
+
+// Ends the name of the unit that is the root of a rank's second stage.
+inline constexpr std::string_view kSecondRoot = "@2";
 
 // Carry slot that holds the op after which the next step may touch the parameters.
 inline constexpr std::uint32_t kOptimizerSlot = 0;

@@ -144,20 +144,19 @@ ShapeId Walker::ForwardShape(std::uint32_t i) {
 
 // `adds`: its data gradient is added to one that is there.
 ShapeId Walker::BackwardShape(std::uint32_t i, bool adds) {
-  const ModelOpFacts& facts = e_.a.ops[i];
   const std::size_t variant =
-      (facts.input_grads != 0 ? 1U : 0U) + (facts.weight_grad ? 2U : 0U) + (adds ? 4U : 0U);
+      (MakesData(i) ? 1U : 0U) + (MakesWeights(i) ? 2U : 0U) + (adds ? 4U : 0U);
   ShapeId& cached = backward_shape_[std::size_t{8} * e_.a.variant[i] + variant];
   if (!cached.valid()) {
     const OpKernels& k = e_.a.KernelsOf(i);
     std::vector<Kernel> kernels;
-    if (facts.input_grads != 0) {
+    if (MakesData(i)) {
       kernels = k.backward_data;
     }
     if (adds) {
       kernels.back().read += e_.a.tensor_bytes[e_.in.model.ops[i].inputs.front().value];
     }
-    if (facts.weight_grad) {
+    if (MakesWeights(i)) {
       kernels.insert(kernels.end(), k.backward_weight.begin(), k.backward_weight.end());
     }
     OpShape shape;
@@ -303,6 +302,9 @@ void Walker::SwapInFlight() {
   kept.forward.swap(forward_instance_);
   kept.extra.swap(extra_);
   kept.early.swap(early_);
+  kept.grads.swap(grads_);
+  kept.grad_of_tensor.resize(grad_of_tensor_.size(), kNoGrad);
+  kept.grad_of_tensor.swap(grad_of_tensor_);
 }
 
 void Walker::AddCompute(std::uint32_t i, Phase phase, ShapeId shape, std::uint16_t occurrence) {
@@ -343,7 +345,8 @@ void Walker::UseParameters(std::uint32_t i) {
 // and each backward that needs the weight.
 void Walker::MakeWhole(std::uint32_t i, Phase phase) {
   const ModelOp& op = e_.in.model.ops[i];
-  if (op.params.empty() || !e_.a.quantized[op.params[0].value]) {
+  if (op.params.empty() || !e_.a.quantized[op.params[0].value] ||
+      (phase == Phase::kBackward && !MakesData(i))) {
     return;
   }
   std::int64_t elements = 0;  // of all experts at once
@@ -388,6 +391,11 @@ std::vector<Walker::Instance*> Walker::AllocateOutputs(std::uint32_t i, bool rer
                       : passing ? storage.passing_uses
                                 : storage.rerun_uses;
       const bool kept = rerun || storage.backward_uses > 0;
+      if (HandsOver() && s == e_.a.storage_of[e_.Stage().sent.value]) {
+        instance.buffer = received_[PlaceBehind()];
+        ++instance.refs;  // it stays
+        continue;
+      }
       instance.buffer = e_.Alloc(storage.bytes, kept ? Category::kActivation : Category::kTemporary,
                                  Stream::kCompute);
       fresh.push_back(&instance);

@@ -115,8 +115,12 @@ class Walker {
   void Init();
   // Allocates and copies the inputs of the micro-batch, runs forward.
   void Forward();
-  // Runs backward of Emitter::micro_batch, whose forward has run.
-  void Backward();
+  // Runs backward of Emitter::micro_batch, whose forward has run: all of it, or the gradients of
+  // activations, which leave those of weights to WeightGrads.
+  void Backward(bool leaves_weights = false);
+  void WeightGrads();
+  // Compute waits for the gradient that the next stage sends.
+  void AwaitGradient() { AwaitReceive(coming_grads_, Phase::kBackward); }
   // walker_stages.cc: what goes from stage to stage. With `joined` both are one op.
   void Transfer(const StageAction& action, const StageAction* joined);
   void WaitForSends();
@@ -135,6 +139,9 @@ class Walker {
   struct InFlight {
     std::vector<Instance> forward;
     std::vector<BufferId> extra, early;
+    // What WeightGrads reads.
+    std::vector<Instance> grads;
+    std::vector<std::uint32_t> grad_of_tensor;
   };
   // A unit begins or ends at an op, with the stretch of forward that this is about.
   struct Event {
@@ -168,11 +175,17 @@ class Walker {
   void TakeReceived();
   void BeginStageBackward();
   void EndStageBackward();
+  void ReleaseSent();
+  // The stage behind this one is the rank's next: what both hand over stays where it is.
+  [[nodiscard]] bool HandsOver() const;
   void AwaitReceive(std::map<std::size_t, OpId>& coming, Phase phase);
   void FreeSent(OpId awaited);
   // Of the stage and micro-batch at hand among those of the rank.
   [[nodiscard]] std::size_t Place() const {
     return e_.stage * static_cast<std::size_t>(e_.in.plan.accumulation) + e_.micro_batch;
+  }
+  [[nodiscard]] std::size_t PlaceBehind() const {
+    return Place() + static_cast<std::size_t>(e_.in.plan.accumulation);
   }
   // Swaps what lives of the present micro-batch with what was kept of it.
   void SwapInFlight();
@@ -187,7 +200,8 @@ class Walker {
     return RecomputesLate(e_.in.plan.dialect) && !e_.in.kernels.whole_recompute;
   }
   void Recompute(const Region& region, std::uint32_t stop);
-  // `occurrence` 1: what follows the op's exchange; 2: its metrics.
+  // `occurrence` 1: what follows the op's exchange; 2: its metrics, or its weights' gradients where
+  // they are apart.
   void AddCompute(std::uint32_t i, Phase phase, ShapeId shape, std::uint16_t occurrence = 0);
   // walker_exchange.cc: the part of an op before its exchange, and the exchange, whose result they
   // return.
@@ -233,6 +247,15 @@ class Walker {
   void Release(Instance& instance);
   void ReleaseRead(std::uint32_t i, bool rerun);
   void ReleaseSaved(std::uint32_t i);
+  [[nodiscard]] std::vector<std::uint32_t> OpsWithWeights() const;
+  void EndWeights(std::uint32_t last);
+  // What the pass at hand computes of the op's backward.
+  [[nodiscard]] bool MakesData(std::uint32_t i) const {
+    return e_.a.ops[i].input_grads != 0 && part_ != Part::kWeights;
+  }
+  [[nodiscard]] bool MakesWeights(std::uint32_t i) const {
+    return e_.a.ops[i].weight_grad && part_ != Part::kData;
+  }
   void ReleaseHeld(std::uint32_t region);
   void TakeFetched(const ActivationOffload::Fetched& fetched);
   void FetchBeside(std::uint32_t i);
@@ -262,6 +285,8 @@ class Walker {
   std::vector<std::uint32_t> region_start_;  // per op: region whose backward begins there
   std::vector<std::uint32_t> region_end_;    // per op: region whose backward ends there
 
+  enum class Part : std::uint8_t { kAll, kData, kWeights };
+  Part part_ = Part::kAll;             // of backward
   std::uint32_t running_ = kNoRegion;  // the region that runs again
   BufferId host_inputs_;               // where the data loader puts one micro-batch
   std::optional<ActivationOffload> offload_;

@@ -170,7 +170,7 @@ void Walker::ReleaseSaved(std::uint32_t i) {
 }
 
 BufferId Walker::NewBackwardWorkspace(const OpKernels& kernels) {
-  if (kernels.backward_workspace == Bytes(0)) {
+  if (kernels.backward_workspace == Bytes(0) || part_ == Part::kWeights) {
     return {};
   }
   return e_.AllocPieces(kernels.backward_workspace,
@@ -210,18 +210,20 @@ void Walker::AddBackwardOp(std::uint32_t i) {
   const ModelOpFacts& facts = e_.a.ops[i];
   const OpKernels& kernels = e_.a.KernelsOf(i);
   BufferId workspace = NewBackwardWorkspace(kernels);  // may take turns with the gradients
-  if (early_[i].valid()) {                             // the peak of moments stands for it
+  if (early_[i].valid() && part_ != Part::kData) {     // the peak of moments stands for it
     e_.body->Free(std::exchange(early_[i], BufferId()));
   }
   const bool adds = AddsItsGradient(i);
-  const std::vector<std::uint32_t> input_grads = NewInputGrads(i, adds);
+  const std::vector<std::uint32_t> input_grads = NewInputGrads(i, adds || !MakesData(i));
   DialectRules::GradTarget weight;
   const std::size_t buffers = e_.program.buffers.size();
-  if (facts.weight_grad) {
+  if (MakesWeights(i)) {
     weight = rules_.WeightGradTarget(i, UnitOf(op));
   }
-  const bool is_fresh = weight.buffer.valid() && weight.buffer.value >= buffers;
-  if (const Bytes peak = PeakOfMoments(kernels, is_fresh); peak > Bytes(0)) {
+  const bool is_fresh =
+      part_ == Part::kData || (weight.buffer.valid() && weight.buffer.value >= buffers);
+  const Bytes peak = PeakOfMoments(kernels, is_fresh);
+  if (peak > Bytes(0) && part_ != Part::kWeights) {
     workspace = e_.Alloc(peak, Category::kTemporary, Stream::kCompute);
   }
   BufferId loss;
@@ -230,14 +232,13 @@ void Walker::AddBackwardOp(std::uint32_t i) {
                     Category::kTemporary, Stream::kCompute);
   }
   BufferId exchanged = AddRing(i, Phase::kBackward, workspace);
-  if (kernels.backward_exchange.bytes > Bytes(0) && facts.input_grads != 0) {
+  if (kernels.backward_exchange.bytes > Bytes(0) && MakesData(i)) {
     exchanged = AddBackwardExchange(i, weight);
     weight = {};
   }
-  if (facts.input_grads != 0) {
-    MakeWhole(i, Phase::kBackward);
-  }
-  AddCompute(i, Phase::kBackward, BackwardShape(i, adds), exchanged.valid() ? 1 : 0);
+  MakeWhole(i, Phase::kBackward);
+  AddCompute(i, Phase::kBackward, BackwardShape(i, adds),
+             part_ == Part::kWeights ? 2 : (exchanged.valid() ? 1 : 0));
   UseForBackward(i);
   DropWhole();
   if (adds) {
@@ -270,7 +271,7 @@ void Walker::AddBackwardOp(std::uint32_t i) {
       Contribute(i, op.inputs[j], input_grads[j]);
     }
   }
-  if (facts.weight_grad) {
+  if (MakesWeights(i)) {
     rules_.WeightGradWritten(i, UnitOf(op));
   }
 }
@@ -293,13 +294,14 @@ void Walker::UseForBackward(std::uint32_t i) {
   if (extra_[i].valid()) {
     e_.body->Use(extra_[i], AccessMode::kRead, Role::kSaved);
   }
-  if (e_.a.ops[i].input_grads != 0) {
+  if (MakesData(i)) {
     UseParameters(i);
   }
 }
 
 // Three kinds of ops: exchanges between ranks, ops that hand their gradient on, and all others.
-// Afterwards the saved tensors and the gradients of the outputs each lose a reference.
+// Afterwards the saved tensors and the gradients of the outputs each lose a reference, unless the
+// gradients of weights come later.
 void Walker::BackwardOp(std::uint32_t i) {
   const Model& model = e_.in.model;
   const ModelOp& op = model.ops[i];
@@ -316,14 +318,62 @@ void Walker::BackwardOp(std::uint32_t i) {
     AddExchangeOfGrads(i);
   } else if (e_.a.KernelsOf(i).backward_data.empty() && !e_.a.ops[i].weight_grad) {
     PassGradThrough(i);
-  } else {
+  } else if (MakesData(i) || MakesWeights(i)) {
     AddBackwardOp(i);
   }
   rules_.AfterBackwardOp(i);
-  ReleaseSaved(i);
+  if (part_ == Part::kData) {
+    if (e_.a.ops[i].weight_grad) {
+      return;
+    }
+  } else {
+    ReleaseSaved(i);
+  }
   for (const TensorId t : op.outputs) {
     ReleaseGrad(std::exchange(grad_of_tensor_[t.value], kNoGrad));
   }
+}
+
+// In the order of the parameters, as stage_backward_weight of torch's _backward.py takes them; of
+// ops that share some, the last first.
+std::vector<std::uint32_t> Walker::OpsWithWeights() const {
+  std::vector<std::uint32_t> ops;
+  for (std::uint32_t i = e_.Stage().end; i-- > e_.Stage().begin;) {
+    if (e_.a.ops[i].weight_grad) {
+      ops.push_back(i);
+    }
+  }
+  StableSort(ops, [&](std::uint32_t x, std::uint32_t y) {
+    return e_.a.grad_group[x] < e_.a.grad_group[y];
+  });
+  return ops;
+}
+
+// Autograd keeps what forward has saved until the gradients of weights are there: each of them is
+// found from its op's node, which holds the nodes before it (torch 2.13, stage_backward_input).
+// Those behind the `last` such op go with the stage's output.
+void Walker::EndWeights(std::uint32_t last) {
+  for (std::uint32_t i = e_.Stage().begin; i < e_.Stage().end; ++i) {
+    const ModelOpFacts& facts = e_.a.ops[i];
+    if (facts.has_backward && (part_ == Part::kData ? i > last : i < last && !facts.weight_grad)) {
+      ReleaseSaved(i);
+    }
+  }
+}
+
+// Example: a block "norm, up, gelu, down, sum". Backward has left the gradients of what norm, up
+// and down made; each goes behind its op here.
+void Walker::WeightGrads() {
+  SwapInFlight();
+  part_ = Part::kWeights;
+  const std::vector<std::uint32_t> ops = OpsWithWeights();
+  for (const std::uint32_t i : ops) {
+    BackwardOp(i);
+  }
+  EndWeights(*std::max_element(ops.begin(), ops.end()));
+  ReleaseSent();
+  part_ = Part::kAll;
+  in_flight_.erase(Place());
 }
 
 // Runs the region's ops again. Units that do not cover the region go through their forward hooks
@@ -434,8 +484,9 @@ void Walker::FetchBeside(std::uint32_t i) {
 // hooks of units that begin, and recomputation if a region starts. The op follows, then hooks of
 // gradients and of units that end. Under torch's early-stopping checkpoint all hooks come before
 // the recomputation. Under other checkpoints those of units inside the region come behind it.
-void Walker::Backward() {
+void Walker::Backward(bool leaves_weights) {
   SwapInFlight();
+  part_ = leaves_weights ? Part::kData : Part::kAll;
   std::fill(grad_of_tensor_.begin(), grad_of_tensor_.end(), kNoGrad);
   grads_.clear();
   BeginStageBackward();
@@ -477,6 +528,13 @@ void Walker::Backward() {
     Release(*logits);
   }
   EndStageBackward();
+  if (leaves_weights) {
+    const std::vector<std::uint32_t> ops = OpsWithWeights();
+    EndWeights(*std::max_element(ops.begin(), ops.end()));
+    SwapInFlight();
+    return;
+  }
+  ReleaseSent();
   in_flight_.erase(Place());
 }
 

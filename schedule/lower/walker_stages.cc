@@ -7,6 +7,9 @@
 //   previous   receive x                     send dx
 //   compute    wait, forward x -> y          wait, backward dy -> dx, wait, free dx
 //   next       send y            receive dy
+//
+// Where a rank's second stage follows its first (zbv, dualpipev) torch hands tensors over: y takes
+// the buffer's place, and dy is read where the second stage has left it.
 
 #include <utility>
 
@@ -63,19 +66,29 @@ void Walker::TakeReceived() {
   }
 }
 
+bool Walker::HandsOver() const {
+  return e_.in.stage && e_.stage == 0 && IsVShaped(e_.in.stage->pipeline.schedule) &&
+         e_.in.stage->rank + 1 == e_.in.stage->pipeline.ranks;
+}
+
 void Walker::BeginStageBackward() {
   const TensorId tensor = e_.Stage().sent;
-  if (tensor.valid()) {
+  if (HandsOver()) {
+    grad_of_tensor_[tensor.value] = NewGrad(grads_to_send_[PlaceBehind()]);
+  } else if (tensor.valid()) {
     AwaitReceive(coming_grads_, Phase::kBackward);
     grad_of_tensor_[tensor.value] = NewGrad(received_grads_[Place()]);
     ++grads_.back().refs;  // it stays
   }
 }
 
-void Walker::EndStageBackward() {
+void Walker::ReleaseSent() {
   if (const TensorId sent = e_.Stage().sent; sent.valid()) {
     Release(forward_instance_[e_.a.storage_of[sent.value]]);
   }
+}
+
+void Walker::EndStageBackward() {
   if (const TensorId received = e_.Stage().received; received.valid()) {
     const std::uint32_t grad = std::exchange(grad_of_tensor_[received.value], kNoGrad);
     SW_CHECK(grad != kNoGrad, "nothing of a stage has a gradient for what it got");
@@ -109,7 +122,8 @@ void Walker::Transfer(const StageAction& action, const StageAction* joined) {
   const bool is_forward =
       action.kind == Kind::kSendActivation || action.kind == Kind::kReceiveActivation;
   const bool is_pair = pipeline.ranks == 2 && pipeline.stages_per_rank > 1;
-  const bool has_next = is_pair ? e_.in.stage->rank == 0 : is_next;
+  const bool goes_up = IsVShaped(pipeline.schedule) && e_.stage == 1;
+  const bool has_next = is_pair ? e_.in.stage->rank == 0 : is_next != goes_up;
   const Stream stream = has_next ? Stream::kNext : Stream::kPrevious;
   const Phase phase = is_forward ? Phase::kForward : Phase::kBackward;
   const TensorId tensor = is_next ? e_.Stage().sent : e_.Stage().received;

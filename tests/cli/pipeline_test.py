@@ -39,6 +39,9 @@ class Pipelines(ShardwrightTestCase):
                 ('pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 3', "interleaved", 3, 1),
                 ('pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 2\n'
                  "pipeline_parallel_first_stage_less_layers = 0\npipeline_parallel_last_stage_less_layers = 0", "interleaved", 4, 1),
+                ('pipeline_parallel_schedule = "InterleavedZeroBubble"', "zero_bubble", 2, 1),
+                ('pipeline_parallel_schedule = "ZBVZeroBubble"', "zbv", 2, 1),
+                ('pipeline_parallel_schedule = "DualPipeV"', "dualpipev", 2, 1),
                 ('pipeline_parallel_schedule = "LoopedBFS"\ntensor_parallel_degree = 2', "looped_bfs", 2, 1)):
             with self.subTest(more=more):
                 made = self.read(more)
@@ -71,6 +74,30 @@ class Pipelines(ShardwrightTestCase):
         self.assertEqual(code, 2)
         self.assertIn("evn", err)
 
+    def test_weights_apart_fill_the_bubble(self):
+        job = ("plan", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--nodes", "2", "--seq", "1024", "--no-search", "--micro-batch", "1",
+               "--accumulation", "8", "-o", "p.json")
+        eager = ("--kernel-set", "torch-eager")
+        bubbles = {}
+        for words in ("", ":zero_bubble", ":zbv", ":dualpipev"):
+            self.succeed(*job, *eager, "--recompute", "none", "--shard", f"4,pp=4x2{words}")
+            bubbles[words] = json.loads(self.succeed("simulate", "p.json", "--json"))["bubble_fraction"]
+        for words in (":zero_bubble", ":zbv", ":dualpipev"):
+            self.assertLess(bubbles[words], bubbles[""])
+        for words, text in ((("--recompute", "none", "--kernel-set", "torch-compile"), "torch refuses for compiled modules"),
+                            ((*eager, "--recompute", "full"), "with whole backward passes where they recompute")):
+            code, _, err = self.run_program(*job, *words, "--shard", "4,pp=4x2:zbv")
+            self.assertEqual(code, 3)
+            self.assertIn(text, err)
+
+    def test_a_search_takes_weights_apart(self):
+        for words in (":zero_bubble", ":zbv"):
+            self.succeed("plan", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--seq", "1024", "--global-batch", "32", "--kernel-set", "torch-eager",
+                         "--shard", f"2,pp=4x2{words}", "-o", "s.json")
+            plan = json.loads((self.folder / "s.json").read_text())["plan"]
+            self.assertEqual(plan["pipeline_schedule"], words[1:])
+            self.assertEqual(plan["recompute"], [])
+
     def test_any_says_why_there_are_none(self):
         job = ("plan", "--cluster", "8xH100", "--seq", "1024", "--global-batch", "64", "--shard", "pp=any", "-o", "any.json")
         code, _, err = self.run_program(*job, "--model", "llama-3.2-1b")  # tied
@@ -81,7 +108,8 @@ class Pipelines(ShardwrightTestCase):
         self.assertIn("got --dialect native, expected fsdp2", err)
 
     def test_what_cannot_be_is_said(self):
-        for more, text in (('pipeline_parallel_schedule = "ZBVZeroBubble"', "expected GPipe, 1F1B, Interleaved1F1B or LoopedBFS"),
+        for more, text in (('pipeline_parallel_schedule = "ZB"', "expected GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV"),
+                           ('pipeline_parallel_schedule = "ZBVZeroBubble"\npipeline_parallel_layers_per_stage = 3', "pipeline_stages: got 3, expected 2 under zbv and dualpipev"),
                            ("pipeline_parallel_microbatch_size = 3", "a divisor of local_batch_size 16"),
                            ("pipeline_parallel_layers_per_stage = 0", "expected an integer in [1, "),
                            ("pipeline_parallel_layers_per_stage = 4", "one stage for each of 4 ranks"),

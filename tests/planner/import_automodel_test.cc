@@ -355,7 +355,7 @@ TEST_CASE("Automodel: what cannot be predicted is said") {
   for (const auto& [text, end] : std::initializer_list<std::pair<std::string, const char*>>{
            {Distributed(", pp_size: 2, pipeline: {pp_schedule: zero_bubble}"),
             "distributed.pipeline.pp_schedule: got \"zero_bubble\", expected GPipe, 1F1B, "
-            "Interleaved1F1B or LoopedBFS"},
+            "Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV"},
            {Distributed(", pipeline: {pp_schedule_csv: a.csv}"),
             "since a pipeline by a file of its schedule cannot be predicted"},
            {Distributed(", pipeline: {module_fqns_per_model_part: [[a], [b]]}"),

@@ -1,5 +1,5 @@
 // Writes the order of actions of each rank for lines "schedule ranks stages-per-rank micro-batches"
-// from standard input, or why there is none; with transfers, where backward passes are whole.
+// from standard input, or why there is none; with transfers.
 
 #include <algorithm>
 #include <iostream>
@@ -20,10 +20,7 @@ int main() {
       continue;
     }
     for (std::int64_t rank = 0; rank < pipeline.ranks; ++rank) {
-      const bool has_transfers = pipeline.schedule != PipelineSchedule::kInterleavedZeroBubble;
-      std::cout << (rank > 0 ? "|" : "")
-                << ActionsText(has_transfers ? AddTransfers(pipeline, rank)
-                                             : ActionsOf(pipeline, rank));
+      std::cout << (rank > 0 ? "|" : "") << ActionsText(AddTransfers(pipeline, rank));
     }
     std::cout << "\n";
   }

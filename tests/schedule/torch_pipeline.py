@@ -19,7 +19,8 @@ try:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import loss_parallel
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleLoopedBFS
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import get_schedule_class
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.checkpoint import checkpoint
@@ -39,9 +40,14 @@ from program_collectives import first_difference  # noqa: E402
 from random_cases import Shardwright  # noqa: E402
 from torch_pool import NAMES, Failure, Pools  # noqa: E402
 
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B, "looped_bfs": ScheduleLoopedBFS}
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "looped_bfs": "LoopedBFS", "zero_bubble": "InterleavedZeroBubble",
+             "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV"}
 # Ranks of the pipeline, ranks of each, flags of plan, layers.
 CASES = [
+    (2, 1, "--accumulation 4 --schedule zero_bubble --stages 2", 4),
+    (2, 2, "--accumulation 5 --schedule zbv --stages 2 --precision bf16-mixed --clip on", 5),
+    (2, 2, "--accumulation 4 --schedule dualpipev --stages 2 --precision bf16-mixed --wrap torchtitan", 4),
+    (4, 1, "--accumulation 8 --schedule zero_bubble --stages 2 --precision bf16-mixed", 7),
     (2, 1, "--accumulation 4 --schedule interleaved --stages 2", 4),
     (2, 2, "--accumulation 4 --schedule interleaved --stages 2 --precision bf16-mixed --clip on", 5),
     (4, 2, "--accumulation 3 --schedule looped_bfs --stages 2 --precision bf16", 7),
@@ -68,6 +74,16 @@ CASES = [
     (2, 4, "--accumulation 2 --schedule looped_bfs --stages 2 --cut tp=2 --precision bf16-mixed", 4),
     (4, 2, "--accumulation 4 --schedule interleaved --stages 2 --cut cp=2 --precision bf16-mixed", 7),
     (2, 2, "--accumulation 3 --schedule interleaved --precision bf16-mixed", 2),
+    (2, 2, "--accumulation 3 --schedule zero_bubble --precision bf16-mixed", 2),
+    (2, 4, "--accumulation 2 --schedule zero_bubble --stages 4 --cut tp=2 --precision bf16-mixed", 8),
+    (4, 2, "--accumulation 4 --schedule zero_bubble --stages 2 --cut cp=2 --precision bf16-mixed", 7),
+    (2, 4, "--accumulation 6 --schedule zero_bubble --stages 2 --precision bf16-mixed --shard 2 --replicate 2", 4),
+    (2, 4, "--accumulation 4 --schedule zbv --stages 2 --cut ep=2 --clip on", 3),
+    (4, 1, "--accumulation 4 --schedule zbv --stages 2", 6),
+    (4, 2, "--accumulation 9 --schedule zbv --stages 2 --precision bf16", 9),
+    (2, 4, "--accumulation 3 --schedule zbv --stages 2 --cut tp=2 --precision bf16-mixed", 3),
+    (4, 2, "--accumulation 8 --schedule dualpipev --stages 2 --precision fp32", 6),
+    (2, 2, "--accumulation 6 --schedule dualpipev --stages 2 --cut cp=2", 3),
     (2, 4, "--accumulation 3 --cut cp=2 --precision bf16-mixed --shard 2 --replicate 2", 3),
     (2, 4, "--accumulation 2 --cut cp=4:ulysses --precision bf16-mixed --schedule gpipe", 2),
     (2, 4, "--accumulation 3 --cut ep=2 --precision bf16-mixed --clip on", 3),
@@ -200,17 +216,17 @@ def run_case(rank, argument):
         sizes = (*sizes[:2], plan["shard_size"] // plan["expert_size"], plan["expert_size"])
         of_experts = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "replicate", "efsdp", "ep"))
     place = mesh.get_local_rank("pp")
-    own = range(place, stages, ranks)
+    name = plan.get("pipeline_schedule", "1f1b")
+    own = [place, 2 * ranks - 1 - place] if name in ("zbv", "dualpipev") else range(place, stages, ranks)
     models = [wrap(part_of(network, plan, stage, mesh, of_experts), argument, mesh, of_experts) for stage in own]
     parts = [PipelineStage(model, stage, stages, torch.device("cpu"), group=mesh["pp"].get_group()) for model, stage in zip(models, own)]
-    name = plan.get("pipeline_schedule", "1f1b")
-    schedule = SCHEDULES[name](parts[0] if name in ("gpipe", "1f1b") else parts, plan["accumulation"], loss_fn=loss_of, scale_grads=False)
+    schedule = get_schedule_class(SCHEDULES[name])(parts[0] if name in ("gpipe", "1f1b") else parts, plan["accumulation"], loss_fn=loss_of, scale_grads=False)
     optimizer = torch.optim.AdamW([p for model in models for p in model.parameters()], foreach=False)
     with loss_parallel(), Log() as log:
         for _ in range(3):
             ids = torch.randint(network["vocabulary"], (plan["micro_batch"] * plan["accumulation"], network["sequence"] // context))
             log.take()
-            schedule.step(*([ids] if place == 0 else []), target=ids if place + 1 == ranks else None, return_outputs=False)
+            schedule.step(*([ids] if place == 0 else []), target=ids if stages - 1 in own else None, return_outputs=False)
             if argument["job"]["clip_gradients"]:
                 norm = norm_of(models)
                 distributed.all_reduce(norm, group=mesh["pp"].get_group())  # torchtitan adds squares
@@ -277,7 +293,7 @@ def made_by(ours, stages, each, flags, network):
 def main(arguments):
     ours, failures = Shardwright(arguments[0]), 0
     with Pools() as pools:
-        for stages, each, flags, layers in CASES if "--all" in arguments else CASES[:14] + CASES[-3:-2]:
+        for stages, each, flags, layers in CASES if "--all" in arguments else CASES[:18] + CASES[-3:-2]:
             network = torch_tensor.SMALL | {"layers": layers} | ({"vocabulary": torch_experts.VOCABULARY} if "ep=" in flags else {})
             flags, network["adapted"] = (flags.split(" --adapted ") + [""])[:2]
             made = made_by(ours, stages, each, torch_tensor.flags_of(flags, network), network)

@@ -16,8 +16,9 @@ except ImportError as missing:
     sys.exit(77)
 
 CLASSES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B", "looped_bfs": "ScheduleLoopedBFS",
-           "zero_bubble": "ScheduleInterleavedZeroBubble"}
+           "zero_bubble": "ScheduleInterleavedZeroBubble", "zbv": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV"}
 SINGLE = ("gpipe", "1f1b")
+V_SHAPED = ("zbv", "dualpipev")
 
 
 class Stage:
@@ -81,10 +82,13 @@ def torch_orders(name, ranks, per_rank, micro_batches):
     made = getattr(schedules, CLASSES[name])
     if name in SINGLE:
         return "|".join(run_rank(made, rank, ranks, micro_batches) for rank in range(ranks))
-    schedule = made([Stage(i * ranks, ranks, ranks * per_rank) for i in range(per_rank)], micro_batches, loss_fn=lambda x, y: x)
-    if name == "zero_bubble":
-        return "|".join(",".join(str(a) for a in schedule.pipeline_order[r] if a is not None) for r in range(ranks))
-    return "|".join(in_order([*map(str, schedule.pipeline_order_with_comms[r]), f"{r}WAIT"]) for r in range(ranks))
+    own = [i * ranks + (ranks - 1 if name in V_SHAPED and i % 2 else 0) for i in range(per_rank)]
+    schedule = made([Stage(i, ranks, ranks * per_rank) for i in own], micro_batches, loss_fn=lambda x, y: x)
+    return "|".join(in_order([*map(text_of, schedule.pipeline_order_with_comms[r]), f"{r}WAIT"]) for r in range(ranks))
+
+
+def text_of(action):
+    return "+".join(map(str, action.sub_actions or (action,)))
 
 
 def in_order(actions):
@@ -97,7 +101,7 @@ def cases():
     """All of 2 to 6 ranks (and 8), whatever torch says of them."""
     for name in CLASSES:
         for ranks in (2, 3, 4, 6, 8):
-            for per_rank in (1,) if name in SINGLE else (2, 3, 4):
+            for per_rank in (1,) if name in SINGLE else (1, 2, 3, 4):
                 for micro_batches in (1, 3, 4, 6, 8, 12, 16, 17, 24):
                     yield name, ranks, per_rank, micro_batches
 
