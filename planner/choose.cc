@@ -233,12 +233,12 @@ std::string WhyNot(const Candidate& c, const Candidate& chosen, bool c_is_symmet
 // Sets the candidate's status once the allocator has seen it. If it does not fit, candidates with
 // the same time and memory to the byte are refused as well: they are one program in other words,
 // such as a prefetch list that repeats the default.
-void Settle(const Evaluator::Final& final, std::size_t index, std::vector<Candidate>& candidates) {
+void Settle(const Outcome& final, std::size_t index, std::vector<Candidate>& candidates) {
   Candidate& seen = candidates[index];
   const Candidate told = seen;
   seen.needed = final.needed;
   if (final.fits) {
-    seen.step_time = final.outcome.time;
+    seen.step_time = final.time;
     seen.status = final.retries > 0 ? CandidateStatus::kRetries : seen.status;
     return;
   }
@@ -250,33 +250,32 @@ void Settle(const Evaluator::Final& final, std::size_t index, std::vector<Candid
   seen.status = CandidateStatus::kFragmented;
 }
 
-void SetBest(std::size_t index, const Evaluator::Final& final, SearchResult& result) {
+void SetBest(std::size_t index, const Outcome& final, SearchResult& result) {
   const Candidate& chosen = result.candidates[index];
   result.is_feasible = true;
-  result.best = {
-      index,          chosen.plan,   chosen.step_time,   final.outcome.peak,  final.outcome.outside,
-      final.reserved, final.retries, chosen.host_memory, final.outcome.bubble};
+  result.best = {index,          chosen.plan,   chosen.step_time,   final.peak,  final.outside,
+                 final.reserved, final.retries, chosen.host_memory, final.bubble};
   result.lower_bound = std::min(result.lower_bound, chosen.step_time);
   result.proven_gap = (chosen.step_time.value - result.lower_bound.value) / chosen.step_time.value;
 }
 
 }  // namespace
 
-const Evaluator::Final* Finals::Find(const Plan& plan) const {
+const Outcome* Finals::Find(const Plan& plan) const {
   const auto known = FindIf(known_, [&](const auto& entry) { return entry.first == plan; });
   return known == known_.end() ? nullptr : &known->second;
 }
 
-const Evaluator::Final& Finals::Of(const Plan& plan) {
+const Outcome& Finals::Of(const Plan& plan) {
   Ask({&plan});
   return *Find(plan);
 }
 
 void Finals::Ask(const std::vector<const Plan*>& plans) {
-  std::vector<std::pair<Plan, Evaluator::Final>*> asked;
+  std::vector<std::pair<Plan, Outcome>*> asked;
   for (const Plan* plan : plans) {
     if (Find(*plan) == nullptr) {
-      asked.push_back(&known_.emplace_back(*plan, Evaluator::Final()));
+      asked.push_back(&known_.emplace_back(*plan, Outcome()));
     }
   }
   workers_.ForEach(asked.size(), [&](std::size_t i, Evaluator& evaluator) {
@@ -296,7 +295,7 @@ void ChooseBest(const ChooseInput& in, Finals& finals, SearchResult& result) {
   // Arenas differ more from plan to plan than what the caching allocator takes.
   const int patience = FactsOf(in.options.base).has_arena ? 24 : 2;
   constexpr double kLess = 0.98;
-  std::map<std::size_t, Evaluator::Final> seen;
+  std::map<std::size_t, Outcome> seen;
   Symmetry is_symmetric(in.blocks, result.candidates);
   double most_memory = INFINITY;
   int disappointments = 0;
@@ -320,7 +319,7 @@ void ChooseBest(const ChooseInput& in, Finals& finals, SearchResult& result) {
     }
     const Candidate told = chosen;
     tries += finals.Knows(chosen.plan) ? 0 : 1;
-    const Evaluator::Final& final = seen[index] = finals.Of(chosen.plan);
+    const Outcome& final = seen[index] = finals.Of(chosen.plan);
     Settle(final, index, result.candidates);
     if (chosen.status == CandidateStatus::kFits &&
         chosen.step_time.value <= told.step_time.value * (1 + 1e-9)) {
@@ -347,7 +346,7 @@ void ChooseBest(const ChooseInput& in, Finals& finals, SearchResult& result) {
     SetBest(confirmed, seen.at(confirmed), result);
   } else if (best != kNone) {
     Candidate& chosen = result.candidates[best];
-    const Evaluator::Final final = finals.Exactly(chosen.plan);
+    const Outcome final = finals.Exactly(chosen.plan);
     Settle(final, best, result.candidates);
     chosen.status = CandidateStatus::kFits;
     SetBest(best, final, result);
@@ -433,7 +432,7 @@ void MeasureFront(const ChooseInput& in, Finals& finals, SearchResult& result) {
   }
   Candidate& other = result.candidates[index];
   const Candidate told = other;
-  const Evaluator::Final& final = finals.Of(other.plan);
+  const Outcome& final = finals.Of(other.plan);
   Settle(final, index, result.candidates);
   if (other.status == CandidateStatus::kFits && other.step_time <= told.step_time) {
     SetBest(index, final, result);

@@ -32,20 +32,20 @@ class Finals {
   Finals(Workers& workers, Bytes limit) : workers_(workers), limit_(limit) {}
 
   [[nodiscard]] bool Knows(const Plan& plan) const { return Find(plan) != nullptr; }
-  [[nodiscard]] const Evaluator::Final& Of(const Plan& plan);
+  [[nodiscard]] const Outcome& Of(const Plan& plan);
   // Asks for all that are not known, on all threads.
   void Ask(const std::vector<const Plan*>& plans);
   // Of one that retries, with all of its micro-batches.
-  [[nodiscard]] Evaluator::Final Exactly(const Plan& plan) {
+  [[nodiscard]] Outcome Exactly(const Plan& plan) {
     return workers_.first().RunFinal(plan, limit_, true);
   }
 
  private:
-  [[nodiscard]] const Evaluator::Final* Find(const Plan& plan) const;
+  [[nodiscard]] const Outcome* Find(const Plan& plan) const;
 
   Workers& workers_;
   Bytes limit_;
-  std::deque<std::pair<Plan, Evaluator::Final>> known_;
+  std::deque<std::pair<Plan, Outcome>> known_;
 };
 
 // Sets is_feasible, best, proven_gap, and the status of candidates that the caching allocator

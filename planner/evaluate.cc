@@ -51,7 +51,7 @@ Flops FlopsPerSample(const Problem& problem) {
   return Flops(ConventionFlopsPerSample(all_trained).value / 3.0);
 }
 
-PlanOutcome OutcomeOf(const Problem& problem, const Plan& plan, Bytes usable,
+PlanOutcome OutcomeOf(const Problem& problem, const Plan& plan, Bytes usable, Bytes placed,
                       const SimulationResult& result) {
   PlanOutcome e;
   e.step_time = result.step_time;
@@ -65,6 +65,7 @@ PlanOutcome OutcomeOf(const Problem& problem, const Plan& plan, Bytes usable,
   e.first_retries = result.memory.reserved ? result.memory.reserved->retries_first : 0;
   e.retries_per_step = result.memory.reserved ? result.memory.reserved->retries_steady : 0;
   e.host_peak = result.memory.allocated.HostPeak().total * problem.cluster.gpus_per_node;
+  e.misfits = FindMisfits(problem, plan, usable, placed, result);
   return e;
 }
 
@@ -88,11 +89,6 @@ std::vector<Program> LowerAndVerifyStages(const Problem& problem, const Plan& pl
   const std::vector<Finding> findings = VerifyRanks(classes);
   SW_CHECK(findings.empty(), "illegal programs: " + findings[0].text);
   return programs;
-}
-
-SimulationResult SimulatePipeline(const Problem& problem, const Plan& plan, Bytes most) {
-  const std::vector<Program> programs = LowerAndVerifyStages(problem, plan);
-  return SimulateStages(programs, problem, most);
 }
 
 SimulationResult SimulateStages(const std::vector<Program>& programs, const Problem& problem,
@@ -202,39 +198,31 @@ Bytes PlanOutcome::Excess() const {
 // that does not fit by then is done.
 PlanOutcome Evaluate(const Problem& problem, const Plan& plan, const EvaluateOptions& options) {
   CheckPlan(problem, plan, "plan");
+  const Bytes usable =
+      options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(problem);
   if (plan.pipeline_size > 1) {
-    const Bytes limit =
-        options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(problem);
-    const SimulationResult result =
-        SimulatePipeline(problem, plan, options.compares ? limit : kNoLimit);
-    PlanOutcome e = OutcomeOf(problem, plan, limit, result);
-    e.misfits = FindMisfits(problem, plan, limit, Bytes(0), result);
-    return e;
+    return OutcomeOf(problem, plan, usable, Bytes(0),
+                     SimulateStages(LowerAndVerifyStages(problem, plan), problem,
+                                    options.compares ? usable : kNoLimit));
   }
   PlanPrograms programs({problem, plan});
   Simulator simulator(problem.cluster, problem.profile);
   SimulateOptions simulate = SimulateOptionsOf(problem, programs.Largest());
   simulate.reserved = options.reserved;
-  const Bytes usable =
-      options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(problem);
   const bool has_arena = programs.Largest().memory == MemoryRegime::kArena;
   if (options.compares) {
     SW_CHECK(!options.reserved && !has_arena, "what is reserved or placed is not compared");
-    SimulationResult result;
-    result.memory = simulator.Allocated(programs.Largest());
-    if (std::vector<Misfit> misfits = FindMisfits(problem, plan, usable, Bytes(0), result);
-        !misfits.empty()) {
-      PlanOutcome e = OutcomeOf(problem, plan, usable, result);
-      e.misfits = std::move(misfits);
+    SimulationResult allocated;
+    allocated.memory = simulator.Allocated(programs.Largest());
+    if (PlanOutcome e = OutcomeOf(problem, plan, usable, Bytes(0), allocated); !e.Fits()) {
       return e;
     }
   } else {
     CheckLegal(programs.Largest());
   }
   const SimulationResult result = SimulatePlan(simulator, programs, simulate, options.telling);
-  PlanOutcome e = OutcomeOf(problem, plan, usable, result);
-  const Bytes placed = has_arena ? PlacePlan(programs) : Bytes(0);
-  e.misfits = FindMisfits(problem, plan, usable, placed, result);
+  PlanOutcome e =
+      OutcomeOf(problem, plan, usable, has_arena ? PlacePlan(programs) : Bytes(0), result);
   for (Misfit& misfit : e.misfits) {
     if (misfit.kind == Misfit::Kind::kFragmentation) {
       misfit.needed =

@@ -40,12 +40,7 @@ void CheckLegal(const Program& program);
 // Those of all stages.
 [[nodiscard]] std::vector<Program> LowerAndVerifyStages(const Problem& problem, const Plan& plan);
 
-// Of a plan with a pipeline: its stages side by side, verified. Without a time where the stage that
-// needs most needs more than `most`. Throws InputError as LowerStages does.
-[[nodiscard]] SimulationResult SimulatePipeline(const Problem& problem, const Plan& plan,
-                                                Bytes most);
-
-// The same of programs that are there.
+// Stages side by side. Without a time where the stage that needs most needs more than `most`.
 [[nodiscard]] SimulationResult SimulateStages(const std::vector<Program>& programs,
                                               const Problem& problem, Bytes most);
 

@@ -50,33 +50,20 @@ void SetOutcome(const Outcome& outcome, const Limits& limits, Candidate& candida
 Evaluator::Evaluator(const Problem& input) : in_(input), simulator_(input.cluster, input.profile) {}
 
 // Host memory is that of a node: 10 GiB of one rank on a node of 8 GPUs are 80 GiB.
-Outcome Evaluator::OutcomeOf(const SimulatedMemory& memory) const {
-  Outcome outcome;
-  outcome.peak = memory.allocated.DevicePeak();
-  outcome.outside = memory.outside;
-  outcome.memory = outcome.peak.total + outcome.outside;
-  outcome.host_memory = memory.allocated.HostPeak().total * in_.cluster.gpus_per_node;
-  return outcome;
-}
-
 Outcome Evaluator::OutcomeOf(const SimulationResult& result) const {
-  Outcome outcome = OutcomeOf(result.memory);
+  Outcome outcome;
   outcome.time = ToSeconds(result.step_time);
   outcome.bubble = ToSeconds(result.bubble);
+  outcome.peak = result.memory.allocated.DevicePeak();
+  outcome.outside = result.memory.outside;
+  outcome.memory = outcome.peak.total + outcome.outside;
+  outcome.host_memory = result.memory.allocated.HostPeak().total * in_.cluster.gpus_per_node;
   return outcome;
-}
-
-Outcome Evaluator::Run(const Plan& plan) {
-  return RunWithin(plan, nullptr);
-}
-
-Outcome Evaluator::RunIfFits(const Plan& plan, const Limits& limits) {
-  return RunWithin(plan, &limits);
 }
 
 // With limits, memory is measured first, which needs no clock; a plan that does not fit gets no
 // time.
-Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
+Outcome Evaluator::Run(const Plan& plan, const Limits* limits) {
   ++count_;
   std::optional<PlanPrograms> programs;
   try {
@@ -97,7 +84,9 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   }
   // A time takes programs with other numbers of micro-batches; memory is the largest one's.
   if (limits != nullptr) {
-    Outcome outcome = OutcomeOf(simulator_.Allocated(programs->Largest()));
+    SimulationResult allocated;
+    allocated.memory = simulator_.Allocated(programs->Largest());
+    Outcome outcome = OutcomeOf(allocated);
     if (HoldAgainst(*limits, outcome).first != CandidateStatus::kFits) {
       return outcome;
     }
@@ -136,36 +125,28 @@ Outcome Evaluator::RunStages(const Plan& plan, Bytes most) {
 
 // `needed` is the memory of the GPU in use at the worst moment: reserved, or placed by native, and
 // the bytes outside the allocator. Native's arena never retries.
-Evaluator::Final Evaluator::FinalOf(const SimulationResult& result, Bytes placed,
-                                    Bytes limit) const {
-  const ReservedMemory& reserved = *result.memory.reserved;
-  const bool has_arena = placed > Bytes(0);
-  Final final;
-  final.outcome = OutcomeOf(result);
-  final.reserved = std::max(reserved.peak_first, reserved.peak_steady);
-  final.needed = (has_arena ? placed : final.reserved) + result.memory.outside;
-  final.fits = !reserved.out_of_memory && (!has_arena || final.needed <= limit);
-  final.retries = has_arena ? 0 : std::max(reserved.retries_first, reserved.retries_steady);
-  return final;
-}
-
-Evaluator::Final Evaluator::RunFinal(const Plan& plan, Bytes limit, bool is_exact) {
+Outcome Evaluator::RunFinal(const Plan& plan, Bytes limit, bool is_exact) {
   ++count_;
   if (plan.pipeline_size > 1) {  // what the allocator keeps beside buffers is not known of it
-    Final final;
-    final.outcome = OutcomeOf(SimulatePipeline(in_, plan, limit));
-    final.reserved = final.outcome.peak.total;
-    final.needed = final.outcome.memory;
-    final.fits = final.needed <= limit;
-    return final;
+    Outcome outcome = OutcomeOf(SimulateStages(LowerAndVerifyStages(in_, plan), in_, limit));
+    outcome.reserved = outcome.peak.total;
+    outcome.needed = outcome.memory;
+    outcome.fits = outcome.needed <= limit;
+    return outcome;
   }
   PlanPrograms programs({in_, plan});
   CheckLegal(programs.Largest());
+  const bool has_arena = programs.Largest().memory == MemoryRegime::kArena;
   const SimulationResult result =
       SimulatePlan(simulator_, programs, SimulateOptionsOf(in_, programs.Largest()),
                    is_exact ? Telling::kProven : Telling::kUntilRetries);
-  const bool has_arena = programs.Largest().memory == MemoryRegime::kArena;
-  return FinalOf(result, has_arena ? PlacePlan(programs) : Bytes(0), limit);
+  const ReservedMemory& reserved = *result.memory.reserved;
+  Outcome outcome = OutcomeOf(result);
+  outcome.reserved = std::max(reserved.peak_first, reserved.peak_steady);
+  outcome.needed = (has_arena ? PlacePlan(programs) : outcome.reserved) + outcome.outside;
+  outcome.fits = !reserved.out_of_memory && (!has_arena || outcome.needed <= limit);
+  outcome.retries = has_arena ? 0 : std::max(reserved.retries_first, reserved.retries_steady);
+  return outcome;
 }
 
 Workers::Workers(const Problem& input, int threads) {

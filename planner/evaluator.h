@@ -15,7 +15,7 @@
 
 namespace shardwright {
 
-// The costs of a plan, without reserved memory and without retries of the caching allocator.
+// What a plan costs. The caching allocator is in it by RunFinal alone.
 struct Outcome {
   bool is_allowed = true;  // false: the dialect cannot express the plan
   std::string refusal;     // then, why, as far as it was lowered
@@ -25,6 +25,11 @@ struct Outcome {
   Bytes outside;
   Bytes memory;       // peak and outside
   Bytes host_memory;  // page-locked, per node
+  // Of RunFinal.
+  Bytes reserved;
+  std::int64_t retries = 0;  // in the first step and in each of the others
+  Bytes needed;              // reserved (native: the arena) and outside
+  bool fits = false;
 };
 
 struct Limits {
@@ -44,29 +49,18 @@ class Evaluator {
  public:
   explicit Evaluator(const Problem& input);
 
-  [[nodiscard]] Outcome Run(const Plan& plan);
-  // The same, but without a time where the plan breaks the limits: only its memory is looked at.
-  [[nodiscard]] Outcome RunIfFits(const Plan& plan, const Limits& limits);
+  // With limits there is no time where the plan breaks them: only its memory is looked at.
+  [[nodiscard]] Outcome Run(const Plan& plan, const Limits* limits = nullptr);
   // The same with the caching allocator, or native's arena held against `limit`; a program of the
   // plan is verified, too. Not `is_exact`: time and amounts of what retries need not be those of
   // all micro-batches.
-  struct Final {
-    Outcome outcome;
-    Bytes reserved;
-    std::int64_t retries = 0;  // in the first step and in each of the others
-    Bytes needed;              // reserved (native: the arena) and outside
-    bool fits = false;
-  };
-  [[nodiscard]] Final RunFinal(const Plan& plan, Bytes limit, bool is_exact = false);
+  [[nodiscard]] Outcome RunFinal(const Plan& plan, Bytes limit, bool is_exact = false);
 
   [[nodiscard]] std::int64_t count() const { return count_; }
 
  private:
-  [[nodiscard]] Outcome RunWithin(const Plan& plan, const Limits* limits);
   [[nodiscard]] Outcome RunStages(const Plan& plan, Bytes most);
-  [[nodiscard]] Outcome OutcomeOf(const SimulatedMemory& memory) const;
   [[nodiscard]] Outcome OutcomeOf(const SimulationResult& result) const;
-  [[nodiscard]] Final FinalOf(const SimulationResult& result, Bytes placed, Bytes limit) const;
 
   const Problem& in_;
   Simulator simulator_;

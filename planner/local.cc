@@ -117,7 +117,7 @@ const Evaluated& LocalSearch::Evaluate(Evaluator& evaluator, const InnerChoice& 
   Evaluated e = {inner, {}, CandidateStatus::kFits, Bytes(0)};
   e.outcome.is_allowed = CanRecompute(plan) || (options_.fixed.units && options_.fixed.recompute);
   if (e.outcome.is_allowed) {
-    e.outcome = evaluator.RunIfFits(plan, limits_);
+    e.outcome = evaluator.Run(plan, &limits_);
   }
   std::tie(e.status, e.deficit) = HoldAgainst(aim_, e.outcome);
   evaluated_.push_back(std::move(e));

@@ -298,7 +298,7 @@ class Searcher {
     });
     std::vector<char> is_allowed(seeds.size());
     workers_.ForEach(seeds.size(), [&](std::size_t i, Evaluator& evaluator) {
-      const Outcome outcome = evaluator.RunIfFits(seeds[i].plan, limits_);
+      const Outcome outcome = evaluator.Run(seeds[i].plan, &limits_);
       is_allowed[i] = outcome.is_allowed ? 1 : 0;
       SetOutcome(outcome, limits_, seeds[i]);
     });

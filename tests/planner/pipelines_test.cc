@@ -78,7 +78,8 @@ struct Drawn {
 // Adds the outcome, unless a unit is of two stages of a rank.
 void Simulate(const Piped& p, const Plan& plan, std::vector<Drawn>& all) {
   try {
-    const SimulationResult result = SimulatePipeline(p.job, plan, kNoLimit);
+    const SimulationResult result =
+        SimulateStages(LowerAndVerifyStages(p.job, plan), p.job, kNoLimit);
     all.push_back({plan, ToSeconds(result.step_time).value, result.memory.Needs()});
   } catch (const InputError& error) {
     CHECK(std::string(error.what()).find("units inside of one stage each") != std::string::npos);
@@ -293,7 +294,8 @@ TEST_CASE("Many micro-batches are told from fewer") {
     plan.shard_size = 2;
     plan.accumulation = 64;
     plan.units = UnitsOf(6, 0b11111, {Reshard::Kind::kNever, 0});
-    const SimulationResult exact = SimulatePipeline(p.job, plan, kNoLimit);
+    const SimulationResult exact =
+        SimulateStages(LowerAndVerifyStages(p.job, plan), p.job, kNoLimit);
     const auto told = Evaluator(p.job).Run(plan);
     CHECK(Ratio(told.time, ToSeconds(exact.step_time)) == doctest::Approx(1).epsilon(0.01));
     CHECK(Ratio(told.bubble, ToSeconds(exact.bubble)) == doctest::Approx(1).epsilon(0.03));
