@@ -1,15 +1,16 @@
 #include "analysis/collective_prices.h"
 
-#include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "analysis/optimize.h"
 #include "core/error.h"
-#include "core/ranges.h"
 #include "core/text.h"
 
 namespace shardwright {
@@ -30,48 +31,21 @@ NumberPlace PlaceIn(Number<T>& number) {
   }
 }
 
-template <class Fields>
-NumberPlace FieldIn(const Fields& fields, const std::string& name) {
-  const auto found = FindIf(fields, [&](const auto& field) { return field.first == name; });
-  if (found == fields.end()) {
+// The number that `name` names in one of the lists of a part of a profile; counts and sizes are
+// given, not fitted.
+template <class Part, class... Lists>
+NumberPlace FieldOf(Part& part, const std::string& name, const Lists&... lists) {
+  std::optional<NumberPlace> found;
+  const auto visit = [&]<class T>(std::string_view field, Number<T>& number) {
+    if constexpr (!std::is_same_v<T, std::int64_t> && !std::is_same_v<T, Bytes>) {
+      found = field == name ? PlaceIn(number) : found;
+    }
+  };
+  (lists(part, visit), ...);
+  if (!found) {
     throw InputError("field", Quoted(name), "a number that fits may change");
   }
-  return found->second;
-}
-
-NumberPlace FieldOf(ProtocolProfile& protocol, const std::string& field) {
-  const std::array<std::pair<std::string_view, NumberPlace>, 8> fields = {
-      std::pair{"base_latency", PlaceIn(protocol.base_latency)},
-      std::pair{"hop_latency", PlaceIn(protocol.hop_latency)},
-      std::pair{"bandwidth", PlaceIn(protocol.bandwidth)},
-      std::pair{"reduce_bandwidth", PlaceIn(protocol.reduce_bandwidth)},
-      std::pair{"fill", PlaceIn(protocol.fill)},
-      std::pair{"tree_latency", PlaceIn(protocol.tree_latency)},
-      std::pair{"turn_latency", PlaceIn(protocol.turn_latency)},
-      std::pair{"turn_overlap", PlaceIn(protocol.turn_overlap)},
-  };
-  return FieldIn(fields, field);
-}
-
-NumberPlace FieldOf(TransportProfile& transport, const std::string& field) {
-  const std::array<std::pair<std::string_view, NumberPlace>, 7> fields = {
-      std::pair{"efficiency", PlaceIn(transport.efficiency)},
-      std::pair{"overlap", PlaceIn(transport.overlap)},
-      std::pair{"split_latency", PlaceIn(transport.split_latency)},
-      std::pair{"all_reduce_gain", PlaceIn(transport.all_reduce_gain)},
-      std::pair{"p2p_gain", PlaceIn(transport.p2p_gain)},
-      std::pair{"p2p_latency", PlaceIn(transport.p2p_latency)},
-      std::pair{"p2p_drift", PlaceIn(transport.p2p_drift)},
-  };
-  return FieldIn(fields, field);
-}
-
-NumberPlace FieldOf(HostProfile& host, const std::string& field) {
-  const std::array<std::pair<std::string_view, NumberPlace>, 2> fields = {
-      std::pair{"library_call", PlaceIn(host.library_call)},
-      std::pair{"library_peer", PlaceIn(host.library_peer)},
-  };
-  return FieldIn(fields, field);
+  return *found;
 }
 
 // Profiles for one machine extend those of their GPUs and name no architecture; that of GB200 names
@@ -99,18 +73,20 @@ std::vector<NumberPlace> PlacesOf(const NetworkNumber& number, Profile& profile)
     return places;
   }
   if (number.transport.empty()) {
-    places.push_back(FieldOf(profile.host, number.field));
+    places.push_back(FieldOf(profile.host, number.field, kHostProfileExtras));
   }
   for (TransportProfile& transport : profile.transports) {
     if (!IsMeantFor(number, transport)) {
       continue;
     }
     if (number.protocol.empty()) {
-      places.push_back(FieldOf(transport, number.field));
+      places.push_back(
+          FieldOf(transport, number.field, kTransportProfileFields, kTransportProfileExtras));
     }
     for (ProtocolProfile& protocol : transport.protocols) {
       if (!number.protocol.empty() && protocol.name == number.protocol) {
-        places.push_back(FieldOf(protocol, number.field));
+        places.push_back(FieldOf(protocol, number.field, kProtocolProfileFields,
+                                 kProtocolProfileExtras, kProtocolProfileFactors));
       }
     }
   }

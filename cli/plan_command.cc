@@ -242,26 +242,35 @@ Json DialectsJson(const std::vector<DialectSearch>& searches) {
 
 constexpr std::string_view kAnyExperts = "ep=any";
 
+// What the arguments ask for with another --shard.
+struct Asked {
+  PlanOptions options;
+  PlanFile file;
+};
+Asked AskedWith(Arguments arguments, const std::string& shard) {
+  arguments.text["--shard"] = shard;
+  arguments.text["--dialect"] = std::string(NameOf(Dialect::kFsdp2));
+  PlanOptions options = ReadPlanOptions(arguments);
+  PlanFile file = MakeJobFile(options);
+  return {std::move(options), std::move(file)};
+}
+
 // The words that `tp=any` and `cp=any` stand for, `kind` being "tp=" or "cp=": ranks of one node,
 // or of all, as many as leave a batch for the others.
 std::vector<std::string> PartWords(const Arguments& arguments, const std::string& kind) {
   const std::string text = arguments.Get("--shard").text;
-  Arguments one = arguments;
-  one.text["--shard"] = kind + "1";
-  one.text["--dialect"] = std::string(NameOf(Dialect::kFsdp2));
   if (text != kind + "any") {
     throw UsageError("--shard: got " + Quoted(text) + ", expected " + kind +
                      "any alone; shards follow");
   }
-  const PlanOptions options = ReadPlanOptions(one);
-  const Cluster cluster = MakeJobFile(options).cluster;
+  const auto [options, file] = AskedWith(arguments, kind + "1");
   const bool cuts_layers = kind == "tp=";
-  const std::int64_t most = cuts_layers ? cluster.gpus_per_node : cluster.RankCount();
+  const std::int64_t most = cuts_layers ? file.cluster.gpus_per_node : file.cluster.RankCount();
   std::vector<std::string> words;
   for (std::int64_t ranks = 1; most % ranks == 0; ranks *= 2) {
     Mesh cut;
     (cuts_layers ? cut.tensor : cut.context) = ranks;
-    if (options.global_batch % DataRanks(cluster, cut) == 0) {
+    if (options.global_batch % DataRanks(file.cluster, cut) == 0) {
       words.push_back(kind + std::to_string(ranks));
     }
   }
@@ -274,11 +283,7 @@ std::vector<std::string> PipelineWords(const Arguments& arguments) {
   constexpr std::int64_t kMostStages = 2;  // of a rank
   const std::string text = arguments.Get("--shard").text;
   const std::string others = text.substr(0, text.size() - std::string_view("pp=any").size());
-  Arguments one = arguments;
-  one.text["--shard"] = others + "pp=1";
-  one.text["--dialect"] = std::string(NameOf(Dialect::kFsdp2));
-  const PlanOptions options = ReadPlanOptions(one);
-  const PlanFile file = MakeJobFile(options);
+  const auto [options, file] = AskedWith(arguments, others + "pp=1");
   std::vector<std::string> words = {others + "pp=1"};
   Mesh cut = MeshOf(options.plan);
   try {
@@ -317,11 +322,7 @@ std::vector<std::string> ShardWords(const Arguments& arguments) {
     return {text};
   }
   const std::string size = text.substr(0, text.size() - kAnyExperts.size());
-  Arguments one = arguments;
-  one.text["--shard"] = size + "ep=1";
-  one.text["--dialect"] = std::string(NameOf(Dialect::kFsdp2));
-  const PlanOptions options = ReadPlanOptions(one);
-  const PlanFile file = MakeJobFile(options);
+  const auto [options, file] = AskedWith(arguments, size + "ep=1");
   const std::int64_t most = MeshOver(file.cluster.RankCount(), MeshOf(options)).Along(Axis::kShard);
   std::vector<std::string> words = {size + "ep=1"};
   for (std::int64_t experts = 2; most % experts == 0; experts *= 2) {
