@@ -331,11 +331,13 @@ double Bounds::MessageSeconds(OpCode code, GroupShape group, double bytes) const
 
 // How often a step does it with all parameters, at least.
 // Example: 4 micro-batches and `sync: last`. Gradients are reduced once, and gathers run 4 times,
-// or once if the dialect keeps the parameters meanwhile.
+// or once if the dialect, a pipeline's stages or the plan keep the parameters meanwhile.
 Bounds::Times Bounds::TimesOf(const OuterChoice& outer) const {
   const auto passes = static_cast<double>(outer.accumulation);
   const bool is_last = outer.sync == SyncMode::kLast;
-  return {is_last && facts_.keeps_unsynced ? 1 : passes, is_last ? 1 : passes,
+  const Plan& base = options_.base;
+  const bool keeps = facts_.keeps_unsynced || base.pipeline_size > 1 || base.keeps_gathered;
+  return {is_last && keeps ? 1 : passes, is_last ? 1 : passes,
           outer.sync == SyncMode::kEvery ? passes : 1};
 }
 

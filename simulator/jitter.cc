@@ -6,6 +6,11 @@
 //
 // Beyond 64 ranks 64 are followed, the slow ones first. The last arrival of the others is drawn as
 // the largest of that many normal deviates, by inversion: O(1) for any number of ranks.
+//
+// Why not the event loop of internal/event_loop.h: tried on 2026-12-01 with 64 unequal ranks of
+// llama-2-7b (1,815 ops). This loop takes 27 ns of CPU per rank and op with noise, 4.4 without. An
+// EventLoop per rank takes 480 where only ranks with an event are touched, and 50 by itself. Its
+// mean step, with exact contention, was 0.04 % shorter.
 
 #include "simulator/jitter.h"
 

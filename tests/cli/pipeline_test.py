@@ -93,7 +93,7 @@ class Pipelines(ShardwrightTestCase):
     def test_a_search_takes_weights_apart(self):
         for words in (":zero_bubble", ":zbv"):
             self.succeed("plan", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--seq", "1024", "--global-batch", "32", "--kernel-set", "torch-eager",
-                         "--shard", f"2,pp=4x2{words}", "-o", "s.json")
+                         "--shard", f"pp=4x2{words}", "-o", "s.json")
             plan = json.loads((self.folder / "s.json").read_text())["plan"]
             self.assertEqual(plan["pipeline_schedule"], words[1:])
             self.assertEqual(plan["recompute"], [])

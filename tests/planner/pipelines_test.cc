@@ -54,8 +54,12 @@ Piped DrawPiped(std::mt19937& random, int most_blocks, int most_rounds) {
   Piped p;
   const std::int64_t stages = Draw(random, 1, 2);
   const std::int64_t ranks = stages > 1 ? 2 : std::int64_t{2} << Draw(random, 0, 1);
-  const PipelineSchedule schedule = stages == 1 ? static_cast<PipelineSchedule>(Draw(random, 0, 1))
-                                                : static_cast<PipelineSchedule>(Draw(random, 2, 3));
+  PipelineSchedule schedule = stages == 1 ? static_cast<PipelineSchedule>(Draw(random, 0, 1))
+                                          : static_cast<PipelineSchedule>(Draw(random, 2, 3));
+  if (Draw(random, 0, 2) == 0) {
+    schedule = stages > 1 && Draw(random, 0, 1) == 0 ? PipelineSchedule::kZbvZeroBubble
+                                                     : PipelineSchedule::kInterleavedZeroBubble;
+  }
   // The last stage has a block beside the end of the model, which has no op.
   const std::int64_t least = 2 * ranks * stages - 2;
   p.blocks = static_cast<int>(Draw(random, least, least + most_blocks));
@@ -92,7 +96,7 @@ Plan DrawPlan(std::mt19937& random, const Piped& p, const std::vector<OuterChoic
   SetOuter(outer[static_cast<std::size_t>(Draw(random, 0, std::ssize(outer) - 1))], plan);
   plan.units = UnitsOf(p.blocks, static_cast<unsigned>(Draw(random, 0, (1 << (p.blocks - 1)) - 1)),
                        {Reshard::Kind::kNever, 0});
-  for (int b = 0; b < p.blocks; ++b) {
+  for (int b = 0; b < p.blocks && !SplitsBackward(plan.pipeline_schedule); ++b) {
     if (const std::int64_t kind = Draw(random, 0, 3); kind < 2) {
       plan.recompute.push_back({"block" + std::to_string(b),
                                 kind == 0 ? RecomputeKind::kFull : RecomputeKind::kSelective,
@@ -155,7 +159,8 @@ template <class F>
 void ForEachPlan(const Piped& p, const Space& space, F f) {
   for (const OuterChoice& outer : space.outer) {
     for (unsigned cuts = 0; cuts < (1U << (p.blocks - 1)); ++cuts) {
-      for (int checkpointed = 0; checkpointed <= p.blocks; ++checkpointed) {
+      const int most = SplitsBackward(p.options.base.pipeline_schedule) ? 0 : p.blocks;
+      for (int checkpointed = 0; checkpointed <= most; ++checkpointed) {
         Plan plan = p.options.base;
         SetOuter(outer, plan);
         plan.units = UnitsOf(p.blocks, cuts, {Reshard::Kind::kNever, 0});
