@@ -74,6 +74,7 @@ std::string CsvLine(const SweepResult& row) {
         row.shard_size, row.replicate_size}) {
     line += std::to_string(value) + ",";
   }
+  line += CsvField(row.point.mesh) + ",";
   line += Shortest(row.point.bandwidth > 0.0 ? row.point.bandwidth : 1.0) + ",";
   if (!row.outcome) {
     return line + ",,,,,,,," + CsvField(row.error) + "\n";
@@ -98,8 +99,10 @@ std::vector<SweepPoint> PointsOf(const SweepAxes& axes) {
     for (const std::int64_t micro_batch : OrUnset(axes.micro_batch)) {
       for (const std::int64_t sequence : OrUnset(axes.sequence)) {
         for (const std::int64_t shard : OrUnset(axes.shard)) {
-          for (const double bandwidth : OrUnset(axes.bandwidth)) {
-            points.push_back({nodes, micro_batch, sequence, shard, bandwidth});
+          for (const std::string& mesh : OrUnset(axes.mesh)) {
+            for (const double bandwidth : OrUnset(axes.bandwidth)) {
+              points.push_back({nodes, micro_batch, sequence, shard, mesh, bandwidth});
+            }
           }
         }
       }
@@ -134,7 +137,7 @@ std::vector<SweepResult> RunSweep(std::span<const SweepPoint> points,
 std::string SweepCsv(std::span<const SweepResult> rows) {
   std::string csv =
       "nodes,ranks,micro_batch,accumulation,global_batch,sequence,shard_size,replicate_size,"
-      "bandwidth_factor,step_time_s,tokens_per_s_per_gpu,mfu,exposed_comm_s,device_bytes,"
+      "mesh,bandwidth_factor,step_time_s,tokens_per_s_per_gpu,mfu,exposed_comm_s,device_bytes,"
       "gpu_hours_per_1e9_tokens,fits,excess_bytes,reason\n";
   for (const SweepResult& row : rows) {
     csv += CsvLine(row);

@@ -20,6 +20,7 @@ struct SweepAxes {
   std::vector<std::int64_t> micro_batch;  // samples
   std::vector<std::int64_t> sequence;     // tokens
   std::vector<std::int64_t> shard;        // ranks that share one copy
+  std::vector<std::string> mesh;          // "tp=2,pp=4", as --shard has it
   std::vector<double> bandwidth;          // factors on the links of one level
 };
 
@@ -29,6 +30,7 @@ struct SweepPoint {
   std::int64_t micro_batch = 0;
   std::int64_t sequence = 0;
   std::int64_t shard = 0;
+  std::string mesh;
   double bandwidth = 0.0;
 
   bool operator==(const SweepPoint&) const = default;

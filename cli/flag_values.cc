@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -364,47 +365,102 @@ ReshardChoice ReadReshard(const Flag& flag) {
   return choice;
 }
 
+namespace {
+
+constexpr std::array<std::string_view, 4> kMeshWords = {"ep", "tp", "cp", "pp"};
+
+// For "pp:2", "PP=2" or " pp=2" the hint is pp=2.
+[[noreturn]] void RefuseMeshWord(const Flag& word) {
+  std::string name, number;
+  for (const char c : word.text) {
+    const bool is_digit = c >= '0' && c <= '9';
+    const char lower = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    if (is_digit) {
+      number += c;
+    } else if (lower >= 'a' && lower <= 'z' && number.empty()) {
+      name += lower;
+    } else if (!number.empty()) {
+      break;
+    }
+  }
+  const bool is_known = IndexOf(name, kMeshWords) < kMeshWords.size() && !number.empty();
+  throw FlagError(word,
+                  "ranks that share the parameters, and behind commas ep=, tp=, cp= or pp=, such "
+                  "as 64,tp=8 or 64,pp=4x2",
+                  is_known ? "did you mean \"" + name + "=" + number + "\"?" : "");
+}
+
+// Behind a number of stages: a schedule and "even", each at most once.
+void ReadPipelineParts(const Flag& word, std::span<const std::string> parts, ShardChoice& choice) {
+  std::vector<std::string_view> names(kPipelineScheduleNames.begin(), kPipelineScheduleNames.end());
+  names.emplace_back("even");
+  std::array<bool, 2> is_said = {};
+  for (const std::string& part : parts) {
+    const std::size_t index = ReadChoice({word.name, part}, names);
+    const bool is_even = index + 1 == names.size();
+    if (std::exchange(is_said[is_even ? 1 : 0], true)) {
+      RefuseFlag(word, "one schedule, and even once");
+    }
+    if (is_even) {
+      choice.edge_layers = 0;
+    } else {
+      choice.schedule = static_cast<PipelineSchedule>(index);
+    }
+  }
+}
+
+// "8:async" of tp, "8:ring" of cp, "4x2:gpipe:even" of pp.
+void ReadMeshWord(const Flag& word, std::size_t kind, std::int64_t& count, ShardChoice& choice) {
+  static constexpr std::array<std::string_view, 1> kAsync = {"async"};
+  const bool is_pipeline = kind == 3;
+  const std::vector<std::string> parts = Split(word.text, kind > 0 ? ':' : '\0');
+  const std::vector<std::string> counts = Split(parts.front(), is_pipeline ? 'x' : '\0');
+  if (counts.front() == "any") {
+    RefuseFlag(word, "any alone, which a search tries, or a number such as 4" +
+                         word.text.substr(std::string_view("any").size()));
+  }
+  count = ReadCount({word.name, counts.front()}, 1, kMaxRanks);
+  if (counts.size() > 2 || (!is_pipeline && parts.size() > 2)) {
+    RefuseFlag(
+        word, is_pipeline ? "ranks and stages of each, such as 4x2" : "one word behind the number");
+  }
+  if (counts.size() > 1) {
+    choice.stages = ReadCount({word.name, counts[1]}, 1, kMaxRanks);
+    choice.schedule = PipelineSchedule::kInterleaved1F1B;
+  }
+  if (is_pipeline) {
+    ReadPipelineParts(word, std::span(parts).subspan(1), choice);
+  } else if (parts.size() > 1 && kind == 1) {
+    choice.tensor_async = ReadChoice({word.name, parts[1]}, kAsync) == 0;
+  } else if (parts.size() > 1) {
+    choice.method =
+        static_cast<ContextMethod>(ReadChoice({word.name, parts[1]}, kContextMethodNames));
+  }
+}
+
+}  // namespace
+
 ShardChoice ReadShard(const Flag& flag) {
   ShardChoice choice;
-  const std::vector<std::string> words = Split(flag.text, ',');
-  const std::pair<std::string_view, std::int64_t*> kinds[] = {{"", &choice.size},
-                                                              {"ep=", &choice.experts},
-                                                              {"tp=", &choice.tensor},
-                                                              {"cp=", &choice.context},
-                                                              {"pp=", &choice.pipeline}};
-  static constexpr std::array<std::string_view, 1> kAsync = {"async"};
-  bool is_said[std::size(kinds)] = {};  // each kind at most once, in any order
-  for (const std::string& word : words) {
-    std::size_t kind = std::size(kinds) - 1;
-    while (!word.starts_with(kinds[kind].first)) {
-      --kind;
+  std::int64_t* const counts[] = {&choice.experts, &choice.tensor, &choice.context,
+                                  &choice.pipeline, &choice.size};
+  bool is_said[std::size(counts)] = {};  // each at most once, in any order
+  for (const std::string& text : Split(flag.text, ',')) {
+    const std::size_t equals = text.find('=');
+    const bool is_size = equals == std::string::npos;
+    const std::size_t kind =
+        is_size ? kMeshWords.size() : IndexOf(text.substr(0, equals), kMeshWords);
+    if (is_size ? !IntegerIn(text) : kind == kMeshWords.size()) {
+      RefuseMeshWord({flag.name, text});
     }
-    std::vector<std::string> parts =
-        Split(word.substr(kinds[kind].first.size()), kind >= 2 ? ':' : '\0');
-    if (kind == 4 && parts.size() > 1 && parts.back() == "even") {
-      choice.edge_layers = 0;
-      parts.pop_back();
+    if (std::exchange(is_said[kind], true)) {
+      RefuseFlag({flag.name, text}, "each kind of ranks once");
     }
-    const std::vector<std::string> counts = Split(parts.front(), kind == 4 ? 'x' : '\0');
-    if (std::exchange(is_said[kind], true) || parts.size() > 2 || counts.size() > 2) {
-      throw FlagError(flag,
-                      "ranks, those that share out experts, cut layers, cut tokens, have other "
-                      "layers: 64 or 64,ep=8 or 64,tp=8 or 64,cp=4 or 64,pp=4 or 64,pp=4x2 or "
-                      "64,pp=4:gpipe:even");
-    }
-    *kinds[kind].second = ReadCount({flag.name, counts.front()}, 1, kMaxRanks);
-    if (counts.size() > 1) {
-      choice.stages = ReadCount({flag.name, counts[1]}, 1, kMaxRanks);
-      choice.schedule = PipelineSchedule::kInterleaved1F1B;
-    }
-    if (parts.size() > 1 && kind == 2) {
-      choice.tensor_async = ReadChoice({flag.name, parts[1]}, kAsync) == 0;
-    } else if (parts.size() > 1 && kind == 3) {
-      choice.method =
-          static_cast<ContextMethod>(ReadChoice({flag.name, parts[1]}, kContextMethodNames));
-    } else if (parts.size() > 1) {
-      choice.schedule = static_cast<PipelineSchedule>(
-          ReadChoice({flag.name, parts.back()}, kPipelineScheduleNames));
+    if (is_size) {
+      choice.size = ReadCount({flag.name, text}, 1, kMaxRanks);
+    } else {
+      ReadMeshWord({flag.name + ' ' + text.substr(0, equals), text.substr(equals + 1)}, kind,
+                   *counts[kind], choice);
     }
   }
   return choice;

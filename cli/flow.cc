@@ -63,14 +63,22 @@ void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
   }
   const std::string shard = std::to_string(options.shard_size);
   const std::string replicate = std::to_string(options.replicate_size);
+  // The copies are of what ranks that cut layers, and other stages, leave.
+  const std::int64_t cut = given.tensor * given.pipeline;
+  const std::string expected = std::to_string(ranks) + " ranks";
+  if (ranks % cut != 0) {
+    throw InputError("--shard: tp x pp", std::to_string(cut), "a divisor of the " + expected);
+  }
+  const std::string among =
+      cut == 1 ? expected
+               : std::to_string(ranks / cut) + " that tp and pp leave of the " + expected;
   if (options.shard_size == 0 || options.replicate_size == 0) {
     throw InputError(
         (options.shard_size == 0 ? "--replicate: got " + replicate : "--shard: got " + shard) +
-        ", expected a divisor of the " + std::to_string(ranks) + " ranks");
+        ", expected a divisor of the " + among);
   }
   throw InputError("--shard " + shard + " --replicate " + replicate +
-                   ": got a product other than the " + std::to_string(ranks) +
-                   " ranks of the cluster");
+                   ": got a product other than the " + among + (cut == 1 ? " of the cluster" : ""));
 }
 
 namespace {

@@ -48,6 +48,31 @@ std::vector<std::int64_t> ReadCounts(const Flag& flag, std::int64_t max) {
   return values;
 }
 
+std::vector<std::string> ReadMeshes(const std::string& flag, std::span<const std::string> words,
+                                    std::int64_t max) {
+  std::vector<std::string> meshes;
+  for (const std::string& word : words) {
+    const std::string name = word.substr(0, word.find('=') + 1);
+    std::vector<std::string> values = {word};
+    if (word.find("..") != std::string::npos) {
+      values.clear();
+      for (const std::int64_t count : ReadCounts({flag, word.substr(name.size())}, max)) {
+        values.push_back(name + std::to_string(count));
+      }
+    }
+    const std::vector<std::string> before = std::exchange(meshes, {});
+    for (const std::string& mesh : before.empty() ? std::vector<std::string>(1) : before) {
+      for (const std::string& value : values) {
+        meshes.push_back(mesh.empty() ? value : mesh + ',' + value);
+      }
+    }
+    if (meshes.size() > kMostValues) {
+      RefuseFlag({flag, word}, "at most " + std::to_string(kMostValues) + " values");
+    }
+  }
+  return meshes;
+}
+
 std::vector<double> ReadFactors(const Flag& flag) {
   std::vector<double> factors;
   for (const std::string& part : ReadList(flag)) {

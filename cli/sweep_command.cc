@@ -28,6 +28,24 @@ struct SweepFlagValues {
   std::int64_t threads = 0;
 };
 
+// "64,128,tp=1..8": numbers are ranks that share a copy, the other words the mesh beside them.
+void ReadShards(const Arguments& arguments, SweepAxes& axes) {
+  const Flag flag = arguments.Get("--shard");
+  std::string counts;
+  std::vector<std::string> words;
+  for (const std::string& word : flag.is_given() ? ReadList(flag) : words) {
+    if (word.find('=') != std::string::npos) {
+      words.push_back(word);
+    } else {
+      counts += (counts.empty() ? "" : ",") + word;
+    }
+  }
+  if (!counts.empty()) {
+    axes.shard = ReadCounts({flag.name, counts}, kMaxRanks);
+  }
+  axes.mesh = ReadMeshes(flag.name, words, kMaxRanks);
+}
+
 SweepFlagValues ReadSweepFlags(const Arguments& arguments) {
   SweepFlagValues values;
   const auto counts = [&](const std::string& name, std::int64_t max,
@@ -37,7 +55,7 @@ SweepFlagValues ReadSweepFlags(const Arguments& arguments) {
   counts("--nodes", kMaxRanks, values.axes.nodes);
   counts("--micro-batch", kMaxRanks, values.axes.micro_batch);
   counts("--seq", kMaxSequence, values.axes.sequence);
-  counts("--shard", kMaxRanks, values.axes.shard);
+  ReadShards(arguments, values.axes);
   const Flag bandwidth = arguments.Get("--bandwidth");
   if (bandwidth.is_given()) {
     std::tie(values.level, values.axes.bandwidth) = ReadLevelFactors(bandwidth);
@@ -50,7 +68,7 @@ SweepFlagValues ReadSweepFlags(const Arguments& arguments) {
   double points = 1.0;
   for (const std::size_t size :
        {values.axes.nodes.size(), values.axes.micro_batch.size(), values.axes.sequence.size(),
-        values.axes.shard.size(), values.axes.bandwidth.size()}) {
+        values.axes.shard.size(), values.axes.mesh.size(), values.axes.bandwidth.size()}) {
     points *= static_cast<double>(std::max(size, std::size_t{1}));
   }
   if (points > static_cast<double>(kMostPoints)) {
@@ -69,6 +87,7 @@ PlanFile MakePoint(const Arguments& arguments, const std::string& level, const S
   set("--micro-batch", point.micro_batch);
   set("--seq", point.sequence);
   set("--shard", point.shard);
+  scalar.text["--shard"] += (point.shard > 0 && !point.mesh.empty() ? "," : "") + point.mesh;
   PlanFile file = MakePlanFile(ReadPlanOptions(scalar));
   if (point.bandwidth > 0.0) {
     ScaleLinks(file.cluster, level, point.bandwidth, "--bandwidth");
@@ -107,6 +126,7 @@ bool CountsImages(const std::vector<SweepResult>& rows) {
 }
 
 struct SweepColumns {
+  bool mesh = false;
   bool bandwidth = false;
   bool sequence = true;
 };
@@ -120,6 +140,9 @@ std::vector<std::string> Cells(const SweepResult& row, SweepColumns columns) {
       cells.push_back(text(sequence));
     }
     cells.push_back(text(shard));
+    if (columns.mesh) {
+      cells.push_back(row.point.mesh);
+    }
     if (columns.bandwidth) {
       cells.push_back(FactorText(row.point.bandwidth));
     }
@@ -143,12 +166,16 @@ std::vector<std::string> Cells(const SweepResult& row, SweepColumns columns) {
 
 std::string TableText(const std::vector<SweepResult>& rows, const std::string& level) {
   const bool images = CountsImages(rows);
-  const SweepColumns columns{!level.empty(), !images};
+  const bool meshes = AnyOf(rows, [](const SweepResult& row) { return !row.point.mesh.empty(); });
+  const SweepColumns columns{meshes, !level.empty(), !images};
   std::vector<std::string> header = {"nodes", "GPUs", "micro"};
   if (columns.sequence) {
     header.emplace_back("seq");
   }
   header.emplace_back("shard");
+  if (columns.mesh) {
+    header.emplace_back("mesh");
+  }
   if (columns.bandwidth) {
     header.push_back(level);
   }
@@ -191,7 +218,7 @@ std::string BestText(const std::vector<SweepResult>& rows) {
     return WithCommas(row.nodes) + (row.nodes == 1 ? " node" : " nodes") + ", micro-batch " +
            WithCommas(row.micro_batch) +
            (row.counts_images ? "" : ", sequence " + WithCommas(row.sequence)) + ", shard " +
-           WithCommas(row.shard_size) +
+           WithCommas(row.shard_size) + (row.point.mesh.empty() ? "" : ", " + row.point.mesh) +
            (row.point.bandwidth > 0.0 ? ", bandwidth x " + FactorText(row.point.bandwidth) : "");
   };
   return "\nfewest GPU-hours: " + describe(*cheapest) +
@@ -209,6 +236,7 @@ Json RowJson(const SweepResult& row) {
   json["sequence"] = row.outcome ? row.sequence : row.point.sequence;
   json["shard_size"] = row.outcome ? row.shard_size : row.point.shard;
   json["replicate_size"] = row.replicate_size;
+  json["mesh"] = row.point.mesh;
   json["bandwidth_factor"] = row.point.bandwidth > 0.0 ? row.point.bandwidth : 1.0;
   if (!row.outcome) {
     json["error"] = row.error;

@@ -664,11 +664,14 @@ std::int64_t DataRanks(const Cluster& cluster, const Mesh& cut) {
       {.size = {1, 0}, .tensor = cut.tensor, .context = cut.context, .pipeline = cut.pipeline});
   const bool is_whole = mesh.RankCount() == ranks;
   if (!is_whole || !mesh.SplitsInto(cut.context)) {
-    const auto [kind, size] = is_whole           ? std::pair("cp", cut.context)
-                              : cut.pipeline > 1 ? std::pair("pp", cut.pipeline)
-                                                 : std::pair("tp", cut.tensor);
+    const std::int64_t cut_by = cut.tensor * cut.pipeline;
+    const auto [kind, size] = is_whole            ? std::pair("cp", cut.context)
+                              : cut.tensor == 1   ? std::pair("pp", cut.pipeline)
+                              : cut.pipeline == 1 ? std::pair("tp", cut.tensor)
+                                                  : std::pair("tp x pp", cut_by);
     throw InputError(std::string("--shard: ") + kind, std::to_string(size),
-                     "a divisor of the " + std::to_string(ranks) + " ranks");
+                     "a divisor of the " + std::to_string(is_whole ? ranks / cut_by : ranks) +
+                         (is_whole && cut_by > 1 ? " ranks that tp and pp leave" : " ranks"));
   }
   return mesh.DataCount();
 }

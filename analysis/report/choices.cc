@@ -42,6 +42,8 @@ std::string SweepLabel(const JsonValue& row) {
     label +=
         (label.empty() ? "" : ", ") + std::string(name) + " " + std::to_string(row.At(key).AsInt());
   }
+  const auto mesh = row.Find("mesh");  // absent until 2026-11-30
+  label += mesh && !mesh->AsString().empty() ? ", " + mesh->AsString() : "";
   const double bandwidth = row.At("bandwidth_factor").AsDouble();
   return bandwidth == 1.0 ? label : label + ", bandwidth x " + row.At("bandwidth_factor").Shown();
 }

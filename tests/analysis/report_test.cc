@@ -263,7 +263,7 @@ TEST_CASE("Plans that were considered are read and handed on") {
   ReadSweep(
       JsonValue::Parse(
           R"({"schema": "shardwright-sweep", "rows": [{"error": "x"}, {"nodes": 2, "micro_batch": 1,
-                    "sequence": 64, "shard_size": 4, "bandwidth_factor": 0.5, "fits": false,
+                    "sequence": 64, "shard_size": 4, "mesh": "tp=2", "bandwidth_factor": 0.5, "fits": false,
                     "step_time_s": 0.25, "device_bytes": 1024}]})",
           "sweep.json"),
       choices);
@@ -282,7 +282,7 @@ TEST_CASE("Plans that were considered are read and handed on") {
   CHECK(with_tie.pareto[1].memory == Bytes(2097153));
   REQUIRE(choices.what_if.size() == 1);
   CHECK(choices.what_if[0].label ==
-        "nodes 2, micro-batch 1, sequence 64, shard 4, bandwidth x 0.5 (does not fit)");
+        "nodes 2, micro-batch 1, sequence 64, shard 4, tp=2, bandwidth x 0.5 (does not fit)");
   const Simulated plan(Gpt2Plan(kTwoUnits));
   ReportInput input = plan.Input();
   input.choices = &choices;

@@ -34,16 +34,24 @@ PlanFile MakeSmall(const SweepPoint& point) {
 
 TEST_CASE("PointsOf: the cross product, last axis fastest") {
   CHECK(PointsOf({}) == std::vector<SweepPoint>{SweepPoint()});
-  const std::vector<SweepPoint> points = PointsOf(
-      {.nodes = {1, 2}, .micro_batch = {}, .sequence = {64}, .shard = {}, .bandwidth = {0.5, 1}});
+  const std::vector<SweepPoint> points = PointsOf({.nodes = {1, 2},
+                                                   .micro_batch = {},
+                                                   .sequence = {64},
+                                                   .shard = {},
+                                                   .mesh = {},
+                                                   .bandwidth = {0.5, 1}});
   const std::vector<SweepPoint> expected = {
-      {1, 0, 64, 0, 0.5}, {1, 0, 64, 0, 1}, {2, 0, 64, 0, 0.5}, {2, 0, 64, 0, 1}};
+      {1, 0, 64, 0, "", 0.5}, {1, 0, 64, 0, "", 1}, {2, 0, 64, 0, "", 0.5}, {2, 0, 64, 0, "", 1}};
   CHECK(points == expected);
 }
 
 TEST_CASE("RunSweep: each point is what its plan predicts, for any number of threads") {
-  const std::vector<SweepPoint> points = PointsOf(
-      {.nodes = {1, 2}, .micro_batch = {1, 2}, .sequence = {}, .shard = {8, 3}, .bandwidth = {}});
+  const std::vector<SweepPoint> points = PointsOf({.nodes = {1, 2},
+                                                   .micro_batch = {1, 2},
+                                                   .sequence = {},
+                                                   .shard = {8, 3},
+                                                   .mesh = {},
+                                                   .bandwidth = {}});
   std::size_t calls = 0;
   const std::vector<SweepResult> one = RunSweep(
       points, MakeSmall, {.threads = 1, .progress = [&](std::size_t done, std::size_t all) {
@@ -79,8 +87,12 @@ TEST_CASE("RunSweep: other exceptions end it") {
 }
 
 TEST_CASE("SweepCsv: one line per point, reasons quoted") {
-  const std::vector<SweepPoint> points =
-      PointsOf({.nodes = {}, .micro_batch = {}, .sequence = {}, .shard = {8, 3}, .bandwidth = {}});
+  const std::vector<SweepPoint> points = PointsOf({.nodes = {},
+                                                   .micro_batch = {},
+                                                   .sequence = {},
+                                                   .shard = {8, 3},
+                                                   .mesh = {},
+                                                   .bandwidth = {}});
   const std::string csv = SweepCsv(RunSweep(points, MakeSmall));
   std::vector<std::string> lines(1);
   for (const char c : csv) {
@@ -92,10 +104,10 @@ TEST_CASE("SweepCsv: one line per point, reasons quoted") {
   }
   REQUIRE(lines.size() == 4);  // the last one is empty
   CHECK(lines[0].starts_with("nodes,ranks,micro_batch,accumulation,"));
-  CHECK(lines[1].starts_with("1,8,1,1,8,64,8,1,1,"));
+  CHECK(lines[1].starts_with("1,8,1,1,8,64,8,1,,1,"));
   CHECK(lines[1].ends_with(",true,0,"));
   CHECK(lines[2] ==
-        "0,0,0,0,0,0,0,0,1,,,,,,,,,\"shard: got 3, expected a divisor, \"\"8\"\" say\"");
+        "0,0,0,0,0,0,0,0,,1,,,,,,,,,\"shard: got 3, expected a divisor, \"\"8\"\" say\"");
 }
 
 // Of two nodes the NICs are the narrowest links of a ring over all ranks: a collective's transfer

@@ -15,6 +15,36 @@ from shardwright_test_case import TESTS, ShardwrightTestCase, interrupted, main
 SMALL = ("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128")
 
 
+MESH = "expected ranks that share the parameters, and behind commas ep=, tp=, cp= or pp=, such as 64,tp=8 or 64,pp=4x2"
+METHODS = "expected gather, ring_gather, ring or ulysses"
+SCHEDULES = "expected gpipe, 1f1b, interleaved, looped_bfs, zero_bubble or even"
+ALONE = "expected any alone, which a search tries, or a number such as 4"
+INTEGER = "expected an integer in [1, 16777216]"
+SHARDS = {  # what is wrong with a value of --shard
+    "8,pp=any:even": f' pp: got "any:even", {ALONE}:even',
+    "8,tp=any:async": f' tp: got "any:async", {ALONE}:async',
+    "8,pp=anyx2": f' pp: got "anyx2", {ALONE}x2',
+    "8,tp=8:asynch": ' tp: got "asynch", expected async; did you mean "async"?',
+    "8,tp=2:async:async": ' tp: got "2:async:async", expected one word behind the number',
+    "8,cp=2:rign": f' cp: got "rign", {METHODS}; did you mean "ring"?',
+    "8,pp=2:1F1B": f' pp: got "1F1B", {SCHEDULES}; did you mean "1f1b"?',
+    "8,pp=2:1f1b:evn": f' pp: got "evn", {SCHEDULES}; did you mean "even"?',
+    "8,pp=2:gpipe:1f1b": ' pp: got "2:gpipe:1f1b", expected one schedule, and even once',
+    "8,pp=2:even:even": ' pp: got "2:even:even", expected one schedule, and even once',
+    "8,pp=2x2x2": ' pp: got "2x2x2", expected ranks and stages of each, such as 4x2',
+    "8,pp=2x0": f' pp: got "0", {INTEGER}',
+    "8,tp=": f' tp: got "", {INTEGER}',
+    "8,ep=2:x": f' ep: got "2:x", {INTEGER}',
+    "8,PP=2": f': got "PP=2", {MESH}; did you mean "pp=2"?',
+    "8,pp:2": f': got "pp:2", {MESH}; did you mean "pp=2"?',
+    "8, tp=2": f': got " tp=2", {MESH}; did you mean "tp=2"?',
+    "8,dp=2": f': got "dp=2", {MESH}',
+    "8x2": f': got "8x2", {MESH}',
+    "8,": f': got "", {MESH}',
+    "8,tp=2,tp=2": ': got "tp=2", expected each kind of ranks once',
+}
+
+
 class House(ShardwrightTestCase):
 
     def test_flags_do_not_grow(self):
@@ -195,6 +225,7 @@ class Usage(ShardwrightTestCase):
              ("simulate", "p.json", "--contention", "offf")),
             ('--wrap: got "block", expected root; dialect ddp has no units',
              (*plan, "--dialect", "ddp", "--wrap", "block")),
+            *((f"--shard{error}", (*plan, "--shard", words)) for words, error in SHARDS.items()),
         ):
             with self.subTest(arguments=arguments):
                 self.assert_fails(2, error, *arguments)
@@ -204,6 +235,9 @@ class Usage(ShardwrightTestCase):
         for error, arguments in (
             ("--shard: got 3, expected a divisor of the 8 ranks", (*plan, "--shard", "3")),
             ("--replicate: got 5, expected a divisor of the 8 ranks", (*plan, "--replicate", "5")),
+            ("--shard: got 8, expected a divisor of the 4 that tp and pp leave of the 8 ranks",
+             (*plan, "--shard", "8,pp=2")),
+            ("--shard: pp: got 3, expected a divisor of the 8 ranks", (*plan, "--shard", "2,pp=3")),
             ("--shard 4 --replicate 4: got a product other than the 8 ranks of the cluster",
              (*plan, "--shard", "4", "--replicate", "4")),
             ("--global-batch: got 12, expected a multiple of 8 ranks x micro-batch 1",

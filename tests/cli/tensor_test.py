@@ -54,7 +54,7 @@ class Tensor(ShardwrightTestCase):
     def test_what_cannot_be_is_said(self):
         for words, text in ((("--shard", "tp=16"), "--shard: tp: got 16"),
                             (("--shard", "tp=3"), "a divisor of the"),
-                            (("--shard", "3,tp=2"), "--shard"),
+                            (("--shard", "3,tp=2"), "--shard: got 3, expected a divisor of the 4 that tp and pp leave of the 8 ranks"),
                             (("--shard", "tp=2", "--dialect", "fsdp1"), "dialect fsdp2 and torch 2.13 alone"),
                             (("--shard", "tp=2", "--offload", "parameters"), "without offload alone"),
                             (("--shard", "tp=2", "--lora-rank", "8", "--precision", "nf4"), "without quantized weights"),
@@ -62,6 +62,8 @@ class Tensor(ShardwrightTestCase):
                             (("--shard", "ep=2,tp=2"), "no experts")):
             self.refused(3, text, "plan", *JOB, "--no-search", *words)
         self.refused(3, "expected a multiple of 4", "plan", *JOB, "--global-batch", "6", "--shard", "tp=2")
+        self.refused(3, "--shard: tp x pp: got 16, expected a divisor of the 8 ranks", "plan", *JOB, "--global-batch", "6",
+                     "--shard", "tp=8,pp=2")
         made = self.plan("--shard", "tp=2")
         self.refused(3, "that compares answers", "plan", *JOB, "--no-search", "--shard", "tp=2", "--mode", "dpo", "--micro-batch", "2")
         self.refused(3, "--shard: tp: got 16, expected a divisor of the 8 ranks", "plan", "--model", "llama-2-7b", "--cluster", "8xH100",

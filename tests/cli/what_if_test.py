@@ -168,6 +168,18 @@ class Sweep(ShardwrightTestCase):
         # With half of the network's bandwidth a step over two nodes takes longer.
         self.assertGreater(rows[4]["step_time_s"], rows[5]["step_time_s"])
 
+    def test_meshes(self):
+        job = ("--model", "llama-2-7b", "--cluster", "dgx-a100", "--nodes", "2", "--seq", "512", "--global-batch", "32")
+        arguments = ("sweep", *job, "--shard", "2,tp=1..2,pp=2")
+        rows = json.loads(self.succeed(*arguments, "--json"))["rows"]
+        self.assertEqual([row["mesh"] for row in rows], ["tp=1,pp=2", "tp=2,pp=2"])
+        for row in rows:  # the plan's own prediction
+            self.succeed("plan", *job, "--no-search", "--shard", "2," + row["mesh"], "-o", "m.json")
+            told = json.loads(self.succeed("simulate", "m.json", "--json"))
+            self.assertEqual(row["step_time_s"], told["step_time_s"])
+        self.assertRegex(self.succeed(*arguments), r"most tokens/s: .*, shard 2, tp=\d,pp=2\n")
+        self.assert_fails(2, '--shard: got "tp=2", expected each kind of ranks once', "sweep", *job, "--shard", "tp=2,tp=2..4")
+
     def test_what_does_not_fit(self):
         # 13.0e9 parameters x 16 bytes / 2 GPUs are 104 GB.
         code, out, err = self.run_program("sweep", "--model", "llama-2-13b", "--cluster", "dgx-a100", "--gpus", "2",
