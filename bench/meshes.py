@@ -59,6 +59,19 @@ def mesh_of(row, before, between):
     return "".join(f"{before}{axis}{between}{size}{words.get(axis, '')}" for axis, size in sizes.items() if size != "1")
 
 
+def kept_by_deepspeed(row, stage):
+    """Bytes of a stage that FSDP2 beside sequence parallelism does not have: inputs of checkpointed layers, whole on every rank, of each micro-batch in flight
+    (of which ours has 1 / tp), and the 16-bit gradients, which BF16_Optimizer sets to zero and keeps beside its sums in fp32."""
+    if "DeepSpeed" not in row["framework"]:
+        return 0
+    layers, width, _, words = map(int, re.findall(r"\d+", row["model_name"]))
+    tensor, stages = int(row["tp"]), int(row["pp"])
+    is_end = stage in (0, stages - 1)
+    mine = (layers + 2) / stages - is_end  # embedding and head count as a layer each
+    inputs = mine * min(stages - stage, int(row["grad_accum"])) * 2 * int(row["micro_batch"]) * int(row["seq_len"]) * width
+    return inputs * (tensor - 1) / tensor + 2 * (mine * 12 * width**2 + is_end * words * width) / tensor
+
+
 def predict(program, row, kernel_set, folder):
     """Seconds of a step and GiB allocated at most."""
     model = model_of(row["model_name"])
@@ -75,7 +88,9 @@ def predict(program, row, kernel_set, folder):
         return None, done.stderr.strip().splitlines()[-1]
     done = subprocess.run([program, "simulate", folder / "plan.json", "--json"], check=False, capture_output=True, text=True)  # 1: does not fit
     answer = json.loads(done.stdout)
-    peak = max(stage["peak_bytes"] for stage in answer["stages"]) if stages > 1 else answer["memory"]["peak_allocated_bytes"]
+    if stages == 1:
+        return answer["step_time_s"], answer["memory"]["peak_allocated_bytes"] / 2**30
+    peak = max(stage["peak_bytes"] + kept_by_deepspeed(row, number) for number, stage in enumerate(answer["stages"]))
     return answer["step_time_s"], peak / 2**30
 
 
