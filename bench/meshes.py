@@ -61,7 +61,7 @@ def mesh_of(row, before, between):
 
 def kept_by_deepspeed(row, stage):
     """Bytes of a stage that FSDP2 beside sequence parallelism does not have: inputs of checkpointed layers, whole on every rank, of each micro-batch in flight
-    (of which ours has 1 / tp), and the 16-bit gradients, which BF16_Optimizer sets to zero and keeps beside its sums in fp32."""
+    (of which ours has 1 / tp), and the stage's 16-bit gradients, which last beside BF16_Optimizer's sums in fp32 until its next backward (pipe/engine.py)."""
     if "DeepSpeed" not in row["framework"]:
         return 0
     layers, width, _, words = map(int, re.findall(r"\d+", row["model_name"]))
