@@ -12,6 +12,7 @@
 #include "planner/evaluate.h"
 #include "schedule/print.h"
 #include "simulator/stages.h"
+#include "traces/chrome_write.h"
 
 namespace shardwright {
 namespace {
@@ -31,10 +32,19 @@ Seconds ComputeOf(const StepTiming& stage) {
   return ToSeconds(stage.busy[static_cast<std::size_t>(Stream::kCompute)]);
 }
 
-Answer Find(const PlanFile& file, bool contention) {
+// `trace`: where to write the spans of all stages; empty: nowhere.
+Answer Find(const PlanFile& file, bool contention, const std::string& trace) {
   const std::vector<Program> programs = LowerAndVerifyStages(file, file.plan);
   Answer answer = {file, MemoryOfStages(programs, file.cluster, file.profile)};
-  answer.result.timing = TimeOfStages(programs, file.cluster, file.profile, contention);
+  std::vector<Trace> traces;
+  answer.result.timing = TimeOfStages(programs, file.cluster, file.profile, contention,
+                                      trace.empty() ? nullptr : &traces);
+  if (!trace.empty()) {
+    ChromeOptions chrome;
+    chrome.plan = PlanFileJson(file);
+    chrome.step_time = answer.result.timing.step_time;
+    WriteChromeTraces(programs, traces, chrome, trace);
+  }
   const SimulationResult sum = SumOf(answer.result);
   const Seconds step = ToSeconds(sum.step_time);
   answer.rates = RatesOf(file, file.plan, step);
@@ -108,12 +118,15 @@ void RefuseWithPipeline(const Arguments& arguments, const Plan& plan,
   }
 }
 
-int SimulatePipeline(const Arguments& arguments, const PlanFile& file, bool contention) {
+int SimulatePipeline(const Arguments& arguments, const PlanFile& file, bool contention,
+                     const std::string& trace) {
   RefuseWithPipeline(
       arguments, file.plan,
-      {"--trace", "--allocator", "--jitter", "--rank-jitter", "--slow-rank", "--lengths"});
-  const Answer answer = Find(file, contention);
-  arguments.Print(arguments.IsJson() ? ToJson(answer).dump(2) + "\n" : Text(answer));
+      {"--trace-profile", "--allocator", "--jitter", "--rank-jitter", "--slow-rank", "--lengths"});
+  const Answer answer = Find(file, contention, trace);
+  if (trace != "-") {  // then standard output is the trace and nothing else
+    arguments.Print(arguments.IsJson() ? ToJson(answer).dump(2) + "\n" : Text(answer));
+  }
   return answer.most <= answer.usable ? kExitOk : kExitNo;
 }
 

@@ -18,9 +18,10 @@ namespace shardwright {
 void RefuseWithPipeline(const Arguments& arguments, const Plan& plan,
                         std::initializer_list<const char*> flags);
 
-// The answer of `simulate`; returns the exit code. Throws UsageError for flags that it does not
-// know of a pipeline.
-int SimulatePipeline(const Arguments& arguments, const PlanFile& file, bool contention);
+// The answer of `simulate`; returns the exit code. A rank of each stage is in the file `trace`, if
+// it is named. Throws UsageError for flags that it does not know of a pipeline.
+int SimulatePipeline(const Arguments& arguments, const PlanFile& file, bool contention,
+                     const std::string& trace);
 
 // The actions of each rank, and its program: whole, or in numbers.
 [[nodiscard]] std::string StagesText(const PlanFile& file, bool whole);

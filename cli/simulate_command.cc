@@ -81,7 +81,7 @@ int SimulateCommand(const Arguments& arguments) {
     ScaleLinks(file.cluster, level, 1.0 / factor, "--slow-link");
   }
   if (file.plan.pipeline_size > 1) {
-    return SimulatePipeline(arguments, file, flags.contention);
+    return SimulatePipeline(arguments, file, flags.contention, flags.trace);
   }
   if (const Flag allocator = arguments.Get("--allocator"); allocator.is_given()) {
     CheckAllocatorFlag(arguments, file.plan);

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "schedule/verify.h"
 #include "simulator/internal/event_loop.h"
+#include "topologies/mesh.h"
 
 namespace shardwright {
 namespace {
@@ -38,6 +39,7 @@ class Stages final : public internal::Peers {
   Stages(std::span<const Program> programs, std::span<const PriceTable> prices,
          const EngineOptions& options);
   PipelineTiming Run();
+  [[nodiscard]] std::vector<Trace> Traces(std::uint32_t ranks_of_stage, std::uint32_t last) const;
   void Arrive(std::size_t stage, std::size_t stream) override;
 
  private:
@@ -165,6 +167,19 @@ PipelineTiming Stages::Run() {
   return Timing();
 }
 
+std::vector<Trace> Stages::Traces(std::uint32_t ranks_of_stage, std::uint32_t last) const {
+  std::vector<Trace> traces(stages_.size());
+  for (std::size_t s = 0; s < stages_.size(); ++s) {
+    stages_[s].loop->AppendSpans(traces[s].spans, [&](const internal::BodyRun& run) {
+      return run.step == 0 || run.step == last;
+    });
+    for (Span& span : traces[s].spans) {
+      span.rank = Rank(static_cast<std::uint32_t>(s) * ranks_of_stage);
+    }
+  }
+  return traces;
+}
+
 PipelineTiming Stages::Timing() const {
   PipelineTiming timing;
   std::vector<std::int64_t> fronts(stages_.front().events.runs.size(), 0);  // of all stages
@@ -187,8 +202,14 @@ PipelineTiming Stages::Timing() const {
 }  // namespace
 
 PipelineTiming RunStages(std::span<const Program> programs, std::span<const PriceTable> prices,
-                         const EngineOptions& options) {
-  return Stages(programs, prices, options).Run();
+                         const EngineOptions& options, std::vector<Trace>* traces) {
+  Stages stages(programs, prices, options);
+  const PipelineTiming timing = stages.Run();
+  if (traces != nullptr) {
+    *traces = stages.Traces(static_cast<std::uint32_t>(MeshOf(programs.front()).StageRanks()),
+                            static_cast<std::uint32_t>(options.max_steps - 1));
+  }
+  return timing;
 }
 
 SimTime PipelineResult::Bubble(std::size_t stage) const {
@@ -224,7 +245,7 @@ PipelineResult MemoryOfStages(std::span<const Program> programs, const Cluster& 
 }
 
 PipelineTiming TimeOfStages(std::span<const Program> programs, const Cluster& cluster,
-                            const Profile& profile, bool contention) {
+                            const Profile& profile, bool contention, std::vector<Trace>* traces) {
   Pricer pricer(cluster, profile);
   std::vector<PriceTable> prices(programs.size());
   for (std::size_t s = 0; s < programs.size(); ++s) {
@@ -234,7 +255,7 @@ PipelineTiming TimeOfStages(std::span<const Program> programs, const Cluster& cl
   EngineOptions options;
   options.contention = contention;
   options.max_steps = kSteps;
-  return RunStages(programs, prices, options);
+  return RunStages(programs, prices, options, traces);
 }
 
 }  // namespace shardwright

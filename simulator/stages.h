@@ -14,6 +14,7 @@
 #include "schedule/program.h"
 #include "simulator/engine.h"
 #include "simulator/simulate.h"
+#include "traces/trace.h"
 
 namespace shardwright {
 
@@ -24,10 +25,12 @@ struct PipelineTiming {
 };
 
 // With prices of one program each, in the order of stages. Requires programs that VerifyRanks
-// accepts. O(events * stages).
+// accepts. `traces`, if given, gets the spans of the first and the last step by stage, of the first
+// rank of each. O(events * stages).
 [[nodiscard]] PipelineTiming RunStages(std::span<const Program> programs,
                                        std::span<const PriceTable> prices,
-                                       const EngineOptions& options);
+                                       const EngineOptions& options,
+                                       std::vector<Trace>* traces = nullptr);
 
 struct PipelineResult {
   PipelineTiming timing;
@@ -39,7 +42,8 @@ struct PipelineResult {
 [[nodiscard]] PipelineResult MemoryOfStages(std::span<const Program> programs,
                                             const Cluster& cluster, const Profile& profile);
 [[nodiscard]] PipelineTiming TimeOfStages(std::span<const Program> programs, const Cluster& cluster,
-                                          const Profile& profile, bool contention);
+                                          const Profile& profile, bool contention,
+                                          std::vector<Trace>* traces = nullptr);
 
 // The step, what the stages wait in the mean, and the memory of the one that needs most.
 [[nodiscard]] SimulationResult SumOf(const PipelineResult& result);

@@ -49,6 +49,12 @@ CollectiveNames NamesOf(OpCode code) {
       return {"SendRecv", "all_to_all"};
     case OpCode::kBarrier:
       return {"AllReduce", "barrier"};  // NCCL has no barrier; PyTorch reduces one element
+    case OpCode::kSend:
+      return {"SendRecv", "send"};
+    case OpCode::kReceive:
+      return {"SendRecv", "recv"};
+    case OpCode::kSendReceive:
+      return {"SendRecv", "send_recv"};
     default:
       return {"AllReduce", "allreduce"};
   }
@@ -81,13 +87,16 @@ SliceStyle StyleOf(OpCode code) {
 
 class Writer {
  public:
-  Writer(const Program& program, const Trace& trace, const ChromeOptions& options, TextSink& sink)
+  // Flows have numbers from `first_flow` + 1 on.
+  Writer(const Program& program, const Trace& trace, const ChromeOptions& options, EventText& out,
+         std::size_t first_flow)
       : program_(program),
         trace_(trace),
         options_(options),
         is_hta_(options.profile == ChromeProfile::kHta),
         layout_(internal::BuildLayout(program, trace, options.profile)),
-        out_(sink, is_hta_) {
+        out_(out),
+        first_flow_(first_flow) {
     for (std::size_t kind = 0; kind < op_names_.size(); ++kind) {
       for (const Op& op : BodyOf(program, static_cast<BodyKind>(kind)).ops) {
         op_names_[kind].push_back(Quote(OpName(program, op)));
@@ -98,10 +107,11 @@ class Writer {
     }
   }
 
+  void Header();
   void Run();
+  [[nodiscard]] std::size_t flow_end() const { return first_flow_ + layout_.flows.size(); }
 
  private:
-  void Header();
   void Metadata();
   void Name(Track track, std::string_view what, std::string_view name, std::int64_t sort_index);
   void BeginSlice(Track track, std::string_view category, std::string_view quoted_name,
@@ -131,14 +141,14 @@ class Writer {
   const ChromeOptions& options_;
   bool is_hta_;
   Layout layout_;
-  EventText out_;
+  EventText& out_;
+  std::size_t first_flow_;
   std::array<std::vector<std::string>, 3> op_names_;  // quoted; by body, then op
   std::vector<std::string> unit_names_;               // quoted
   std::size_t next_flow_ = 0;                         // flows before it are written
 };
 
 void Writer::Run() {
-  Header();
   Metadata();
   for (const StepSpans& step : layout_.steps) {
     Annotation(step);
@@ -151,7 +161,6 @@ void Writer::Run() {
   if (!is_hta_) {
     Memory();
   }
-  out_.Raw("\n]}\n");
   out_.Flush();
 }
 
@@ -194,9 +203,11 @@ void Writer::Metadata() {
              std::to_string(place) + ' ' + std::string(NameOf(stream)), place);
       }
     }
-    constexpr auto kHostPlace = static_cast<std::int64_t>(Stream::kD2h);  // behind it
-    Name(TrackOf(tracks.rank, Stream::kHost), "thread", std::to_string(kHostPlace) + " host",
-         kHostPlace);
+    const bool has_stages = tracks.used[static_cast<std::size_t>(Stream::kPrevious)] ||
+                            tracks.used[static_cast<std::size_t>(Stream::kNext)];
+    const auto host_place = static_cast<std::int64_t>(has_stages ? Stream::kNext : Stream::kD2h);
+    Name(TrackOf(tracks.rank, Stream::kHost), "thread", std::to_string(host_place) + " host",
+         host_place);
   }
 }
 
@@ -276,7 +287,9 @@ void Writer::IssueSlice(const Span& span, const PlacedSpan& placed, std::int64_t
 std::string Writer::SliceName(const Span& span, const Op& op) const {
   const OpShape& shape = program_.ShapeOf(op);
   const bool has_unit = op.subject != kNoSubject && op.subject < program_.units.size();
-  const std::string subject = has_unit ? " (" + program_.units[op.subject].name + ")" : "";
+  const std::string subject = has_unit ? " (" + program_.units[op.subject].name + ")"
+                              : IsTransfer(shape.code) ? " (" + OpName(program_, op) + ")"
+                                                       : "";
   if (InfoOf(shape.code).is_collective) {
     return Quote("ncclDevKernel_" + std::string(NamesOf(shape.code).kernel) + subject);
   }
@@ -381,7 +394,7 @@ void Writer::Flows(std::size_t index) {
       if (!is_begin) {
         out_.WordField("bp", "e");
       }
-      out_.NumberField("id", static_cast<std::int64_t>(next_flow_) + 1);
+      out_.NumberField("id", static_cast<std::int64_t>(first_flow_ + next_flow_) + 1);
       out_.WordField("cat", "dependency");
       out_.WordField("name", "dependency");
       out_.TimeField("ts", is_begin ? layout_.placed[from].end - 1 : entry);
@@ -439,10 +452,21 @@ void Writer::CounterArgs(const std::array<Bytes, kCategoryCount>& bytes,
   out_.End();
 }
 
-std::string TextOf(const Program& program, const Trace& trace, const ChromeOptions& options,
-                   bool compressed) {
+std::string TextOf(std::span<const Program> programs, std::span<const Trace> traces,
+                   const ChromeOptions& options, bool compressed) {
   TextSink sink(compressed);
-  Writer(program, trace, options, sink).Run();
+  EventText out(sink, options.profile == ChromeProfile::kHta);
+  std::size_t flow = 0;
+  for (std::size_t i = 0; i < programs.size(); ++i) {
+    Writer writer(programs[i], traces[i], options, out, flow);
+    if (i == 0) {
+      writer.Header();
+    }
+    writer.Run();
+    flow = writer.flow_end();
+  }
+  out.Raw("\n]}\n");
+  out.Flush();
   return sink.Finish();
 }
 
@@ -450,12 +474,17 @@ std::string TextOf(const Program& program, const Trace& trace, const ChromeOptio
 
 std::string ChromeTraceText(const Program& program, const Trace& trace,
                             const ChromeOptions& options) {
-  return TextOf(program, trace, options, false);
+  return TextOf({&program, 1}, {&trace, 1}, options, false);
+}
+
+void WriteChromeTraces(std::span<const Program> programs, std::span<const Trace> traces,
+                       const ChromeOptions& options, const std::string& file) {
+  WriteFileAtomically(file, TextOf(programs, traces, options, file.ends_with(".gz")));
 }
 
 void WriteChromeTrace(const Program& program, const Trace& trace, const ChromeOptions& options,
                       const std::string& file) {
-  WriteFileAtomically(file, TextOf(program, trace, options, file.ends_with(".gz")));
+  WriteChromeTraces({&program, 1}, {&trace, 1}, options, file);
 }
 
 }  // namespace shardwright

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "core/units.h"
@@ -39,5 +40,10 @@ struct ChromeOptions {
 // standard output. Requires a trace of `program`. Throws EnvironmentError.
 void WriteChromeTrace(const Program& program, const Trace& trace, const ChromeOptions& options,
                       const std::string& file);
+
+// The same of several programs, each with its trace, whose spans are of ranks of its own: stages of
+// a pipeline. Nothing reads it back.
+void WriteChromeTraces(std::span<const Program> programs, std::span<const Trace> traces,
+                       const ChromeOptions& options, const std::string& file);
 
 }  // namespace shardwright

@@ -71,6 +71,31 @@ class Pipelines(ShardwrightTestCase):
         self.assertEqual(code, 2)
         self.assertIn("evn", err)
 
+    def test_trace(self):
+        self.succeed("plan", "--model", "llama-2-7b", "--cluster", "dgx-h100", "--seq", "256", "--shard", "2,pp=4", "--accumulation", "8",
+                     "-o", "p.json")
+        step = json.loads(self.succeed("simulate", "p.json", "--trace", "t.json", "--json"))["step_time_s"]
+        events = json.loads((self.folder / "t.json").read_text())["traceEvents"]
+        self.assertEqual([e["args"]["name"] for e in events if e["name"] == "process_name"],
+                         [f"rank {rank} (simulated)" for rank in (0, 2, 4, 6)])
+        ops = [e for e in events if "op" in e.get("args", {}) and e["args"].get("step") == 3 and e["args"]["op"].startswith("mb")]
+        for rank in (0, 2, 4, 6):  # 1F1B by its definition: that many micro-batches forward before the first one backward
+            turns = []
+            for e in sorted((e for e in ops if e["pid"] == rank and e["cat"] == "kernel"), key=lambda e: e["ts"]):
+                if "ncclDevKernel" not in e["name"]:
+                    turn = (int(e["args"]["op"].split(".")[0][2:]), e["args"]["op"].split(".")[-1].split("#")[0])
+                    turns += [turn] if turn not in turns and turn[1] in ("fwd", "bwd") else []
+            ahead = 4 - rank // 2
+            expected = [(i, "fwd") for i in range(ahead)]
+            for i in range(8):
+                expected += [(i, "bwd")] + [(i + ahead, "fwd")] * (i + ahead < 8)
+            self.assertEqual(turns, expected)
+        sends = {e["args"]["op"]: e for e in ops if e["pid"] == 0 and e["name"].startswith("ncclDevKernel_SendRecv")}
+        others = {e["args"]["op"]: e for e in ops if e["pid"] == 2 and e["name"].startswith("ncclDevKernel_SendRecv")}
+        self.assertEqual(sends["mb0.fwd.send"]["ts"], others["mb0.fwd.receive"]["ts"])  # they meet
+        self.assertLess(max(e["ts"] + e["dur"] for e in ops) - min(e["ts"] for e in ops), 1e6 * step * 1.01)
+        self.assertEqual(len({(e["id"], e["ph"]) for e in events if e["ph"] in "sf"}), sum(e["ph"] in "sf" for e in events))
+
     def test_any_says_why_there_are_none(self):
         job = ("plan", "--cluster", "8xH100", "--seq", "1024", "--global-batch", "64", "--shard", "pp=any", "-o", "any.json")
         code, _, err = self.run_program(*job, "--model", "llama-3.2-1b")  # tied
