@@ -63,15 +63,17 @@ void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
   }
   const std::string shard = std::to_string(options.shard_size);
   const std::string replicate = std::to_string(options.replicate_size);
-  // The copies are of what ranks that cut layers, and other stages, leave.
-  const std::int64_t cut = given.tensor * given.pipeline;
+  // What ranks that cut layers, and other stages, leave.
+  const Mesh left =
+      MeshOver(ranks, {.size = {1, 0}, .tensor = given.tensor, .pipeline = given.pipeline});
+  const std::int64_t cut = left.tensor * left.pipeline;
   const std::string expected = std::to_string(ranks) + " ranks";
-  if (ranks % cut != 0) {
+  if (left.RankCount() != ranks) {
     throw InputError("--shard: tp x pp", std::to_string(cut), "a divisor of the " + expected);
   }
   const std::string among =
       cut == 1 ? expected
-               : std::to_string(ranks / cut) + " that tp and pp leave of the " + expected;
+               : std::to_string(left.CopyCount()) + " that tp and pp leave of the " + expected;
   if (options.shard_size == 0 || options.replicate_size == 0) {
     throw InputError(
         (options.shard_size == 0 ? "--replicate: got " + replicate : "--shard: got " + shard) +

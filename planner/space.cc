@@ -670,7 +670,7 @@ std::int64_t DataRanks(const Cluster& cluster, const Mesh& cut) {
                               : cut.pipeline == 1 ? std::pair("tp", cut.tensor)
                                                   : std::pair("tp x pp", cut_by);
     throw InputError(std::string("--shard: ") + kind, std::to_string(size),
-                     "a divisor of the " + std::to_string(is_whole ? ranks / cut_by : ranks) +
+                     "a divisor of the " + std::to_string(is_whole ? mesh.CopyCount() : ranks) +
                          (is_whole && cut_by > 1 ? " ranks that tp and pp leave" : " ranks"));
   }
   return mesh.DataCount();
