@@ -17,7 +17,7 @@ SMALL = ("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--s
 
 MESH = "expected ranks that share the parameters, and behind commas ep=, tp=, cp= or pp=, such as 64,tp=8 or 64,pp=4x2"
 METHODS = "expected gather, ring_gather, ring or ulysses"
-SCHEDULES = "expected gpipe, 1f1b, interleaved, looped_bfs, zero_bubble or even"
+SCHEDULES = "expected gpipe, 1f1b, interleaved, looped_bfs, zero_bubble, zbv, dualpipev or even"
 ALONE = "expected any alone, which a search tries, or a number such as 4"
 INTEGER = "expected an integer in [1, 16777216]"
 SHARDS = {  # what is wrong with a value of --shard
