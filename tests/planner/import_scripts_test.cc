@@ -531,8 +531,15 @@ TEST_CASE("Scripts: what trains beside low ranks") {
       ErrorOf({{"a.yml", axolotl + "quantize_moe_experts: true\nlora_target_linear: true\n"}}) ==
       "a.yml: lora_target_linear: got true, expected false beside quantize_moe_experts, as axolotl "
       "demands");
+  PlanFile file = Base(2);
+  const std::string saved = axolotl + "lora_modules_to_save: [lm_head]\n";
+  ApplyRun(Read(folder, {{"a.yml", saved}}), file);  // PEFT makes fp32 of the adapters alone
+  CHECK(file.job.fp32_masters == Strings{"*.lora_*"});
+  CHECK(file.job.precision.master == DType::kBf16);
+  std::string halves = saved;
+  halves.replace(halves.find("bf16: true"), 4, "fp16");
   CHECK(
-      ErrorOf({{"a.yml", axolotl + "lora_modules_to_save: [lm_head]\n"}})
+      ErrorOf({{"a.yml", halves}})
           .ends_with("since whole modules in 16 bits beside adapters in fp32 cannot be predicted"));
   const std::string fsdp =
       "peft_use_dora: true\nfsdp_version: 1\nfsdp_config:\n  auto_wrap_policy: "
