@@ -46,7 +46,7 @@ FAULTS = [
     instead("fsdp2: replicas reduce in every micro-batch", REDUCTIONS, "last_micro_batch_", "true",
             "(plan_.sync != SyncMode::kReplicateLast || {})"),
     instead("fsdp2: units without a hook reduce in the order of the list", HOOKS,
-            "spans.first_module[x.value] < spans.first_module[y.value]", "x.value < y.value", "return {};"),
+            "spans.first_module[u.value]", "u.value", "ends_with(kSecondRoot) ? 0 : {};"),
     dropped("fsdp2: each call of a unit gathers another one ahead", HOOKS, "c.state = State::kPreBackward;"),
     instead("fsdp2: what was gathered goes before the next gather", GATHERS, "phase != Phase::kBackward", "false",
             "if ({}) {{\n    parked_ = c.gather_out;"),
