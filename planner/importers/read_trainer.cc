@@ -280,6 +280,15 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
     s.find_unused_parameters = s.find_unused_parameters.value_or(false);  // hparams/parser.py
   } else {
     RefuseQuantized(root);
+    if (IsOn(root, "pure_bf16")) {
+      file.script.has_bf16_weights = true;
+    }
+  }
+  if (IsOn(root, "pure_bf16") && (file.script.adapters.rank > 0 || root.Find("deepspeed"))) {
+    throw root.At("pure_bf16")
+        .Error(
+            "false, since weights in bf16 alone below adapters or under DeepSpeed cannot be "
+            "predicted");
   }
   if (const auto stage = root.Find("stage")) {
     Demand(*stage, {"pt", "sft", "dpo", "kto"}, "pt, sft, dpo or kto");
@@ -506,19 +515,19 @@ void CheckTrainer(const JsonValue& root, ReadResult<TrainerSettings>& result) {
 
 // --- axolotl
 
-// "auto" is bf16 on every GPU that has it.
-bool HasBf16(const JsonValue& root) {
-  if (IsOn(root, "bfloat16")) {
-    return true;
-  }
+// "auto" is bf16 on every GPU that has it. "full" has weights in bf16 without autocast.
+void ReadBf16(const JsonValue& root, TrainerFile& file) {
   const auto bf16 = root.Find("bf16");
-  if (!bf16 || bf16->IsBool()) {
-    return bf16 && bf16->AsBool();
+  const bool is_word = bf16 && !bf16->IsBool();
+  const bool is_full = is_word && bf16->AsString() == "full";
+  const bool is_alone = file.script.adapters.rank == 0 && !root.Find("deepspeed");
+  if (is_word && bf16->AsString() != "auto" && !(is_full && is_alone)) {
+    throw bf16->Error(
+        "true, false or auto, since weights in bf16 alone below adapters or under DeepSpeed cannot "
+        "be predicted");
   }
-  if (bf16->AsString() != "auto") {
-    throw bf16->Error("true, false or auto, since weights in bf16 alone cannot be predicted");
-  }
-  return true;
+  file.script.has_bf16_weights = IsOn(root, "bfloat16") || is_word || (bf16 && bf16->AsBool());
+  file.result.settings.bf16 = file.script.has_bf16_weights && !is_full;
 }
 
 // Liger's kernels of layers are a stack of ours together only; its head and loss in chunks are a
@@ -696,8 +705,7 @@ TrainerFile ReadAxolotl(const JsonValue& root) {
   }
   ReadUnfrozen(root, file);
   CheckDequantized(root);
-  s.bf16 = HasBf16(root);
-  file.script.has_bf16_weights = *s.bf16;
+  ReadBf16(root, file);
   s.find_unused_parameters = s.find_unused_parameters.value_or(false);  // it says so to the Trainer
   ReadPlugins(root, file);
   if (!s.fsdp.value_or(false)) {

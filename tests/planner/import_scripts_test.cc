@@ -323,9 +323,9 @@ TEST_CASE("Scripts: what cannot be predicted is refused") {
       "a.yml: adapter: got \"llama-adapter\", expected lora or qlora, since llama-adapter training "
       "cannot be predicted");
   CHECK(
-      ErrorOf({{"a.yml", "base_model: gpt2\nbf16: full\n"}}) ==
-      "a.yml: bf16: got \"full\", expected true, false or auto, since weights in bf16 alone cannot "
-      "be predicted");
+      ErrorOf({{"a.yml", "base_model: gpt2\nbf16: full\ndeepspeed: d.json\n"}}) ==
+      "a.yml: bf16: got \"full\", expected true, false or auto, since weights in bf16 alone below "
+      "adapters or under DeepSpeed cannot be predicted");
   CHECK(ErrorOf({{"a.yml", "base_model: gpt2\nfloat16: true\n"}}) ==
         "a.yml: float16: got true, expected false, since weights in 16 bits alone cannot be "
         "predicted");
@@ -653,6 +653,20 @@ TEST_CASE("Scripts: weights that are loaded in bf16 stay so without mixed precis
   CHECK(precision("dtype: bfloat16\n") == Precision{DType::kBf16, DType::kBf16, DType::kBf16});
   CHECK(precision("dtype: bfloat16\nbf16: true\n") ==
         Precision{DType::kFp32, DType::kBf16, DType::kBf16});
+  // Without FSDP: axolotl's word, LLaMA-Factory's key.
+  for (const char* text : {"base_model: gpt2\nbf16: full\n",
+                           "model_name_or_path: gpt2\ntemplate: default\nlearning_rate: 1\n"
+                           "finetuning_type: full\npure_bf16: true\n"}) {
+    PlanFile file = Base(2);
+    ApplyRun(Read(folder, {{"a.yml", text}}), file);
+    CHECK(file.plan.dialect == Dialect::kDdp);
+    CHECK(file.job.precision == Precision{DType::kBf16, DType::kBf16, DType::kBf16});
+  }
+  CHECK(ErrorOf({{"a.yml",
+                  "model_name_or_path: gpt2\ntemplate: default\nlearning_rate: 1\n"
+                  "pure_bf16: true\n"}})
+            .ends_with("since weights in bf16 alone below adapters or under DeepSpeed cannot be "
+                       "predicted"));
 }
 
 TEST_CASE("Scripts: what else people do with adapters is refused by name") {
