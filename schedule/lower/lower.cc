@@ -302,9 +302,11 @@ static void CheckKernels(const LowerInput& in) {
   }
   if (in.stage && SplitsBackward(in.stage->pipeline.schedule) &&
       (k.fused_elementwise || k.fused_loss || k.keeps_logits || k.loss_chunks > 1)) {
-    throw InputError("kernel set", Quoted(k.name), "torch-eager",
-                     "plan.pipeline_schedule takes gradients of weights by themselves, which "
-                     "torch refuses for compiled modules");
+    throw InputError(
+        "kernel set", Quoted(k.name), "torch-eager",
+        "plan.pipeline_schedule takes gradients of weights by themselves, which " +
+            std::string(k.host_kernels || k.cuda_kernels ? "no device here runs"
+                                                         : "torch refuses for compiled modules"));
   }
   if (in.plan.tensor_async && (!k.fused_elementwise || k.host_kernels)) {
     throw InputError("kernel set", Quoted(k.name), "a compiled one or megatron-core",
