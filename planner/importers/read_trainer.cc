@@ -622,8 +622,8 @@ void ReadUnfrozen(const JsonValue& root, TrainerFile& file) {
   }
 }
 
-// Without FSDP axolotl makes fp32 of norms, embeddings, head and routers, and 16 bits again of all
-// but the routers where attention or Cut Cross Entropy wants them (_configure_embedding_dtypes).
+// Without FSDP axolotl makes fp32 of norms, embeddings, head and routers. Where attention or Cut
+// Cross Entropy wants 16 bits, only the routers stay in fp32 (_configure_embedding_dtypes).
 std::vector<std::string> UpcastModules(const JsonValue& root, bool cuts_loss) {
   const auto name = root.Find("attn_implementation");
   const std::string attention = name ? name->AsString() : "sdpa";

@@ -57,19 +57,23 @@ void ShareGradients(const LowerInput& in, const std::string& where, ModelAnalysi
   }
 }
 
-void FindWide(const LowerInput& in, ModelAnalysis& a) {
+// Those of tied parameters are one.
+void FindMasters(const LowerInput& in, ModelAnalysis& a) {
   const std::vector<Parameter>& params = in.model.params;
-  a.wide.assign(params.size(), false);
+  a.masters.assign(params.size(), in.job.precision.master);
+  if (in.job.fp32_masters.empty()) {
+    return;
+  }
   const auto storage = [&](std::size_t p) {
     return params[p].tied_to.valid() ? params[p].tied_to.value : p;
   };
-  for (std::size_t p = 0; p < params.size() && !in.job.fp32_masters.empty(); ++p) {
+  for (std::size_t p = 0; p < params.size(); ++p) {
     if (params[p].trainable && IsWide(in.job, params[p])) {
-      a.wide[storage(p)] = true;
+      a.masters[storage(p)] = DType::kFp32;
     }
   }
   for (std::size_t p = 0; p < params.size(); ++p) {
-    a.wide[p] = a.wide[storage(p)];
+    a.masters[p] = a.masters[storage(p)];
   }
 }
 
@@ -362,7 +366,7 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   const bool train = a.trains = in.job.mode == JobMode::kTrain;
   FindParamGrads(in, train, where, a);
   FindQuantized(in, a);
-  FindWide(in, a);
+  FindMasters(in, a);
   FindAutocast(in, a);
   LowerSpecs(in, a);
   FindGradients(in.model, a);

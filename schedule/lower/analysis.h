@@ -82,7 +82,7 @@ struct ModelAnalysis {
   // Per parameter: stored in 8 or 4 bits (Job::frozen_format), and made whole for the op that reads
   // it.
   std::vector<bool> quantized;
-  std::vector<bool> wide;           // per parameter: of Job::fp32_masters
+  std::vector<DType> masters;       // per parameter: of what learns and its gradient and states
   std::vector<bool> wide_tensors;   // autocast.h: in fp32
   std::vector<bool> wide_ops;       // and what computes in fp32
   std::vector<Bytes> tensor_bytes;  // per tensor: its size, and that of its gradient

@@ -36,7 +36,7 @@ void AddTensor(Bytes size, Bytes& total, std::vector<Bytes>& tensors) {
 bool IsStoredWide(const LowerInput& in, const ModelAnalysis& a, ParamId p) {
   const bool as_master =
       in.model.params[p.value].trainable || in.job.frozen_format == FrozenFormat::kMaster;
-  return a.wide[p.value] || (as_master && in.job.precision.master == DType::kFp32);
+  return as_master && a.masters[p.value] == DType::kFp32;
 }
 
 }  // namespace

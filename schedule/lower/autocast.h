@@ -18,7 +18,7 @@
 
 namespace shardwright {
 
-// Sets `wide_tensors` and `wide_ops` of `a`. Needs `a.wide`. O(ops + tensors).
+// Sets `wide_tensors` and `wide_ops` of `a`. Needs `a.masters`. O(ops + tensors).
 void FindAutocast(const LowerInput& in, ModelAnalysis& a);
 
 // The op's kernels with casts of those inputs (bits of `inputs`) that are in fp32, and of their

@@ -208,9 +208,10 @@ class DdpRules : public StepRules {
     return spans_.unit_of_param[FirstOf(i).value];
   }
   [[nodiscard]] ParamId FirstOf(std::uint32_t i) const { return e_.in.model.ops[i].params.front(); }
+  // Of what learns of the op, if that differs from what does not.
   [[nodiscard]] DType MasterOfOp(std::uint32_t i) const {
-    const bool is_wide =
-        AnyOf(e_.in.model.ops[i].params, [&](ParamId p) { return bool{e_.a.wide[p.value]}; });
+    const bool is_wide = AnyOf(e_.in.model.ops[i].params,
+                               [&](ParamId p) { return e_.a.masters[p.value] == DType::kFp32; });
     return is_wide ? DType::kFp32 : job_.precision.master;
   }
   // Autocast does not touch what batch norms read, and what is read in fp32.

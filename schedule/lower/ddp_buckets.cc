@@ -52,8 +52,7 @@ struct BucketTensor {
 };
 
 // Those with a gradient, in the order in which backward makes it.
-std::vector<BucketTensor> ReadyTensors(const Model& model, const ModelAnalysis& a,
-                                       const Precision& precision) {
+std::vector<BucketTensor> ReadyTensors(const Model& model, const ModelAnalysis& a, DType param) {
   const std::vector<std::int64_t> offsets = GradientOffsets(model, a);
   std::vector<BucketTensor> order;
   std::vector<bool> seen(model.params.size(), false);
@@ -61,11 +60,8 @@ std::vector<BucketTensor> ReadyTensors(const Model& model, const ModelAnalysis& 
     if (!a.ops[i].weight_grad) {
       continue;
     }
-    const auto width_of = [&](ParamId p) {
-      return a.wide[p.value] ? DType::kFp32 : precision.master;
-    };
     const bool casts =
-        AnyOf(model.ops[i].params, [&](ParamId p) { return precision.param != width_of(p); });
+        AnyOf(model.ops[i].params, [&](ParamId p) { return param != a.masters[p.value]; });
     const std::vector<ParamId> params = AsReady(model, model.ops[i], casts);
     for (auto p = params.rbegin(); p != params.rend(); ++p) {
       const std::size_t storage = StorageOfParam(model, *p).value;
@@ -73,7 +69,7 @@ std::vector<BucketTensor> ReadyTensors(const Model& model, const ModelAnalysis& 
         seen[storage] = true;
         const std::int64_t begin = offsets[storage];
         const std::int64_t end = begin + model.params[p->value].Elements();
-        const std::int64_t width = SizeOf(width_of(*p));
+        const std::int64_t width = SizeOf(a.masters[storage]);
         order.push_back(
             {{a.grad_group[i], Bytes(begin * width), Bytes(end * width)}, ParamId(storage)});
       }
@@ -96,14 +92,13 @@ std::vector<std::size_t> PlacesOf(const Model& model) {
 std::vector<BucketTensor> TensorsInOrder(const LowerInput& in, const ModelAnalysis& a,
                                          BucketOrder order) {
   const Model& model = in.model;
-  std::vector<BucketTensor> tensors = ReadyTensors(model, a, in.job.precision);
+  std::vector<BucketTensor> tensors = ReadyTensors(model, a, in.job.precision.param);
   std::vector<bool> seen(model.params.size(), false);
   const auto add_unused = [&](std::size_t p) {
     const std::size_t storage = StorageOfParam(model, ParamId(p)).value;
     if (!in.without_gradient.empty() && in.without_gradient[p] && !seen[storage]) {
       seen[storage] = true;
-      const Bytes size(model.params[p].Elements() *
-                       SizeOf(a.wide[p] ? DType::kFp32 : in.job.precision.master));
+      const Bytes size(model.params[p].Elements() * SizeOf(a.masters[p]));
       tensors.push_back({{ParamId(storage), Bytes(0), size}, ParamId(storage), false});
     }
   };
@@ -162,7 +157,7 @@ std::vector<BucketPlan> PlanBuckets(const LowerInput& in, const ModelAnalysis& a
   std::vector<Open> open, closed;
   for (const BucketTensor& tensor : TensorsInOrder(in, a, order)) {
     const std::size_t storage = tensor.storage.value;
-    const DType dtype = a.wide[storage] ? DType::kFp32 : in.job.precision.master;
+    const DType dtype = a.masters[storage];
     auto at = FindIf(open, [&](const Open& o) { return o.plan.dtype == dtype; });
     if (at == open.end()) {
       at = open.insert(at, {{{}, Bytes(0), dtype}, first, places[storage]});

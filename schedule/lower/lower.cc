@@ -340,9 +340,8 @@ static Plan PlanOfStage(const Model& model, Plan plan) {
   return plan;
 }
 
-// In torch each stage has a root of its own. Where a rank has both ends of the model (zbv,
-// dualpipev), what the root has in the second stage, such as the last norm and the head, becomes a
-// unit.
+// In torch each stage has a root of its own. Under zbv and dualpipev rank 0 has both ends of the
+// model. Then the root's parameters of the last stage, the last norm and the head, become a unit.
 static void PartRoot(const Model& model, Plan& plan) {
   const std::vector<ParamId> params = ResolveUnits(model, plan, kWhere).back().params;
   UnitPlan second = plan.units.back();

@@ -132,7 +132,8 @@ std::vector<Bytes> StepRules::StoredBytes(UnitId u, DType learned, bool per_rank
     const std::int64_t n = slot.padded_elements / (per_rank ? Info(u).shards : 1);
     const bool as_learned = e_.in.model.params[slot.param.value].trainable ||
                             job_.frozen_format == FrozenFormat::kMaster;
-    const DType dtype = e_.a.wide[slot.param.value] ? DType::kFp32 : learned;
+    const DType master = e_.a.masters[slot.param.value];
+    const DType dtype = master == job_.precision.master ? learned : master;
     sizes.push_back(as_learned ? Bytes(n * SizeOf(dtype))
                     : e_.a.quantized[slot.param.value]
                         ? SizeOfQuantized(job_.frozen_format, n, n).packed
@@ -213,7 +214,7 @@ std::vector<Bytes> StepRules::StatePieces(UnitId u) const {
     const bool is_known = learn.size() == tensors.size();
     const bool is_embedding = is_known && is_embedding_[learn[i].value];
     const StateSize size =
-        SizeOfState(format, tensors[i], is_embedding, is_known ? MasterOf(learn[i]) : o);
+        SizeOfState(format, tensors[i], is_embedding, is_known ? e_.a.masters[learn[i].value] : o);
     sizes.push_back(size.codes);
     if (size.scales > Bytes(0)) {
       sizes.push_back(size.scales);
@@ -331,7 +332,7 @@ Bytes StepRules::WideBytes(UnitId u) const {
   for (const ParamSlot& slot : Info(u).params) {
     if (e_.in.model.params[slot.param.value].trainable) {
       sum += Bytes(slot.padded_elements *
-                   (SizeOf(MasterOf(slot.param)) - SizeOf(job_.precision.master)));
+                   (SizeOf(e_.a.masters[slot.param.value]) - SizeOf(job_.precision.master)));
     }
   }
   return sum;

@@ -131,10 +131,6 @@ class StepRules : public DialectRules {
   [[nodiscard]] std::vector<Bytes> StoredBytes(UnitId u, DType learned, bool per_rank) const;
   [[nodiscard]] Bytes StoredSum(UnitId u, std::int64_t elements, DType learned,
                                 bool per_rank) const;
-  // The dtype of the parameter's master, gradient and states.
-  [[nodiscard]] DType MasterOf(ParamId param) const {
-    return e_.a.wide[param.value] ? DType::kFp32 : job_.precision.master;
-  }
   // By what the masters of those of the unit that learn in fp32 beside others exceed 16 bits.
   [[nodiscard]] Bytes WideBytes(UnitId u) const;
   // The scales of quantized weights, which every rank has.
@@ -224,6 +220,8 @@ class StepRules : public DialectRules {
   [[nodiscard]] std::int64_t RanksOfFlag() const;
   void SumFlag(BufferId flag);
   [[nodiscard]] std::int64_t CountTensors(std::span<const UnitId> units) const;
+  // Of this rank's part of their gradients.
+  [[nodiscard]] std::int64_t CountElements(std::span<const UnitId> units) const;
   void UseAllGrads(std::span<const UnitId> units);
   // The sum over the shards for a norm of `units`' gradients that the host has taken; it waits.
   void SumHostNorm(std::span<const UnitId> units);

@@ -112,6 +112,11 @@ std::int64_t StepRules::CountTensors(std::span<const UnitId> units) const {
   return tensors;
 }
 
+std::int64_t StepRules::CountElements(std::span<const UnitId> units) const {
+  return Summed<std::int64_t>(
+      units, [&](const UnitId u) { return train_elements_[u.value] / Info(u).shards; });
+}
+
 void StepRules::UseAllGrads(std::span<const UnitId> units) {
   std::uint16_t index = 0;
   for (const UnitId u : units) {
@@ -134,8 +139,8 @@ void StepRules::AddUnscale(std::span<const UnitId> units) {
   const BufferId flag =
       e_.Alloc(Bytes(SizeOf(DType::kFp32)), Category::kTemporary, Stream::kCompute);
   e_.Add(shape,
-         MultiTensorKernels(shape.bytes.value / SizeOf(shape.dtype), CountTensors(units),
-                            shape.bytes, shape.bytes, shape.dtype),
+         MultiTensorKernels(CountElements(units), CountTensors(units), shape.bytes, shape.bytes,
+                            shape.dtype),
          Phase::kOptimizer, kNoSubject, {{flag, AccessMode::kWrite, Role::kOutput}});
   UseAllGrads(units);
   SumFlag(flag);
@@ -149,7 +154,7 @@ BufferId StepRules::AddNorm(std::span<const UnitId> units, Stream stream) {
     grads += GradShard(u);
   }
   const std::int64_t tensors = CountTensors(units);
-  const std::int64_t elements = grads.value / SizeOf(job_.precision.master);
+  const std::int64_t elements = CountElements(units);
   const BufferId norm = NewNorm(units);
   const Bytes size = e_.program.buffers[norm.value].size;
   OpShape shape;
@@ -195,8 +200,8 @@ void StepRules::AddClip(std::span<const UnitId> all, Stream stream, GroupId grou
   }
   shape.code = OpCode::kGradClip;
   e_.Add(shape,
-         MultiTensorKernels(shape.bytes.value / SizeOf(shape.dtype), CountTensors(all), shape.bytes,
-                            shape.bytes, shape.dtype),
+         MultiTensorKernels(CountElements(all), CountTensors(all), shape.bytes, shape.bytes,
+                            shape.dtype),
          Phase::kOptimizer, kNoSubject,
          {{norm, AccessMode::kRead, Role::kInput},
           {e_.in.stage ? BufferId() : norm_of_experts, AccessMode::kRead, Role::kInput, 1}});
@@ -297,7 +302,7 @@ OptimizerStep StepRules::UpdateOf(const OptimizerSpec& optimizer,
     for (const ParamSlot& slot : Info(u).params) {
       const bool learns = e_.in.model.params[slot.param.value].trainable;
       const std::int64_t n = slot.padded_elements / Info(u).shards;
-      if (learns && e_.a.wide[slot.param.value]) {
+      if (learns && e_.a.masters[slot.param.value] != job_.precision.master) {
         wide += n;
         ++wide_tensors;
         wide_largest = std::max(wide_largest, n);
