@@ -244,7 +244,7 @@ PlanFile MakeJobFile(const PlanOptions& options) {
                               : DataRanks(file.cluster, MeshOf(options.plan)) *
                                     options.plan.micro_batch *
                                     std::max<std::int64_t>(options.accumulation, 1);
-  file.model = LoadModelForJob(options.model, file.job, Path("plan"));
+  file.model = LoadModelForJob(options.model, file.job, Path("plan"), options.model_json);
   CutForPlan(file.model, file.job, options.plan, {"--shard: ep", "--shard: tp", "--shard: cp"});
   if (options.job.sequence_length > 0 && file.model.sequence_length == 0) {
     throw InputError("--seq", std::to_string(options.job.sequence_length),

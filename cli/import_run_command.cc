@@ -40,6 +40,7 @@ std::int64_t Fallback(const Arguments& arguments, const std::string& flag, std::
 Arguments BaseArguments(const Arguments& arguments, const RunFacts& facts, Assumptions& assumed) {
   Arguments base;
   base.command = "plan";
+  base.text = {facts.plan_flags.begin(), facts.plan_flags.end()};
   for (const char* flag : {"--model", "--cluster", "--kernel-set", "--attention", "--loss-chunks",
                            "--profile", "--optimizer", "--recompute", "--precision"}) {
     if (arguments.Get(flag).is_given()) {
@@ -51,7 +52,9 @@ Arguments BaseArguments(const Arguments& arguments, const RunFacts& facts, Assum
       throw UsageError("--model is required: these files do not name a model of the zoo");
     }
     base.text["--model"] = facts.model;
-    assumed.push_back({"--model", facts.model});
+    if (facts.config.empty()) {
+      assumed.push_back({"--model", facts.model});
+    }
   }
   if (base.text.count("--kernel-set") == 0) {
     base.text["--kernel-set"] = facts.kernel_set;
@@ -82,8 +85,10 @@ Arguments BaseArguments(const Arguments& arguments, const RunFacts& facts, Assum
   set("--nodes", facts.nodes, 0);
   set("--gpus", facts.gpus_per_node, 0);
   set("--seq", facts.sequence_length, 0);
-  set("--micro-batch", 0, 0);
-  set("--accumulation", 0, 0);
+  if (facts.plan_flags.empty()) {
+    set("--micro-batch", 0, 0);
+    set("--accumulation", 0, 0);
+  }
   if (!facts.has_micro_batch && base.text.count("--micro-batch") == 0) {
     assumed.push_back({"--micro-batch", "1"});
   }
@@ -251,8 +256,8 @@ int ImportRunCommand(const Arguments& arguments) {
   const RunFacts facts = FactsOf(run);
   RefuseOverruled(arguments, facts);
   Assumptions assumed;
-  const PlanOptions base =
-      WithTrainsBy(ReadPlanOptions(BaseArguments(arguments, facts, assumed)), facts);
+  PlanOptions base = WithTrainsBy(ReadPlanOptions(BaseArguments(arguments, facts, assumed)), facts);
+  base.model_json = arguments.Get("--model").is_given() ? "" : facts.config;
   PlanFile file = MakePlanFile(WithAdapters(base, facts.adapters, assumed));
   AppendDefaults(arguments, facts, file, assumed);
   ApplyRun(run, file);

@@ -16,6 +16,7 @@ namespace shardwright {
 
 struct PlanOptions {
   std::string model;
+  std::string model_json;  // the text of what it names; empty: of the zoo or a file
   std::string cluster;
   std::int64_t nodes = 0;                        // 0: what the cluster says
   std::int64_t gpus = 0;                         // per node; 0: what the cluster says

@@ -123,15 +123,16 @@ void ReadProfile(const JsonValue& json, const nlohmann::ordered_json& document, 
 
 }  // namespace
 
-LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where) {
-  LoadedModel loaded{LoadModel(spec, {.sequence_length = job.sequence_length})};
+LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where,
+                            const std::string& text) {
+  const LoadOptions options{.sequence_length = job.sequence_length};
+  LoadedModel loaded{text.empty() ? LoadModel(spec, options)
+                                  : ModelFromJson(JsonValue::Parse(text, spec), spec, options)};
   if (job.sequence_length == 0) {
     job.sequence_length = std::max<std::int64_t>(1, loaded.sequence_length);
   }
-  const std::string file = ModelFile(spec);
-  if (!file.empty()) {
-    loaded.json = ReadTextFile(file);
-  }
+  const std::string file = text.empty() ? ModelFile(spec) : "";
+  loaded.json = file.empty() ? text : ReadTextFile(file);
   loaded.hash = HashModel(loaded);
   ApplyTrainable(loaded, TrainableOf(job), where);
   if (job.mode == JobMode::kTrain && !job.frozen.empty() &&

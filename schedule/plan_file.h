@@ -21,8 +21,10 @@ struct PlanFile : Problem {
 
 // Loads a model as LoadModel does, freezes and adapts what `job` says, and sets a sequence length
 // of 0 to what the model then has (1 for a model without sequences). `where` names the source of
-// the job in errors. Throws InputError.
-[[nodiscard]] LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where);
+// the job in errors. `text`: a config.json or model.json that stands in no file, of which `spec` is
+// the name. Throws InputError.
+[[nodiscard]] LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where,
+                                          const std::string& text = "");
 
 // The part of the model that the first rank of `plan` has (CutExperts, CutTensor,
 // CutContext). The names say where the ranks are from: "--shard: ep". Throws InputError.

@@ -580,6 +580,9 @@ void CheckSizes(const RunSettings& run) {
 }
 
 void ApplyRun(const RunSettings& run, PlanFile& file) {
+  if (!run.script.plan_flags.empty()) {
+    return;  // the plan was made with them
+  }
   CheckCounts(run, file);
   ApplyUnfrozen(run.script.learns, run.trainer_file, file);
   if (run.torchtitan) {

@@ -1,10 +1,12 @@
 #include "planner/importers/document.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <sstream>
 #include <system_error>
 #include <vector>
@@ -347,6 +349,97 @@ Json Guess(const std::string& word) {
   return value.is_number() || value.is_boolean() || value.is_structured() ? value : Json(word);
 }
 
+// "tensor_model_parallel_size" of "--tensor-model-parallel-size=8".
+std::string NameOfFlag(const std::string& word) {
+  std::string name = word.substr(word.find_first_not_of('-'));
+  name = name.substr(0, name.find('='));
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+// Variables of a script, as its plain assignments say them: SIZE=8, SIZE=${2:-8}.
+class Variables {
+ public:
+  // Takes an assignment, and none behind it: ARGS=(--bf16 and ARGS="--bf16 --seq-length 8" leave
+  // flags, which count where they are. False: the word is none.
+  bool Take(std::string& word) {
+    const std::size_t equals = word.find('=');
+    std::string name = word.substr(0, equals);
+    name = name.substr(0, name.size() - (name.ends_with('+') ? 1 : 0));  // ARGS+=(--bf16
+    if (equals == std::string::npos || name.empty() ||
+        name.find_first_not_of(kOfNames) != std::string::npos) {
+      return false;
+    }
+    const std::string value = WithValues(word.substr(equals + 1));
+    const bool is_list = value.starts_with('(');
+    const std::size_t first = value.find_first_not_of(" \t\n\\", is_list ? 1 : 0);
+    word = is_list || value.substr(std::min(first, value.size())).starts_with("--")
+               ? value.substr(std::min(first, value.size()))
+               : "";
+    if (word.empty() && !values_.emplace(name, value).second && values_[name] != value) {
+      values_[name] = "$" + name;  // which of the two, only the shell knows
+    }
+    return true;
+  }
+
+  // Names without a value stay.
+  [[nodiscard]] std::string WithValues(std::string_view word) const {
+    std::string text;
+    for (std::size_t at = word.find('$'); at != word.npos; at = word.find('$')) {
+      text += word.substr(0, at);
+      word.remove_prefix(at + 1);
+      const bool is_braced = word.starts_with('{');
+      const std::string_view inside = word.substr(is_braced ? 1 : 0);
+      const std::size_t name = std::min(inside.find_first_not_of(kOfNames), inside.size());
+      const std::size_t end = is_braced ? std::min(inside.find('}'), inside.size()) : name;
+      const std::string_view more = inside.substr(std::min(name, end), end - std::min(name, end));
+      const auto found = values_.find(std::string(inside.substr(0, name)));
+      const std::size_t length = std::min(end + (is_braced ? 2 : 0), word.size());
+      text += found != values_.end()   ? found->second
+              : more.starts_with(":-") ? std::string(more.substr(2))
+                                       : "$" + std::string(word.substr(0, length));
+      word.remove_prefix(length);
+    }
+    return text + std::string(word);
+  }
+
+ private:
+  static constexpr std::string_view kOfNames =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789";
+
+  std::map<std::string, std::string> values_;
+};
+
+// A script's words with the values of its variables. Throws InputError for flags that are there
+// under a condition.
+std::vector<std::string> ScriptWords(const std::string& text, const std::string& file) {
+  std::vector<std::string> words;
+  Variables variables;
+  int depth = 0;  // of conditions around the word
+  for (std::string& word : Words(WithoutComments(text))) {
+    depth += word == "if" || word == "case" ? 1 : word == "fi" || word == "esac" ? -1 : 0;
+    const bool is_assigned = variables.Take(word);
+    if (word.ends_with(')') && word.find('(') == std::string::npos) {  // the end of a list
+      word.pop_back();
+    }
+    const std::string value = variables.WithValues(word);
+    const bool is_flag = value.size() > 2 && value.starts_with("--");
+    if (is_flag && depth > 0) {
+      throw InputError(file + ": " + value.substr(0, value.find_first_of(" =")),
+                       "a flag under a condition of the shell",
+                       "the command line as it runs, which bash -x prints");
+    }
+    if (is_flag && (is_assigned || value.find(' ') < value.find('='))) {  // several in quotes
+      for (const std::string& part : Words(value)) {
+        words.push_back(part);
+      }
+    } else if (!value.empty() || !is_assigned) {
+      words.push_back(value);
+    }
+  }
+  return words;
+}
+
 Json FromCommandLine(const std::string& text, const std::string& file) {
   Json root = Json::object();
   std::string flag;
@@ -358,7 +451,7 @@ Json FromCommandLine(const std::string& text, const std::string& file) {
     flag.clear();
   };
   std::string before;
-  for (const std::string& word : Words(WithoutComments(text))) {
+  for (const std::string& word : ScriptWords(text, file)) {
     const bool is_command = before == "trl";
     before = word;
     if (!root.contains("script") && (is_command || word.ends_with(".py"))) {
@@ -367,15 +460,12 @@ Json FromCommandLine(const std::string& text, const std::string& file) {
       }
       flag = "script";
       set((is_command ? "trl/" : "") + word);
-    } else if (word.starts_with("--")) {
+    } else if (word.size() > 2 && word.starts_with("--")) {
       if (!flag.empty()) {
         set(true);
       }
       const std::size_t equals = word.find('=');
-      flag = word.substr(2, equals == std::string::npos ? equals : equals - 2);
-      for (char& c : flag) {
-        c = c == '-' ? '_' : c;
-      }
+      flag = NameOfFlag(word);
       if (equals != std::string::npos && !flag.empty()) {
         set(Guess(word.substr(equals + 1)));
       }
@@ -408,6 +498,14 @@ JsonValue ParseDocument(std::string_view view, const std::string& file) {
     json = ReadToml(text, file);
   } else if (file.ends_with(".yaml") || file.ends_with(".yml")) {
     json = ReadYaml(text, file);
+    if (json.is_object() && json.contains("MODEL_ARGS") && json["MODEL_ARGS"].is_object()) {
+      Json flags = Json::object();  // of Megatron-LM's tests
+      for (const auto& [flag, value] : json["MODEL_ARGS"].items()) {
+        flags[flag.starts_with("--") ? NameOfFlag(flag) : flag] =
+            value.is_string() ? Guess(value.get<std::string>()) : value;
+      }
+      json = std::move(flags);
+    }
   } else if (is_json) {
     return JsonValue::Parse(text, file);
   } else {

@@ -12,6 +12,7 @@
 #include "planner/importers/document.h"
 #include "planner/importers/read_adapters.h"
 #include "planner/importers/read_deepspeed.h"
+#include "planner/importers/read_megatron.h"
 #include "planner/importers/read_settings.h"
 #include "planner/importers/read_trainer.h"
 #include "planner/importers/setting_keys.h"
@@ -199,8 +200,16 @@ void PlaceAdapters(RunSettings& run) {
       run.script.has_bf16_weights ? FrozenFormat::kParam : FrozenFormat::kMaster;
 }
 
+// Its arguments say all: no other file stands beside them.
+void ReadMegatronRun(const JsonValue& root, const std::string& file, RunSettings& run) {
+  std::optional<TrainerSettings> none;
+  TrainerFile megatron = ReadMegatron(root);
+  run.script = std::move(megatron.script);
+  Put(std::move(megatron.result), file, none, run);
+}
+
 using Read = void (*)(const JsonValue& root, const std::string& file, RunSettings& run);
-constexpr std::array<std::pair<std::string_view, Read>, 8> kReaders = {{
+constexpr std::array<std::pair<std::string_view, Read>, 9> kReaders = {{
     {"torchtitan", ReadTorchtitan},
     {"accelerate", ReadAccelerate},
     {"trainer",
@@ -223,6 +232,7 @@ constexpr std::array<std::pair<std::string_view, Read>, 8> kReaders = {{
        run.trainer_file = file;
        PutTrainer(ReadAutomodel(root), file, run);
      }},
+    {"megatron", ReadMegatronRun},
     {"peft", ReadPeft},
     {"deepspeed", [](const JsonValue& root, const std::string& file,
                      RunSettings& run) { Put(ReadDeepSpeed(root), file, run.deepspeed, run); }},
@@ -247,7 +257,7 @@ void ReadOne(const std::string& file, RunSettings& run) {
       "settings of torchtitan (TOML), Accelerate (YAML or JSON), DeepSpeed (JSON), the Trainer or "
       "a script around it (TrainingArguments as JSON or YAML), axolotl or NeMo Automodel (YAML), "
       "or "
-      "PEFT's adapter_config.json");
+      "PEFT's adapter_config.json, or Megatron-LM's arguments as a command line or YAML");
 }
 
 void ReadNamedFiles(RunSettings& run) {
@@ -274,6 +284,10 @@ void ReadNamedFiles(RunSettings& run) {
 
 void CheckTogether(const RunSettings& run) {
   const bool hf = run.accelerate || run.trainer || run.deepspeed;
+  if (!run.script.plan_flags.empty() && (hf || run.torchtitan)) {
+    throw InputError(run.files.back(), "settings of a second framework",
+                     "Megatron-LM's arguments alone");
+  }
   if (run.torchtitan && hf) {
     throw InputError(run.files.back(), "settings of a second framework",
                      "one run: torchtitan's, or Accelerate's, the Trainer's and DeepSpeed's");
@@ -309,6 +323,7 @@ std::string NameOfFrameworks(const RunSettings& run) {
   const auto add = [&](bool has, const char* part) {
     name += has ? (name.empty() ? "" : " + ") + std::string(part) : std::string();
   };
+  add(!run.script.plan_flags.empty(), "Megatron-LM");
   add(run.torchtitan.has_value(), "torchtitan");
   add(run.accelerate.has_value(), "Accelerate");
   add(run.trainer && !run.script.automodel, "Trainer");
@@ -361,10 +376,11 @@ RunSettings ReadRun(std::span<const std::string> files) {
   PlaceAdapters(run);
   CheckSizes(run);
   run.framework = NameOfFrameworks(run);
-  run.target = run.script.HasOwnTrainer() ? ""  // no emitter writes its settings
-               : run.torchtitan           ? "torchtitan"
-               : run.deepspeed            ? "deepspeed"
-               : run.accelerate           ? "accelerate"
+  run.target = run.script.HasOwnTrainer() || !run.script.plan_flags.empty()
+                   ? ""  // no emitter writes its settings
+               : run.torchtitan                                    ? "torchtitan"
+               : run.deepspeed                                     ? "deepspeed"
+               : run.accelerate                                    ? "accelerate"
                : run.script.dp_shard + run.script.dp_replicate > 0 ? "accelerate"  // has meshes
                                                                    : "trainer";
   return run;
@@ -379,6 +395,12 @@ RunFacts FactsOf(const RunSettings& run) {
     facts.kernel_set = !Compiles(*run.torchtitan, "model") ? "torch-eager"
                        : Compiles(*run.torchtitan, "loss") ? "torch-compile"
                                                            : "torch-compile-2024";
+    facts.has_micro_batch = facts.has_accumulation = true;
+    facts.has_optimizer = facts.has_recompute = facts.has_precision = true;
+    return facts;
+  }
+  if (!run.script.plan_flags.empty()) {
+    facts.kernel_set = run.script.stack;
     facts.has_micro_batch = facts.has_accumulation = true;
     facts.has_optimizer = facts.has_recompute = facts.has_precision = true;
     return facts;

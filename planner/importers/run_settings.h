@@ -3,6 +3,7 @@
 // A training run that somebody already has, as the settings files of its framework say it.
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -60,10 +61,13 @@ using Patterns = std::vector<std::pair<std::string, std::vector<std::string>>>;
 // What the file of a script around the Trainer says beside the Trainer's arguments; 0 and empty:
 // not said.
 struct ScriptFacts {
-  std::string model;                      // a folder, or a name of the Hugging Face hub
-  std::int64_t sequence_length = 0;       // the longest; samples are padded or packed to it
-  std::string attention;                  // as --attention; empty: the kernel set's own
-  bool has_bf16_weights = false;          // before anybody makes others of them
+  std::string model;   // a folder, or a name of the Hugging Face hub
+  std::string config;  // the text of a config.json, where arguments say the model
+  std::map<std::string, std::string> plan_flags;  // of `shardwright plan`, where they say the plan
+  std::string stack;                              // the kernel set; empty: of the framework
+  std::int64_t sequence_length = 0;               // the longest; samples are padded or packed to it
+  std::string attention;                          // as --attention; empty: the kernel set's own
+  bool has_bf16_weights = false;                  // before anybody makes others of them
   std::vector<std::string> fp32_masters;  // of which somebody makes fp32, as Job::fp32_masters
   bool recomputes_by_itself = false;      // the Trainer does not know of it
   bool offloads_activations = false;      // what is kept for backward waits on the host
@@ -119,10 +123,10 @@ struct RunFacts : ScriptFacts {
 
 // Reads torchtitan's TOML, Accelerate's YAML or JSON, DeepSpeed's JSON, TrainingArguments as JSON
 // or YAML, also among those of TRL's or LLaMA-Factory's scripts, axolotl's and NeMo Automodel's
-// YAML, and PEFT's adapter_config.json beside them; which of them a file is, its keys tell. A file
-// that another one names is looked for beside that one, then where the program runs. Throws
-// InputError for keys that the framework does not have, values that it refuses, features that
-// cannot be predicted, and files that contradict each other.
+// YAML, Megatron-LM's arguments, and PEFT's adapter_config.json beside them; which of them a file
+// is, its keys tell. A file that another one names is looked for beside that one, then where the
+// program runs. Throws InputError for keys that the framework does not have, values that it
+// refuses, features that cannot be predicted, and files that contradict each other.
 [[nodiscard]] RunSettings ReadRun(std::span<const std::string> files);
 
 // Before anything is multiplied or divided by them: ranks x samples x steps stay inside 64 bits.
