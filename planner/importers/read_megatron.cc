@@ -73,12 +73,17 @@ void SetSparseLayers(const JsonValue& value, std::int64_t layers, Config& config
     config["sparse_step"] = value.AsInt(1, kLargest);
     return;
   }
-  int dense = 0, sparse = 0, end = 0;
-  const std::string text = value.AsString() + ")";
-  for (const char* form : {"([0]*%5d+[1]*%5d))%n", "([0]+[1]*%*0d%5d))%n"}) {
-    (void)std::sscanf(text.c_str(), form, &dense, &sparse, &end);
+  std::string text = value.AsString();
+  std::erase_if(text, [](char c) { return c == ' ' || c == '(' || c == ')'; });
+  for (std::size_t at = text.find("]+"); at != std::string::npos; at = text.find("]+")) {
+    text.insert(at + 1, "*1");
   }
-  if (dense + sparse != layers) {
+  int dense = 0, sparse = 0, end = 0;
+  if (std::sscanf(text.c_str(), "[0]*%5d+[1]*%5d%n", &dense, &sparse, &end) < 2) {
+    dense = 0;
+    (void)std::sscanf(text.c_str(), "[1]*%5d%n", &sparse, &end);
+  }
+  if (end != std::ssize(text) || dense + sparse != layers) {
     throw value.Error("a number, or dense layers before all others, such as ([0]*3+[1]*58), " +
                       std::to_string(layers) + " in all");
   }
@@ -115,7 +120,10 @@ std::string ConfigOf(const JsonValue& root, std::vector<Assumption>& assumed) {
 
 // "tp=2,cp=2:ring,ep=8,pp=4x2:even"; the rest of the ranks share the optimizer.
 std::string ShardOf(const JsonValue& root) {
-  const auto size = [&](const char* key) { return IntAt(root, key, 1); };
+  const auto size = [&](const char* key) {
+    const auto value = root.Find(key);
+    return value && !value->IsNull() ? value->AsInt(1, kLargest) : 1;
+  };
   std::string text;
   const auto add = [&](const char* name, std::int64_t count, const std::string& more) {
     if (count > 1) {

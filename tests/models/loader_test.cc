@@ -333,7 +333,7 @@ TEST_CASE("Loader.BadFilesGetOneClearLine") {
         "data/bad_models/double_key.json:1:56: got the key \"hidden_size\" a second time, expected "
         "each key once in an object");
   CHECK(ErrorOf("data/bad_models/unknown_type.json") ==
-        "data/bad_models/unknown_type.json: model_type: got \"lama\", expected one of 79 "
+        "data/bad_models/unknown_type.json: model_type: got \"lama\", expected one of 81 "
         "known types, or the model.json that \"shardwright export "
         "data/bad_models/unknown_type.json --seq 2048 -o model.json\" writes (of images: "
         "--image 224); did you mean \"llama\"?");

@@ -137,6 +137,10 @@ TEST_CASE("arguments that cannot be predicted are refused by name") {
             .ends_with("since further heads of tokens (MTP) cannot be predicted"));
   CHECK(error("--moe-layer-freq ([1]*2+[0]*2) --num-experts 8 --num-layers-x 2")
             .find("dense layers before all others") != std::string::npos);
+  CHECK(error("--moe-layer-freq ([0]+[1]*30) --num-experts 8").find("32 in all") !=
+        std::string::npos);
+  CHECK(error("--moe-layer-freq ([0]+[1]*31) --num-experts 8 --use-distributed-optimizer") ==
+        "no error");
   CHECK(error("--num-experts 8 --tensor-model-parallel-size 2")
             .ends_with(
                 "expected expert_tensor_parallel_size 1, since cut experts cannot be predicted"));
