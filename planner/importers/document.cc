@@ -418,9 +418,10 @@ std::vector<std::string> ScriptWords(const std::string& text, const std::string&
   int depth = 0;  // of conditions around the word
   for (std::string& word : Words(WithoutComments(text))) {
     depth += word == "if" || word == "case" ? 1 : word == "fi" || word == "esac" ? -1 : 0;
-    const bool is_assigned = variables.Take(word);
-    if (word.ends_with(')') && word.find('(') == std::string::npos) {  // the end of a list
+    bool is_assigned = variables.Take(word);
+    if (word.ends_with(')') && word.find('(') == std::string::npos) {
       word.pop_back();
+      is_assigned = is_assigned || word.empty();  // nothing but the end of a list
     }
     const std::string value = variables.WithValues(word);
     const bool is_flag = value.size() > 2 && value.starts_with("--");
@@ -444,7 +445,7 @@ Json FromCommandLine(const std::string& text, const std::string& file) {
   Json root = Json::object();
   std::string flag;
   const auto set = [&](const Json& value) {
-    if (root.contains(flag)) {
+    if (root.contains(flag) && root[flag] != value) {
       throw InputError(file + ": --" + flag, "the flag twice", "each flag once");
     }
     root[flag] = value;
@@ -454,6 +455,12 @@ Json FromCommandLine(const std::string& text, const std::string& file) {
   for (const std::string& word : ScriptWords(text, file)) {
     const bool is_command = before == "trl";
     before = word;
+    if (!word.empty() && word.find_first_not_of('+') == std::string::npos) {
+      if (!flag.empty()) {  // the next command, as bash -x prints it
+        set(true);
+      }
+      continue;
+    }
     if (!root.contains("script") && (is_command || word.ends_with(".py"))) {
       if (!flag.empty()) {
         set(true);

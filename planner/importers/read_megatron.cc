@@ -195,7 +195,8 @@ void SetSharding(const JsonValue& root, std::map<std::string, std::string>& flag
   const bool is_fsdp = HasFlag(root, "use_megatron_fsdp") || HasFlag(root, "use_custom_fsdp");
   const bool is_whole =
       HasFlag(root, "use_torch_fsdp2") || (is_fsdp && strategy == "optim_grads_params");
-  flags["--reshard"] = is_whole ? "always" : "never";
+  const bool is_staged = IntAt(root, "pipeline_model_parallel_size", 1) > 1;
+  flags["--reshard"] = is_whole ? "always" : is_staged ? "never" : "step";
   if (is_whole) {
     return;
   }

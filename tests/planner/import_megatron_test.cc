@@ -87,7 +87,8 @@ TEST_CASE("arguments of the mesh, sharding and recomputation are flags of plan")
   };
   const std::string sharded = "--use-distributed-optimizer ";
   CHECK(flag(sharded, "--shard") == "not said");
-  CHECK(flag(sharded, "--reshard") == "never");
+  CHECK(flag(sharded, "--reshard") == "step");
+  CHECK(flag(sharded + "--pipeline-model-parallel-size 2", "--reshard") == "never");
   CHECK(flag(sharded, "--sync") == "last");
   CHECK(flag("", "--shard") == "1");
   CHECK(flag("--context-parallel-size 2", "--shard") == "2,cp=2:ring");
@@ -112,6 +113,23 @@ TEST_CASE("arguments of the mesh, sharding and recomputation are flags of plan")
              "--recompute") == "full:0.500000");
   CHECK(flag("--weight-decay 0.0", "--weight-decay") == "off");
   CHECK(flag("--optimizer sgd", "--optimizer") == "sgd:fused");
+}
+
+TEST_CASE("a script's lists, variables and traces are read as the shell has them") {
+  const auto shard = [](const std::string& before, const std::string& after) {
+    return FlagOf(FactsOfText(before + kLlama + after), "--micro-batch") + " " +
+           FlagOf(FactsOfText(before + kLlama + after), "--shard");
+  };
+  CHECK(shard("TP=2\nMORE=(\n  --use-distributed-optimizer\n)\n",
+              "--tensor-model-parallel-size $TP ${MORE[@]}") == "1 tp=2");
+  CHECK(shard("MORE=\" \\\n --use-distributed-optimizer --tensor-model-parallel-size 4\"\n",
+              "$MORE") == "1 tp=4");
+  CHECK(shard("MORE=()\nMORE+=(\"--tensor-model-parallel-size 4\" --use-distributed-optimizer)\n",
+              "${MORE[@]}") == "1 tp=4");
+  CHECK(shard("", "--tensor-model-parallel-size ${TP:-8} --use-distributed-optimizer\n+ set +x") ==
+        "1 tp=8");
+  CHECK(ErrorOf({{"run.sh", "TP=2\nTP=4\n" + kLlama + "--tensor-model-parallel-size $TP"}})
+            .starts_with("run.sh: tensor_model_parallel_size: got \"$TP\""));
 }
 
 TEST_CASE("a table of arguments is read like the command line") {
