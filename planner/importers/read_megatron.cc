@@ -186,6 +186,15 @@ std::string RecomputeOf(const JsonValue& root, std::vector<Assumption>& assumed)
   return part >= 1 ? "full" : "full:" + std::to_string(part);
 }
 
+// Masters, products and sums of gradients: those of bf16 are fp32, those of fp16 its own.
+std::string PrecisionOf(const JsonValue& root) {
+  if (HasFlag(root, "bf16")) {
+    return HasFlag(root, "grad_reduce_in_bf16") ? "fp32/bf16/bf16" : "fp32/bf16/fp32";
+  }
+  const bool sums_fp32 = HasFlag(root, "accumulate_allreduce_grads_in_fp32");
+  return !HasFlag(root, "fp16") ? "fp32" : sums_fp32 ? "fp32/fp16/fp32" : "fp32/fp16/fp16";
+}
+
 // Megatron's optimizer shards states alone. FSDP2 that keeps what it gathered until the last
 // micro-batch moves the same bytes: one gather and one reduction of each weight in a step.
 void SetSharding(const JsonValue& root, std::map<std::string, std::string>& flags,
@@ -253,7 +262,7 @@ TrainerFile ReadMegatron(const JsonValue& root) {
   }
   SetSharding(root, flags, script.assumed);
   flags["--recompute"] = RecomputeOf(root, script.assumed);
-  flags["--precision"] = HasFlag(root, "bf16") ? "bf16" : HasFlag(root, "fp16") ? "fp16" : "fp32";
+  flags["--precision"] = PrecisionOf(root);
   flags["--optimizer"] = TextAt(root, "optimizer", "adam") == "sgd" ? "sgd:fused" : "adamw:fused";
   const auto clip = root.Find("clip_grad"), decay = root.Find("weight_decay");
   flags["--clip"] = clip && clip->IsNumber() && clip->AsDouble() == 0.0 ? "off" : "on";

@@ -77,7 +77,7 @@ TEST_CASE("arguments of GPT-3 have its biases, positions and padded vocabulary")
   CHECK(ParametersOf(facts) == 96 * (12 * h * h + 13 * h) + (51200 + 2048) * h + 2 * h);
   CHECK(FlagOf(facts, "--shard") == "1,tp=8,pp=16:even");  // no distributed optimizer
   CHECK(FlagOf(facts, "--global-batch") == "1536");
-  CHECK(FlagOf(facts, "--precision") == "fp16");
+  CHECK(FlagOf(facts, "--precision") == "fp32/fp16/fp16");
   CHECK(FlagOf(facts, "--clip") == "on");  // 1.0
 }
 
@@ -111,6 +111,8 @@ TEST_CASE("arguments of the mesh, sharding and recomputation are flags of plan")
   CHECK(flag("--pipeline-model-parallel-size 4 --recompute-granularity full "
              "--recompute-method block --recompute-num-layers 4",
              "--recompute") == "full:0.500000");
+  CHECK(flag("", "--precision") == "fp32/bf16/fp32");
+  CHECK(flag("--grad-reduce-in-bf16", "--precision") == "fp32/bf16/bf16");
   CHECK(flag("--weight-decay 0.0", "--weight-decay") == "off");
   CHECK(flag("--optimizer sgd", "--optimizer") == "sgd:fused");
 }
