@@ -118,6 +118,24 @@ std::string ConfigOf(const JsonValue& root, std::vector<Assumption>& assumed) {
 
 // --- the plan
 
+std::int64_t StagesOf(const JsonValue& root) {
+  return std::max<std::int64_t>(1, IntAt(root, "pipeline_model_parallel_size", 1));
+}
+
+// Of the layers of a stage: 32 layers on 4 stages in parts of 4 are two each.
+std::int64_t PartsOf(const JsonValue& root) {
+  const std::int64_t layers = IntAt(root, "num_layers", 0), stages = StagesOf(root);
+  const std::int64_t rows = IntAt(root, "num_layers_per_virtual_pipeline_stage", 0);
+  if (rows > 0 && layers % (rows * stages) != 0) {
+    Refuse(root, "num_layers_per_virtual_pipeline_stage",
+           "a divisor of the " + std::to_string(layers) + " layers of " + std::to_string(stages) +
+               " stages");
+  }
+  return rows > 0
+             ? layers / stages / rows
+             : std::max<std::int64_t>(1, IntAt(root, "num_virtual_stages_per_pipeline_rank", 1));
+}
+
 // "tp=2,cp=2:ring,ep=8,pp=4x2:even"; the rest of the ranks share the optimizer.
 std::string ShardOf(const JsonValue& root) {
   const auto size = [&](const char* key) {
@@ -144,19 +162,17 @@ std::string ShardOf(const JsonValue& root) {
     Refuse(root, "num_experts",
            "expert_tensor_parallel_size 1, since cut experts cannot be predicted");
   }
-  const std::int64_t stages = size("pipeline_model_parallel_size");
-  std::int64_t parts = IntAt(root, "num_virtual_stages_per_pipeline_rank", 1);
-  if (const std::int64_t of = IntAt(root, "num_layers_per_virtual_pipeline_stage", 0); of > 0) {
-    const std::int64_t layers = IntAt(root, "num_layers", 0);
-    if (layers % (of * stages) != 0) {
-      Refuse(root, "num_layers_per_virtual_pipeline_stage",
-             "a divisor of the " + std::to_string(layers) + " layers of " + std::to_string(stages) +
-                 " stages");
-    }
-    parts = layers / stages / of;
-  }
-  add("pp=", stages, (parts > 1 ? "x" + std::to_string(parts) : "") + ":even");
+  const std::int64_t parts = PartsOf(root);
+  add("pp=", StagesOf(root), (parts > 1 ? "x" + std::to_string(parts) : "") + ":even");
   return text;
+}
+
+bool IsLocal(const JsonValue& root) {
+  return TextAt(root, "transformer_impl", "transformer_engine") == "local";
+}
+
+bool KeepsScores(const JsonValue& root) {
+  return IsLocal(root) || TextAt(root, "attention_backend", "auto") == "unfused";
 }
 
 std::string RecomputeOf(const JsonValue& root, std::vector<Assumption>& assumed) {
@@ -170,6 +186,9 @@ std::string RecomputeOf(const JsonValue& root, std::vector<Assumption>& assumed)
       Refuse(root, "recompute_modules",
              "core_attn, since other parts of a layer cannot be predicted");
     }
+    if (KeepsScores(root)) {
+      Refuse(root, "recompute_granularity", "full or none beside attention that keeps its scores");
+    }
     assumed.push_back({"recompute_granularity", "none: flash attention keeps no scores"});
     return "none";
   }
@@ -180,9 +199,8 @@ std::string RecomputeOf(const JsonValue& root, std::vector<Assumption>& assumed)
     }
     return "full";
   }
-  const std::int64_t stages = IntAt(root, "pipeline_model_parallel_size", 1);
-  const double part = static_cast<double>(rows * stages) /
-                      static_cast<double>(std::max<std::int64_t>(1, IntAt(root, "num_layers", 1)));
+  const std::int64_t all = rows * StagesOf(root) * PartsOf(root);
+  const double part = static_cast<double>(all) / static_cast<double>(IntAt(root, "num_layers", 1));
   return part >= 1 ? "full" : "full:" + std::to_string(part);
 }
 
@@ -204,8 +222,7 @@ void SetSharding(const JsonValue& root, std::map<std::string, std::string>& flag
   const bool is_fsdp = HasFlag(root, "use_megatron_fsdp") || HasFlag(root, "use_custom_fsdp");
   const bool is_whole =
       HasFlag(root, "use_torch_fsdp2") || (is_fsdp && strategy == "optim_grads_params");
-  const bool is_staged = IntAt(root, "pipeline_model_parallel_size", 1) > 1;
-  flags["--reshard"] = is_whole ? "always" : is_staged ? "never" : "step";
+  flags["--reshard"] = is_whole ? "always" : StagesOf(root) > 1 ? "never" : "step";
   if (is_whole) {
     return;
   }
@@ -263,15 +280,16 @@ TrainerFile ReadMegatron(const JsonValue& root) {
   SetSharding(root, flags, script.assumed);
   flags["--recompute"] = RecomputeOf(root, script.assumed);
   flags["--precision"] = PrecisionOf(root);
-  flags["--optimizer"] = TextAt(root, "optimizer", "adam") == "sgd" ? "sgd:fused" : "adamw:fused";
+  const std::string optimizer = TextAt(root, "optimizer", "adam");
+  if (optimizer != "adam" && optimizer != "sgd") {
+    Refuse(root, "optimizer", "adam or sgd, since others cannot be predicted");
+  }
+  flags["--optimizer"] = (optimizer == "sgd" ? "sgd" : "adamw") + std::string(":fused");
   const auto clip = root.Find("clip_grad"), decay = root.Find("weight_decay");
   flags["--clip"] = clip && clip->IsNumber() && clip->AsDouble() == 0.0 ? "off" : "on";
   flags["--weight-decay"] = decay && decay->IsNumber() && decay->AsDouble() == 0.0 ? "off" : "on";
-  const bool is_local = TextAt(root, "transformer_impl", "transformer_engine") == "local";
-  script.stack = is_local ? "megatron-2021" : "megatron-core";
-  if (TextAt(root, "attention_backend", "auto") == "unfused") {
-    script.attention = "materialized";
-  }
+  script.stack = IsLocal(root) ? "megatron-2021" : "megatron-core";
+  script.attention = KeepsScores(root) ? "materialized" : "";
   if (IntAt(root, "tensor_model_parallel_size", 1) > 1 && !HasFlag(root, "sequence_parallel")) {
     script.assumed.push_back(
         {"sequence_parallel", "true; without it norms and residuals take more memory"});

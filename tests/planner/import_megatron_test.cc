@@ -111,6 +111,10 @@ TEST_CASE("arguments of the mesh, sharding and recomputation are flags of plan")
   CHECK(flag("--pipeline-model-parallel-size 4 --recompute-granularity full "
              "--recompute-method block --recompute-num-layers 4",
              "--recompute") == "full:0.500000");
+  // One layer of each of 4 x 2 parts
+  CHECK(flag("--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
+             "--recompute-granularity full --recompute-method block --recompute-num-layers 1",
+             "--recompute") == "full:0.250000");
   CHECK(flag("", "--precision") == "fp32/bf16/fp32");
   CHECK(flag("--grad-reduce-in-bf16", "--precision") == "fp32/bf16/bf16");
   CHECK(flag("--weight-decay 0.0", "--weight-decay") == "off");
@@ -153,6 +157,9 @@ TEST_CASE("arguments that cannot be predicted are refused by name") {
   CHECK(error("--fp8-format hybrid") ==
         "run.sh: fp8_format: got \"hybrid\", expected no such key, since products in fp8 of "
         "Transformer Engine cannot be predicted");
+  CHECK(error("--optimizer muon").ends_with("adam or sgd, since others cannot be predicted"));
+  CHECK(error("--recompute-activations --transformer-impl local")
+            .ends_with("full or none beside attention that keeps its scores"));
   CHECK(error("--mtp-num-layers 1")
             .ends_with("since further heads of tokens (MTP) cannot be predicted"));
   CHECK(error("--moe-layer-freq ([1]*2+[0]*2) --num-experts 8 --num-layers-x 2")
