@@ -187,7 +187,10 @@ std::string RecomputeOf(const JsonValue& root, std::vector<Assumption>& assumed)
              "core_attn, since other parts of a layer cannot be predicted");
     }
     if (KeepsScores(root)) {
-      Refuse(root, "recompute_granularity", "full or none beside attention that keeps its scores");
+      Refuse(root,
+             HasFlag(root, "recompute_activations") ? "recompute_activations"
+                                                    : "recompute_granularity",
+             "full or none beside attention that keeps its scores");
     }
     assumed.push_back({"recompute_granularity", "none: flash attention keeps no scores"});
     return "none";
