@@ -483,7 +483,7 @@ PlanOptions OptionsBesideRun(const Arguments& given, const PlanFile& run) {
   take(fixed.transfers, &Plan::transfers);
   take(fixed.prefetch, &Plan::backward_prefetch);
   take(fixed.prefetch, &Plan::forward_prefetch);
-  options.plan.keeps_gathered |= typed.keeps_gathered;
+  options.plan.keeps_gathered = typed.keeps_gathered;  // which a search has not
   return options;
 }
 

@@ -127,7 +127,7 @@ class Tensor(ShardwrightTestCase):
         for name, words in (("p.json", ()), ("q.json", ("--reshard", "step"))):
             self.succeed("plan", *job, "--no-search", "--accumulation", "4", *words, "-o", name)
         text = "--reshard step): got true, expected false in a search"
-        self.refused(3, text, "plan", "--from", "q.json")
+        self.assertIn(" the run", self.succeed("plan", "--from", "q.json", "-o", "r.json"))  # prices the run as it is
         self.refused(3, text, "plan", "--from", "p.json", "--reshard", "step")
         self.refused(3, text, "plan", *job, "--global-batch", "32", "--search", "--reshard", "step")
 
