@@ -202,8 +202,12 @@ void DrawPipeline(Case& c, std::mt19937& random, bool is_split) {
 Case Draw(std::mt19937& random, Cut cut_by) {
   const bool cuts_tokens = cut_by == Cut::kTokens;
   Case c;
-  c.type = cuts_tokens || HasStages(cut_by)
+  c.type = cuts_tokens || cut_by == Cut::kStages
                ? OneOf(std::array{"llama", "qwen2", "qwen3", "mistral", "gemma", "mixtral"}, random)
+           : cut_by == Cut::kSplitStages
+               ? OneOf(std::array{"llama", "qwen2", "qwen3", "gemma", "mixtral", "gpt_neox", "gpt2",
+                                  "opt"},
+                       random)
                : OneOf(std::array{"llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "gpt2",
                                   "gpt_neox", "opt"},
                        random);
@@ -406,9 +410,8 @@ TEST_CASE("pipelines: gradients of weights in passes of their own train like one
 TEST_CASE("pipelines: experts that ranks share out keep their numbers of rows and count once") {
   std::mt19937 random(3);
   for (const PipelineSchedule schedule :
-       {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B,
-        PipelineSchedule::kInterleavedZeroBubble, PipelineSchedule::kZbvZeroBubble,
-        PipelineSchedule::kDualPipeV}) {
+       {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B, PipelineSchedule::kInterleavedZeroBubble,
+        PipelineSchedule::kZbvZeroBubble, PipelineSchedule::kDualPipeV}) {
     Case c;
     c.type = "mixtral";
     c.model = DecoderOf(c.type, random, 3);
