@@ -1,4 +1,5 @@
 #include <cmath>
+#include <span>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -23,6 +24,7 @@
 #include "planner/fastest_emitted.h"
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
+#include "schedule/plan_names.h"
 #include "simulator/plan_programs.h"
 #include "topologies/mesh.h"
 
@@ -204,7 +206,8 @@ std::string BubbleText(const SearchResult& result) {
   return bubble == 0 ? "" : " (" + Percent(bubble / result.best.step_time.value) + " bubble)";
 }
 
-// "fsdp2 is best: 2.38 s; fsdp1 2.58 s, 8.4 % slower; ddp: nothing fits".
+// "fsdp2 is best: 2.38 s; fsdp1 2.58 s, 8.4 % slower; ddp: nothing fits". Of split backward passes
+// only what is the best way of as many ranks.
 std::string DialectsLine(const std::vector<DialectSearch>& searches) {
   if (!searches.front().searched.result.is_feasible) {
     return "";
@@ -214,6 +217,13 @@ std::string DialectsLine(const std::vector<DialectSearch>& searches) {
                      BubbleText(searches.front().searched.result);
   for (std::size_t i = 1; i < searches.size(); ++i) {
     const SearchResult& r = searches[i].searched.result;
+    const Plan& plan = searches[i].options.plan;
+    const auto is_alike = [&](const DialectSearch& other) {
+      return other.options.plan.pipeline_size == plan.pipeline_size;
+    };
+    if (SplitsBackward(plan.pipeline_schedule) && AnyOf(std::span(searches).first(i), is_alike)) {
+      continue;
+    }
     const double change = r.is_feasible ? r.best.step_time.value / best.value - 1 : 0;
     line += "; " + searches[i].Name() +
             (r.is_feasible ? " " + Format(r.best.step_time) + BubbleText(r) + ", " +
@@ -233,6 +243,8 @@ Json DialectsJson(const std::vector<DialectSearch>& searches) {
                     {"context_size", search.options.plan.context_size},
                     {"pipeline_size", search.options.plan.pipeline_size},
                     {"pipeline_stages", search.options.plan.pipeline_stages},
+                    {"pipeline_schedule",
+                     NameIn(kPipelineScheduleNames, search.options.plan.pipeline_schedule)},
                     {"bubble_s", r.best.bubble.value},
                     {"feasible", r.is_feasible},
                     {"step_time_s", r.is_feasible ? Json(r.best.step_time.value) : Json()}});
@@ -278,7 +290,7 @@ std::vector<std::string> PartWords(const Arguments& arguments, const std::string
 }
 
 // The words that `pp=any` stands for: 1, 2, 4, ... ranks with one stage each, and with two, as far
-// as the blocks, the ranks and the batch go.
+// as the blocks, the ranks and the batch go; backward whole, and split in every way.
 std::vector<std::string> PipelineWords(const Arguments& arguments) {
   constexpr std::int64_t kMostStages = 2;  // of a rank
   const std::string text = arguments.Get("--shard").text;
@@ -292,7 +304,15 @@ std::vector<std::string> PipelineWords(const Arguments& arguments) {
       for (std::int64_t stages = 1; stages <= kMostStages && passes >= cut.pipeline; ++stages) {
         Model model = file.model;
         CutStage(model, cut.pipeline * stages, 0, cut.pipeline, "--shard");
-        words.push_back(others + "pp=" + std::to_string(cut.pipeline) + (stages > 1 ? "x2" : ""));
+        const std::string word =
+            others + "pp=" + std::to_string(cut.pipeline) + (stages > 1 ? "x2" : "");
+        words.push_back(word);
+        for (std::size_t s = 0; s < kPipelineScheduleNames.size(); ++s) {
+          const auto schedule = static_cast<PipelineSchedule>(s);
+          if (SplitsBackward(schedule) && (stages == 2 || !IsVShaped(schedule))) {
+            words.push_back(word + ":" + std::string(kPipelineScheduleNames[s]));
+          }
+        }
       }
     }
   } catch (const InputError& error) {  // more stages than blocks, or than ranks
@@ -395,7 +415,9 @@ int RunVariants(const Arguments& arguments) {
       if (search == searches.begin() || (!is_piped && plan.tensor_size * plan.context_size == 1)) {
         throw;
       }
-      Say("note: not " + search->Name() + (is_piped ? ": " : " or more: ") + error.what());
+      if (!is_piped || !SplitsBackward(plan.pipeline_schedule)) {
+        Say("note: not " + search->Name() + (is_piped ? ": " : " or more: ") + error.what());
+      }
       search = searches.erase(search, is_piped ? search + 1 : searches.end()) - 1;
     }
     if (search->searched.is_interrupted) {

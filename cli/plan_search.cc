@@ -16,6 +16,7 @@
 #include "core/ranges.h"
 #include "planner/evaluate.h"
 #include "planner/space.h"
+#include "schedule/plan_names.h"
 #include "simulator/plan_programs.h"
 #include "simulator/simulate.h"
 
@@ -191,7 +192,10 @@ std::string VariantName(const Plan& plan) {
          (plan.tensor_size > 1 ? " with tp " + std::to_string(plan.tensor_size) : "") +
          (plan.context_size > 1 ? " with cp " + std::to_string(plan.context_size) : "") +
          (plan.pipeline_size > 1 ? " with pp " + std::to_string(plan.pipeline_size) : "") +
-         (plan.pipeline_stages > 1 ? "x" + std::to_string(plan.pipeline_stages) : "");
+         (plan.pipeline_stages > 1 ? "x" + std::to_string(plan.pipeline_stages) : "") +
+         (plan.pipeline_size > 1 && SplitsBackward(plan.pipeline_schedule)
+              ? ":" + std::string(NameIn(kPipelineScheduleNames, plan.pipeline_schedule))
+              : "");
 }
 
 SearchedPlan SearchPlan(const PlanOptions& options, const std::atomic<bool>* stop) {

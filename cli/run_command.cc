@@ -368,8 +368,8 @@ int RunCommand(const Arguments& arguments) {
   std::vector<SessionInput> inputs;
   for (std::size_t s = 0; s < stages.size(); ++s) {
     CutStage(stages[s], std::ssize(stages) * file.plan.pipeline_stages,
-             static_cast<std::int64_t>(s), std::ssize(stages), plan,
-             file.plan.pipeline_edge_layers);
+             static_cast<std::int64_t>(s), std::ssize(stages), plan, file.plan.pipeline_edge_layers,
+             IsVShaped(file.plan.pipeline_schedule));
     inputs.push_back({stages[s], file.kernels, file.job, programs[s], flags.training});
   }
   if (NeedsProcesses(launch, flags.device)) {

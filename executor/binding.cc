@@ -76,15 +76,22 @@ Binding Binder::Run() {
   BindBody(program_.step, binding.step);
   FillUnits(binding);
   if (host_inputs_.valid()) {
-    std::byte* at = At(host_inputs_);
-    for (const TensorId t : InputTensors(in_.model)) {
-      const Tensor& tensor = in_.model.tensors[t.value];
-      const std::int64_t n = tensor.elements * (tensor.per_sample ? program_.micro_batch : 1);
-      binding.inputs.push_back({at, DTypeOf(tensor.role), n});
-      at += TensorBytes(tensor, program_.micro_batch, in_.job.precision.param).value;
-    }
+    binding.inputs = InputViews();
   }
   return binding;
+}
+
+// The model's inputs in the host's buffer.
+std::vector<View> Binder::InputViews() const {
+  std::vector<View> views;
+  std::byte* at = At(host_inputs_);
+  for (const TensorId t : InputTensors(in_.model)) {
+    const Tensor& tensor = in_.model.tensors[t.value];
+    const std::int64_t n = tensor.elements * (tensor.per_sample ? program_.micro_batch : 1);
+    views.push_back({at, DTypeOf(tensor.role), n});
+    at += TensorBytes(tensor, program_.micro_batch, in_.job.precision.param).value;
+  }
+  return views;
 }
 
 std::int64_t Binder::ShardOf(UnitId unit) const {

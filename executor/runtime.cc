@@ -5,20 +5,33 @@
 #include <future>
 #include <mutex>
 #include <new>
+#include <span>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/threads.h"
 #include "executor/internal/loss_book.h"
 #include "executor/internal/rank_runner.h"
 
 namespace shardwright {
+namespace {
+
+// The place, among a pipeline's ranks, of the one whose last stage sends nothing on.
+std::int64_t PlaceOfLoss(std::span<const ExecutorInput> inputs) {
+  const auto has_loss = [](const ExecutorInput& input) {
+    return input.model.stages.empty() || !input.model.stages.back().sent.valid();
+  };
+  return FindIf(inputs, has_loss) - inputs.begin();
+}
+
+}  // namespace
 
 Runtime::Runtime(std::vector<ExecutorInput> inputs, const DeviceFactory& devices,
                  RunOptions options)
     : inputs_(std::move(inputs)),
       options_(std::move(options)),
-      losses_(std::make_unique<LossBook>(mesh(), options_)) {
+      losses_(std::make_unique<LossBook>(mesh(), options_, PlaceOfLoss(inputs_))) {
   for (const Rank rank : LocalRanks()) {
     ranks_.push_back(
         std::make_unique<RankRunner>(InputOf(rank), options_, rank, devices(rank), *losses_));

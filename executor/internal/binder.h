@@ -88,6 +88,7 @@ class Binder {
   [[nodiscard]] View ViewOf(ParamId storage, BufferId buffer) const;
   [[nodiscard]] View TensorView(TensorId tensor, BufferId buffer) const;
   [[nodiscard]] DType DTypeOf(TensorRole role) const;
+  [[nodiscard]] std::vector<View> InputViews() const;
 
   // binder_update.cc
   [[nodiscard]] Call BindInitialize(const OpView& v);

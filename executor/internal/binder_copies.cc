@@ -178,7 +178,11 @@ Call Binder::BindTransfer(const OpView& v) {
     host_inputs_ = from;
     copy.loads_inputs = true;
   }
+  const std::vector<View> inputs = copy.loads_inputs ? InputViews() : std::vector<View>();
   for (const Access& access : v.outputs) {
+    if (copy.loads_inputs) {
+      source = static_cast<const std::byte*>(inputs[access.index].data);
+    }
     const std::int64_t bytes = BufferOf(access.buffer).size.value;
     copy.runs.push_back(RawRun(source, At(access.buffer), bytes));
     source += bytes;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
 
 namespace shardwright {
@@ -48,9 +49,10 @@ void Runtime::LossBook::Enter(std::int64_t step, Rank rank, const RankReport& of
   report.step = step;
   report.end = page.end;
   std::int64_t count = 0;
-  // In a fixed order: a fixed sum. Of a pipeline the last stage knows them.
-  for (auto its = page.losses.end() - mesh_.StageRanks(); its != page.losses.end(); ++its) {
-    for (const float loss : *its) {
+  // In a fixed order: a fixed sum.
+  const std::int64_t ranks = mesh_.StageRanks();
+  for (const auto& its : std::span(page.losses).subspan(stage_ * ranks, ranks)) {
+    for (const float loss : its) {
       report.loss += static_cast<double>(loss);
       ++count;
     }

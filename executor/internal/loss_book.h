@@ -16,7 +16,9 @@ namespace shardwright {
 // threads.
 class Runtime::LossBook {
  public:
-  LossBook(const Mesh& mesh, const RunOptions& options) : mesh_(mesh), options_(options) {}
+  // `stage`: the rank of a pipeline that has its last stage, and knows the losses; 0 without one.
+  LossBook(const Mesh& mesh, const RunOptions& options, std::int64_t stage)
+      : mesh_(mesh), options_(options), stage_(stage) {}
 
   // Before steps from number `step` on are begun.
   void Open(std::int64_t step);
@@ -39,6 +41,7 @@ class Runtime::LossBook {
 
   const Mesh mesh_;
   const RunOptions& options_;
+  const std::int64_t stage_;
   std::mutex mutex_;
   std::map<std::int64_t, Page> open_;  // by step; guarded by mutex_, like reports_
   std::vector<StepReport> reports_;

@@ -301,12 +301,14 @@ static void CheckKernels(const LowerInput& in) {
                          ": the loss of each rank is of a part of the vocabulary");
   }
   if (in.stage && SplitsBackward(in.stage->pipeline.schedule) &&
-      (k.fused_elementwise || k.fused_loss || k.keeps_logits || k.loss_chunks > 1)) {
+      (k.fused_elementwise || (k.fused_loss && !k.host_kernels) || k.keeps_logits ||
+       k.loss_chunks > 1)) {
+    const bool is_ours = k.host_kernels || k.cuda_kernels;
     throw InputError(
-        "kernel set", Quoted(k.name), "torch-eager",
+        "kernel set", k.loss_chunks > 1 ? "a loss in chunks" : Quoted(k.name),
+        is_ours ? "shardwright-host, the loss whole" : "torch-eager",
         "plan.pipeline_schedule takes gradients of weights by themselves, which " +
-            std::string(k.host_kernels || k.cuda_kernels ? "no device here runs"
-                                                         : "torch refuses for compiled modules"));
+            std::string(is_ours ? "nothing else here runs" : "torch refuses for compiled modules"));
   }
   if (in.plan.tensor_async && (!k.fused_elementwise || k.host_kernels)) {
     throw InputError("kernel set", Quoted(k.name), "a compiled one or megatron-core",

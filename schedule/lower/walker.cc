@@ -215,21 +215,28 @@ bool Walker::IsLoaded(std::size_t t, const Model::Stage& stage) const {
 }
 
 // Example: 256 tokens of 8 bytes and as many labels: two device buffers of 2,048 bytes and one copy
-// of 4,096 bytes from the host, on the compute stream as `.to(device)` runs there.
+// of 4,096 bytes from the host, on the compute stream as `.to(device)` runs there. Where one stage
+// of a rank reads tokens and another one labels, labels are output 1 of their copy, too.
 void Walker::LoadInputs() {
   const Model& model = e_.in.model;
-  std::vector<BufferId> buffers;
+  const Model::Stage all = {0, static_cast<std::uint32_t>(model.ops.size())};
+  std::vector<std::pair<BufferId, std::uint16_t>> buffers;  // with the input's place
+  std::uint16_t count = 0;
   OpShape shape;
   for (std::size_t t = 0; t < model.tensors.size(); ++t) {
-    const std::uint32_t s = e_.a.storage_of[t];
+    if (!IsLoaded(t, all)) {
+      continue;
+    }
+    const std::uint16_t place = count++;
     if (!IsLoaded(t, e_.Stage())) {
       continue;
     }
+    const std::uint32_t s = e_.a.storage_of[t];
     const StorageFacts& facts = e_.a.storages[s];
     Instance& instance = forward_instance_[s];
     instance.buffer = e_.Alloc(facts.bytes, Category::kInput, Stream::kCompute);
     instance.refs = facts.forward_uses + facts.backward_uses;
-    buffers.push_back(instance.buffer);
+    buffers.emplace_back(instance.buffer, place);
     shape.bytes += facts.bytes;
   }
   if (buffers.empty()) {
@@ -238,9 +245,8 @@ void Walker::LoadInputs() {
   shape.code = OpCode::kCopyH2d;
   shape.stream = Stream::kCompute;  // .to(device) runs on the current stream
   e_.Add(shape, {}, Phase::kForward, kNoSubject, {{host_inputs_, AccessMode::kRead, Role::kInput}});
-  std::uint16_t index = 0;
-  for (const BufferId b : buffers) {
-    e_.body->Use(b, AccessMode::kWrite, Role::kOutput, index++);
+  for (const auto& [buffer, place] : buffers) {
+    e_.body->Use(buffer, AccessMode::kWrite, Role::kOutput, place);
   }
 }
 

@@ -170,7 +170,8 @@ void Walker::ReleaseSaved(std::uint32_t i) {
 }
 
 BufferId Walker::NewBackwardWorkspace(const OpKernels& kernels) {
-  if (kernels.backward_workspace == Bytes(0) || part_ == Part::kWeights) {
+  const bool is_later = part_ == Part::kWeights && !e_.in.kernels.host_kernels;
+  if (kernels.backward_workspace == Bytes(0) || is_later) {
     return {};
   }
   return e_.AllocPieces(kernels.backward_workspace,
@@ -277,7 +278,8 @@ void Walker::AddBackwardOp(std::uint32_t i) {
 }
 
 // The reads of the op's backward: gradients of its outputs, saved tensors, private saved bytes, and
-// parameters if some input needs a gradient. A weight's gradient alone does not read the weight.
+// parameters if some input needs a gradient. A weight's gradient alone does not read the weight,
+// but those of the host's experts do, in the products up to the activation.
 void Walker::UseForBackward(std::uint32_t i) {
   const ModelOp& op = e_.in.model.ops[i];
   std::uint16_t index = 0;
@@ -294,7 +296,8 @@ void Walker::UseForBackward(std::uint32_t i) {
   if (extra_[i].valid()) {
     e_.body->Use(extra_[i], AccessMode::kRead, Role::kSaved);
   }
-  if (MakesData(i)) {
+  if (MakesData(i) || (part_ == Part::kWeights && e_.in.kernels.host_kernels &&
+                       e_.in.model.SpecOf(op).kind == OpKind::kExperts)) {
     UseParameters(i);
   }
 }

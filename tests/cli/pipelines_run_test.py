@@ -18,7 +18,8 @@ DECODER = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidd
            "num_key_value_heads": 2, "intermediate_size": 24, "max_position_embeddings": 16, "tie_word_embeddings": False}
 # What --shard says, how many ranks that takes, and which dialect.
 MESHES = {"1": (1, "fsdp2"), "1,pp=2": (2, "fsdp2"), "1,pp=4:gpipe": (4, "fsdp2"), "2,pp=2x2": (4, "fsdp2"),
-          "1,pp=4x2:looped_bfs": (4, "fsdp2"), "1,tp=2,pp=2": (4, "fsdp2"), "2,cp=2,pp=2:gpipe": (4, "fsdp2"), "ddp": (4, "ddp")}
+          "1,pp=4x2:looped_bfs": (4, "fsdp2"), "1,tp=2,pp=2": (4, "fsdp2"), "2,cp=2,pp=2:gpipe": (4, "fsdp2"), "ddp": (4, "ddp"),
+          "1,pp=4x2:zero_bubble": (4, "fsdp2"), "2,pp=2x2:zbv": (4, "fsdp2"), "1,tp=2,pp=2x2:dualpipev": (4, "fsdp2")}
 
 
 class PipelinesRun(TrainingTestCase):
@@ -30,7 +31,7 @@ class PipelinesRun(TrainingTestCase):
     def decoder(self, shard, name="p.json", batch=8):
         ranks, dialect = MESHES[shard]
         mesh = ("--replicate", "2", "--shard", "1,pp=2") if dialect == "ddp" else ("--shard", shard)
-        accumulation = batch // (2 if shard in ("2,pp=2x2", "ddp") else 1)
+        accumulation = batch // (2 if shard[:4] in ("2,pp", "ddp") else 1)
         return self.plan(name, ranks, *mesh, "--dialect", dialect, "--micro-batch", "1", "--accumulation", str(accumulation),
                          model="./decoder.json")
 
@@ -41,7 +42,8 @@ class PipelinesRun(TrainingTestCase):
             self.assert_near(self.losses(self.train(self.decoder(shard), "--steps", "5")), expected, shard)
 
     def test_processes_have_the_bits_of_threads(self):
-        for shard in ("1,pp=2", "2,pp=2x2", "1,pp=4x2:looped_bfs", "1,tp=2,pp=2"):
+        for shard in ("1,pp=2", "2,pp=2x2", "1,pp=4x2:looped_bfs", "1,tp=2,pp=2", "1,pp=4x2:zero_bubble", "2,pp=2x2:zbv",
+                      "1,tp=2,pp=2x2:dualpipev"):
             plan = self.decoder(shard)
             steps = self.train(plan, "--steps", "3", "--checkpoint", "threads" + shard)
             ends = self.processes(MESHES[shard][0], "run", plan, "--data", "random:100", "--steps", "3", "--json", "--checkpoint",
@@ -53,12 +55,12 @@ class PipelinesRun(TrainingTestCase):
     def test_checkpoints_under_other_stages(self):
         """Names are the whole model's: what any stages save, any others go on from, or none; weights of a file likewise."""
         whole = self.losses(self.train(self.decoder("1"), "--steps", "4"))
-        for first in ("1", "1,pp=2", "2,pp=2x2"):
+        for first in ("1", "1,pp=2", "2,pp=2x2", "2,pp=2x2:zbv"):
             self.train(self.decoder(first), "--steps", "2", "--checkpoint", "c" + first)
             shapes = {name: entry[:2] for name, entry in self.export("c" + first).items()}
             self.assertEqual(shapes["model.layers.5.mlp.down_proj.weight"], ("F32", [32, 24]))
             self.assertEqual(shapes["lm_head.weight"], ("F32", [64, 32]))
-            for then in ("1", "1,pp=2", "1,pp=4:gpipe", "1,tp=2,pp=2"):
+            for then in ("1", "1,pp=2", "1,pp=4:gpipe", "1,tp=2,pp=2", "1,tp=2,pp=2x2:dualpipev"):
                 subprocess.run(["cp", "-r", "c" + first, "d"], cwd=self.folder, check=True)
                 steps = self.train(self.decoder(then), "--steps", "4", "--checkpoint", "d", "--resume")
                 self.assert_near(self.losses(steps), whole[2:], f"{first}, then {then}")
@@ -97,7 +99,7 @@ class PipelinesRun(TrainingTestCase):
         (self.folder / "t.json").write_text(json.dumps({"format": "shardwright-training", "version": 1, "loss_reduction": "sum",
                                                         "optimizer": {"learning_rate": 1e-6}}))
         found = {}
-        for shard in ("1", "2,pp=2x2", "1,tp=2,pp=2", "2,cp=2,pp=2:gpipe"):
+        for shard in ("1", "2,pp=2x2", "1,tp=2,pp=2", "2,cp=2,pp=2:gpipe", "2,pp=2x2:zbv"):
             code, out, err = self.run_program("run", self.decoder(shard), "--data", "random:32", "--epochs", "1", "--training", "t.json",
                                               "--json")
             self.assertEqual(code, 0, err)

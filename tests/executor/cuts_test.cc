@@ -36,7 +36,15 @@ namespace {
 constexpr double kRate = 8.0;
 constexpr std::int64_t kLength = 16;
 
-enum class Cut : std::uint8_t { kLayers, kTokens, kStages };
+enum class Cut : std::uint8_t {
+  kLayers,
+  kTokens,
+  kStages,
+  kSplitStages,  // with gradients of weights in passes of their own
+};
+bool HasStages(Cut cut_by) {
+  return cut_by >= Cut::kStages;
+}
 
 // A model, whole, and a plan that cuts it.
 struct Case {
@@ -146,19 +154,29 @@ void CutAndWrap(Case& c) {
 }
 
 // 2 or 4 stages, or twice as many, by a schedule that has them; beside them the cuts of a stage.
-void DrawPipeline(Case& c, std::mt19937& random) {
+void DrawPipeline(Case& c, std::mt19937& random, bool is_split) {
   Plan& plan = c.plan;
   plan.pipeline_size = OneOf(std::array{2, 4}, random);
   plan.pipeline_schedule =
       OneOf(std::array{PipelineSchedule::kGPipe, PipelineSchedule::k1F1B,
                        PipelineSchedule::kInterleaved1F1B, PipelineSchedule::kLoopedBfs},
             random);
-  if (plan.pipeline_schedule > PipelineSchedule::k1F1B) {
+  if (is_split) {
+    plan.pipeline_schedule =
+        OneOf(std::array{PipelineSchedule::kInterleavedZeroBubble, PipelineSchedule::kZbvZeroBubble,
+                         PipelineSchedule::kDualPipeV},
+              random);
+  }
+  if (IsVShaped(plan.pipeline_schedule)) {
+    plan.pipeline_stages = 2;
+  } else if (plan.pipeline_schedule > PipelineSchedule::k1F1B) {
     plan.pipeline_stages = OneOf(std::array{1, 2}, random);
   }
   const int blocks = OneOf(std::array{3, 6, 7}, random);
   c.model = DecoderOf(c.type, random, blocks);
-  DrawAdapters(c, random);
+  if (!is_split) {
+    DrawAdapters(c, random);
+  }
   if (blocks >= plan.pipeline_size * plan.pipeline_stages) {
     plan.pipeline_edge_layers = OneOf(std::array{0, 1}, random);
   }
@@ -167,7 +185,7 @@ void DrawPipeline(Case& c, std::mt19937& random) {
   plan.sync = SyncMode::kLast;
   plan.accumulation = plan.pipeline_size * OneOf(std::array{1, 2}, random) +
                       static_cast<std::int64_t>(random() % 2);
-  if (random() % 4 == 0) {
+  if (!is_split && random() % 4 == 0) {
     plan.dialect = Dialect::kDdp;
     plan.replicate_size *= std::exchange(plan.shard_size, 1);
   } else if (const auto beside = random() % 4; beside == 0) {
@@ -186,11 +204,15 @@ Case Draw(std::mt19937& random, Cut cut_by) {
   Case c;
   c.type = cuts_tokens || cut_by == Cut::kStages
                ? OneOf(std::array{"llama", "qwen2", "qwen3", "mistral", "gemma", "mixtral"}, random)
+           : cut_by == Cut::kSplitStages
+               ? OneOf(std::array{"llama", "qwen2", "qwen3", "gemma", "mixtral", "gpt_neox", "gpt2",
+                                  "opt"},
+                       random)
                : OneOf(std::array{"llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "gpt2",
                                   "gpt_neox", "opt"},
                        random);
   c.model = DecoderOf(c.type, random);
-  if (cut_by != Cut::kStages) {
+  if (!HasStages(cut_by)) {
     DrawAdapters(c, random);
   }
   c.plan.dialect = Dialect::kFsdp2;
@@ -212,9 +234,9 @@ Case Draw(std::mt19937& random, Cut cut_by) {
   c.plan.accumulation = 1 + static_cast<std::int64_t>(random() % 2);
   c.plan.sync =
       OneOf(std::array{SyncMode::kEvery, SyncMode::kLast, SyncMode::kReplicateLast}, random);
-  if (cut_by == Cut::kStages) {
+  if (HasStages(cut_by)) {
     c.plan.tensor_size = 1;
-    DrawPipeline(c, random);
+    DrawPipeline(c, random, cut_by == Cut::kSplitStages);
   }
   // Gradients of several micro-batches in a dtype of their own.
   if (random() % 4 == 0) {
@@ -224,12 +246,12 @@ Case Draw(std::mt19937& random, Cut cut_by) {
   CutAndWrap(c);
   if (c.plan.dialect == Dialect::kDdp) {
     c.plan.units = Wrap(c.model, ParseWrap("root", "test"), {}, Dialect::kDdp, "test");
-  } else if (random() % 3 == 0 || cut_by == Cut::kStages) {
+  } else if (random() % 3 == 0 || HasStages(cut_by)) {
     for (UnitPlan& unit : c.plan.units) {
       unit.reshard = {Reshard::Kind::kNever, 0};
     }
   }
-  if (random() % 2 == 0) {
+  if (cut_by != Cut::kSplitStages && random() % 2 == 0) {
     Model cut = c.model;
     CutForPlan(cut, {}, c.plan, {"ep", "tp", "cp"});
     const auto kind = random() % 2 == 0 ? RecomputeKind::kFull : RecomputeKind::kSelective;
@@ -244,7 +266,7 @@ Case Draw(std::mt19937& random, Cut cut_by) {
       std::to_string(c.plan.micro_batch) + " x " + std::to_string(c.plan.accumulation) + ", " +
       std::to_string(c.plan.recompute.size()) + " regions" + (c.clips ? ", clipped" : "") +
       (c.precision.param == DType::kBf16 ? ", bf16" : "") + c.adapted;
-  if (cut_by == Cut::kStages) {
+  if (HasStages(cut_by)) {
     c.description += ", pp=" + std::to_string(c.plan.pipeline_size) + "x" +
                      std::to_string(c.plan.pipeline_stages) + ":" +
                      std::string(NameIn(kPipelineScheduleNames, c.plan.pipeline_schedule)) +
@@ -259,7 +281,8 @@ Setup SetupOf(const Case& c, const Plan& plan) {
   Setup s = DescentSetup(c.model, 1e-50);  // 0 in fp32
   CutForPlan(s.model, {}, plan, {"ep", "tp", "cp"});
   s.plan = plan;
-  s.loss_chunks = plan.context_size > 1 ? 1 + plan.micro_batch : 1;
+  const bool is_whole = plan.context_size == 1 || SplitsBackward(plan.pipeline_schedule);
+  s.loss_chunks = is_whole ? 1 : 1 + plan.micro_batch;
   s.job.precision = c.precision;
   s.job.sequence_length = kLength;
   s.job.clip_gradients = c.clips;
@@ -350,7 +373,7 @@ void Check(const Case& c, Worst& worst) {
 
 void CheckRandom(Cut cut_by) {
   const char* const deep = std::getenv("SHARDWRIGHT_DEEP");
-  const int most = cut_by == Cut::kStages ? 300 : 150;
+  const int most = HasStages(cut_by) ? 300 : 150;
   const int count = deep != nullptr ? most : kHasSanitizer ? 3 : 10;
   std::mt19937 random(20261130);
   Worst worst;
@@ -380,17 +403,24 @@ TEST_CASE("pipelines: random decoders train like one rank") {
   CheckRandom(Cut::kStages);
 }
 
+TEST_CASE("pipelines: gradients of weights in passes of their own train like one rank") {
+  CheckRandom(Cut::kSplitStages);
+}
+
 TEST_CASE("pipelines: experts that ranks share out keep their numbers of rows and count once") {
   std::mt19937 random(3);
-  for (const PipelineSchedule schedule : {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B}) {
+  for (const PipelineSchedule schedule :
+       {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B, PipelineSchedule::kInterleavedZeroBubble,
+        PipelineSchedule::kZbvZeroBubble, PipelineSchedule::kDualPipeV}) {
     Case c;
     c.type = "mixtral";
     c.model = DecoderOf(c.type, random, 3);
     c.plan.dialect = Dialect::kFsdp2;
     c.plan.shard_size = c.plan.expert_size = c.plan.pipeline_size = 2;
     c.plan.pipeline_schedule = schedule;
+    c.plan.pipeline_stages = IsVShaped(schedule) ? 2 : 1;
     c.plan.micro_batch = 2;
-    c.plan.accumulation = 3;
+    c.plan.accumulation = SplitsBackward(schedule) ? 4 : 3;
     c.plan.sync = SyncMode::kLast;
     c.clips = true;
     CutAndWrap(c);

@@ -115,7 +115,7 @@ Outcome TrainPrograms(const Setup& setup, std::span<const Program> programs,
   for (std::size_t s = 0; s < stages; ++s) {
     CutStage(models[s], std::ssize(models) * setup.plan.pipeline_stages,
              static_cast<std::int64_t>(s), std::ssize(models), "test",
-             setup.plan.pipeline_edge_layers);
+             setup.plan.pipeline_edge_layers, IsVShaped(setup.plan.pipeline_schedule));
     placements.push_back(Place(legal[s]));
   }
   for (std::size_t s = 0; s < stages; ++s) {

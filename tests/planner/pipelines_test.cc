@@ -56,9 +56,9 @@ Piped DrawPiped(std::mt19937& random, int most_blocks, int most_rounds) {
   const std::int64_t ranks = stages > 1 ? 2 : std::int64_t{2} << Draw(random, 0, 1);
   PipelineSchedule schedule = stages == 1 ? static_cast<PipelineSchedule>(Draw(random, 0, 1))
                                           : static_cast<PipelineSchedule>(Draw(random, 2, 3));
-  if (Draw(random, 0, 2) == 0) {
-    schedule = stages > 1 && Draw(random, 0, 1) == 0 ? PipelineSchedule::kZbvZeroBubble
-                                                     : PipelineSchedule::kInterleavedZeroBubble;
+  if (Draw(random, 0, 1) == 0) {  // backward split
+    constexpr auto kFirst = static_cast<int>(PipelineSchedule::kInterleavedZeroBubble);
+    schedule = static_cast<PipelineSchedule>(kFirst + (stages > 1 ? Draw(random, 0, 2) : 0));
   }
   // The last stage has a block beside the end of the model, which has no op.
   const std::int64_t least = 2 * ranks * stages - 2;
@@ -69,7 +69,9 @@ Piped DrawPiped(std::mt19937& random, int most_blocks, int most_rounds) {
   p.job.kernels = FindKernelSet("torch-eager", "test");
   p.job.profile = DefaultProfile(p.job.cluster.gpu, p.job.kernels.name);
   p.options = PipelineSearch(ranks, stages, schedule);
-  p.job.job.global_batch = p.job.cluster.RankCount() / ranks * ranks * Draw(random, 1, most_rounds);
+  const std::int64_t least_rounds = schedule == PipelineSchedule::kDualPipeV ? 2 : 1;
+  p.job.job.global_batch =
+      p.job.cluster.RankCount() / ranks * ranks * Draw(random, least_rounds, most_rounds);
   return p;
 }
 

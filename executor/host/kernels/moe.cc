@@ -365,10 +365,15 @@ class Experts {
     ParamGradOf(params.down, spec_.in, spec_.out, count, dy_, hidden_);
     ActivateGrad(e);
     ParamGradOf(params.up, spec_.out, spec_.in, count, hidden_grad_, x_);
+    if (spec_.gated) {
+      ParamGradOf(params.gate, spec_.out, spec_.in, count, gate_grad_, x_);
+    }
+    if (!Wants(call_.input_grads, 0)) {
+      return;
+    }
     Multiply(count, spec_.in, spec_.out, hidden_grad_, Param(params.up, spec_.in, false),
              {y_, DType::kFp32, spec_.in});
     if (spec_.gated) {
-      ParamGradOf(params.gate, spec_.out, spec_.in, count, gate_grad_, x_);
       Multiply(count, spec_.in, spec_.out, gate_grad_, Param(params.gate, spec_.in, false),
                {y_, DType::kFp32, spec_.in, true});
     }
