@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "analysis/step_costs.h"
-#include "core/units.h"
 #include "planner/single_changes.h"
 #include "schedule/plan.h"
 

@@ -156,7 +156,7 @@ Estimate EstimateJob(const Problem& problem, std::int64_t global_batch, const Se
   estimate.file.plan = std::move(found.result.best.plan);
   estimate.outcome = Evaluate(estimate.file, estimate.file.plan);
   estimate.confidence = ConfidenceOf(estimate.file);
-  estimate.phases = PhasesOf(estimate.file, ToSeconds(estimate.outcome.step_time));
+  estimate.phases = PhasesOf(estimate.file, estimate.outcome.step_time);
   if (estimate.phases) {
     estimate.confidence.band = estimate.phases->Band(estimate.confidence.band);
     estimate.confidence.text += "; none generates";

@@ -21,7 +21,7 @@ struct Estimate {
   bool fits = false;
   PlanFile file;  // the job; where it fits with the plan and its global batch
   // Where it fits.
-  PlanOutcome outcome;  // with the caching allocator
+  Outcome outcome;  // with the caching allocator
   Confidence confidence;
   std::optional<RolloutPhases> phases;  // of GRPO; then rates count tokens of whole steps
   // Tokens per second and GPU of a plan that offloads and is faster, but by no more than its

@@ -57,13 +57,12 @@ std::string_view NameOf(GateMetric metric) {
 }
 
 GateFigures GateFiguresOf(const PlanFile& file) {
-  const PlanOutcome outcome = Evaluate(file, file.plan);
+  const Outcome outcome = Evaluate(file, file.plan);
   GateFigures figures;
-  const double step = ToSeconds(outcome.step_time).value;
+  const double step = outcome.step_time.value;
   const double rate = outcome.rates.tokens_per_second_per_gpu;
   figures.values = {static_cast<double>(outcome.DeviceTotal().value), step,
-                    ToSeconds(outcome.exposed_comm).value / step,
-                    rate > 0 ? 1e9 / rate / 3600 : 0.0};
+                    outcome.exposed_comm.value / step, rate > 0 ? 1e9 / rate / 3600 : 0.0};
   for (const Misfit& misfit : outcome.misfits) {
     figures.misfits.push_back(misfit.text);
   }

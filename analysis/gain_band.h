@@ -3,7 +3,6 @@
 #include <optional>
 #include <vector>
 
-#include "schedule/plan.h"
 #include "schedule/plan_file.h"
 #include "topologies/profile.h"
 

@@ -38,19 +38,19 @@ class SimulatedRun {
 
   // For the plan's tokens: a step of half the samples counts twice where the log says a rate.
   [[nodiscard]] JudgedStep Whole(const PlanFile& file) const {
-    const PlanOutcome outcome = Evaluate(file, file.plan, {.telling = Telling::kOnAverage});
-    const Seconds time = ToSeconds(outcome.step_time) * SharesOf(file);
+    const Outcome outcome = Evaluate(file, file.plan, {.telling = Telling::kOnAverage});
+    const Seconds time = outcome.step_time * SharesOf(file);
     return {time > Seconds(0) ? time : Time(file), Counted(outcome)};  // 0: it does not fit
   }
   [[nodiscard]] Seconds Time(const PlanFile& file) const {
     const EvaluateOptions rough = {.reserved = false, .telling = Telling::kRoughly};
-    return ToSeconds(Evaluate(file, file.plan, rough).step_time) * SharesOf(file);
+    return Evaluate(file, file.plan, rough).step_time * SharesOf(file);
   }
   [[nodiscard]] const PlanFile& file() const { return file_; }
   [[nodiscard]] const StepLog& log() const { return log_; }
 
  private:
-  [[nodiscard]] Bytes Counted(const PlanOutcome& outcome) const {
+  [[nodiscard]] Bytes Counted(const Outcome& outcome) const {
     return log_.is_reserved ? std::max(outcome.reserved, outcome.device_peak.total)
                             : outcome.device_peak.total;
   }

@@ -7,7 +7,6 @@
 // its rate the simulated step takes 5.1 s; with every block recomputed 4.6 s, and 24 GiB less. The
 // log's memory is as predicted, so the network comes first.
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>

@@ -77,7 +77,7 @@ class Curve {
 };
 
 double StepTime(const PlanFile& file) {
-  return ToSeconds(Evaluate(file, file.plan, {.reserved = false}).step_time).value;
+  return Evaluate(file, file.plan, {.reserved = false}).step_time.value;
 }
 
 // The plan with samples of `length` tokens, read as from a file.

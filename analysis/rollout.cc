@@ -168,8 +168,7 @@ std::optional<RolloutPhases> PhasesOf(const PlanFile& file, Seconds step_time) {
   p.learning = step_time;
   if (rollout.has_old || rollout.has_reference) {
     const PlanFile plain = WithoutForwards(file);
-    p.learning =
-        std::min(step_time, ToSeconds(Evaluate(plain, plain.plan, {.reserved = false}).step_time));
+    p.learning = std::min(step_time, Evaluate(plain, plain.plan, {.reserved = false}).step_time);
     // Of the program: in front of each micro-batch of a step.
     p.log_probabilities =
         Seconds((step_time.value - p.learning.value) * static_cast<double>(batches) /

@@ -1,11 +1,13 @@
 #include "analysis/step_breakdown.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <span>
 #include <utility>
 
 #include "core/error.h"
+#include "core/lookup.h"
 
 namespace shardwright {
 namespace {
@@ -153,58 +155,38 @@ std::string_view NameOf(OpClass op_class) {
 }
 
 OpClass ClassOf(KernelClass kernel) {
-  switch (kernel) {
-    case KernelClass::kGemm:
-    case KernelClass::kGroupedGemm:
-      return OpClass::kGemm;
-    case KernelClass::kConv:
-      return OpClass::kConv;
-    case KernelClass::kAttentionForward:
-    case KernelClass::kAttentionBackward:
-      return OpClass::kAttention;
-    case KernelClass::kNorm:
-      return OpClass::kNorm;
-    case KernelClass::kSoftmax:
-      return OpClass::kSoftmax;
-    case KernelClass::kGatherScatter:
-      return OpClass::kGatherScatter;
-    case KernelClass::kOptimizer:
-    case KernelClass::kQr:
-      return OpClass::kOptimizer;
-    case KernelClass::kElementwise:
-    case KernelClass::kCopy:
-      break;
-  }
-  return OpClass::kElementwise;
+  using enum OpClass;
+  // In the order of KernelClass.
+  static constexpr std::array kClasses = {kGemm,          kGemm,        kConv,        kAttention,
+                                          kAttention,     kElementwise, kNorm,        kSoftmax,
+                                          kGatherScatter, kOptimizer,   kElementwise, kOptimizer};
+  static_assert(kClasses.size() == static_cast<std::size_t>(KernelClass::kQr) + 1);
+  return kClasses[static_cast<std::size_t>(kernel)];
 }
 
 OpClass ClassOf(const Program& program, const OpShape& shape) {
-  switch (shape.code) {
-    case OpCode::kCompute:
-      return ClassOfKernels(program.KernelsOf(shape));
-    case OpCode::kAllGather:
-      return OpClass::kAllGather;
-    case OpCode::kReduceScatter:
-      return OpClass::kReduceScatter;
-    case OpCode::kAllReduce:
-      return OpClass::kAllReduce;
-    case OpCode::kCopyH2d:
-    case OpCode::kCopyD2h:
-      return OpClass::kHostCopy;
-    case OpCode::kGradNorm:
-    case OpCode::kGradClip:
-    case OpCode::kOptimizerStep:
-      return OpClass::kOptimizer;
-    case OpCode::kHostOptimizerStep:
-      return OpClass::kHostOptimizer;
-    case OpCode::kBarrier:
-    case OpCode::kHostWait:
-    case OpCode::kStreamWait:
-    case OpCode::kInitialize:
-      return OpClass::kControl;
-    default:
-      return InfoOf(shape.code).is_collective ? OpClass::kOtherCollective : OpClass::kDeviceCopy;
+  using enum OpCode;
+  static constexpr std::array<std::pair<OpCode, OpClass>, 13> kClasses = {{
+      {kAllGather, OpClass::kAllGather},
+      {kReduceScatter, OpClass::kReduceScatter},
+      {kAllReduce, OpClass::kAllReduce},
+      {kCopyH2d, OpClass::kHostCopy},
+      {kCopyD2h, OpClass::kHostCopy},
+      {kGradNorm, OpClass::kOptimizer},
+      {kGradClip, OpClass::kOptimizer},
+      {kOptimizerStep, OpClass::kOptimizer},
+      {kHostOptimizerStep, OpClass::kHostOptimizer},
+      {kBarrier, OpClass::kControl},
+      {kHostWait, OpClass::kControl},
+      {kStreamWait, OpClass::kControl},
+      {kInitialize, OpClass::kControl},
+  }};
+  if (shape.code == kCompute) {
+    return ClassOfKernels(program.KernelsOf(shape));
   }
+  const bool is_collective = InfoOf(shape.code).is_collective;
+  return ValueOf(kClasses, shape.code,
+                 is_collective ? OpClass::kOtherCollective : OpClass::kDeviceCopy);
 }
 
 double StepBreakdown::Sum() const {

@@ -79,11 +79,11 @@ std::string CsvLine(const SweepResult& row) {
   if (!row.outcome) {
     return line + ",,,,,,,," + CsvField(row.error) + "\n";
   }
-  const PlanOutcome& o = *row.outcome;
-  line += Shortest(ToSeconds(o.step_time).value) + ",";
+  const Outcome& o = *row.outcome;
+  line += Shortest(o.step_time.value) + ",";
   line += Shortest(o.rates.tokens_per_second_per_gpu) + ",";
   line += Shortest(o.rates.mfu) + ",";
-  line += Shortest(ToSeconds(o.exposed_comm).value) + ",";
+  line += Shortest(o.exposed_comm.value) + ",";
   line += std::to_string(o.DeviceTotal().value) + ",";
   line += Shortest(row.GpuHoursPerBillion()) + ",";
   line += std::string(o.Fits() ? "true" : "false") + ",";

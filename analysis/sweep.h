@@ -51,7 +51,7 @@ struct SweepResult {
   std::int64_t shard_size = 0;
   std::int64_t replicate_size = 0;
   bool counts_images = false;  // of an image model, tokens are images and there is no sequence
-  std::optional<PlanOutcome> outcome;
+  std::optional<Outcome> outcome;
   Bytes room;          // what the outcome leaves of the device's memory
   Bytes memory_error;  // by how much that may be off: DefaultMargin of it
   std::string error;   // why there is no such plan; empty where there is an outcome

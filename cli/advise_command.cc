@@ -143,19 +143,18 @@ std::optional<BetterPlan> FindBetter(const PlanFile& now, const SearchOptions& o
   if (!changes.best.empty()) {
     plans.push_back(changes.best.front().plan);
   }
-  const PlanOutcome own = Evaluate(now, now.plan);
+  const Outcome own = Evaluate(now, now.plan);
   std::optional<BetterPlan> better;
-  SimTime least = SimTime(
-      static_cast<std::int64_t>(static_cast<double>(own.step_time.value) * (1 - kLeastGain)));
+  Seconds least = own.step_time * (1 - kLeastGain);
   for (Plan& plan : plans) {
     PlanFile file = now;
     file.plan = std::move(plan);
     CheckPlan(file, file.plan, "plan");
-    const PlanOutcome outcome = Evaluate(file, file.plan);
+    const Outcome outcome = Evaluate(file, file.plan);
     if (outcome.Fits() && outcome.step_time < least) {
       least = outcome.step_time;
       better.emplace();
-      better->gain = 1 - ToSeconds(outcome.step_time).value / ToSeconds(own.step_time).value;
+      better->gain = 1 - outcome.step_time.value / own.step_time.value;
       better->memory_before = own.DeviceTotal();
       better->memory_after = outcome.DeviceTotal();
       better->file = std::move(file);

@@ -3,7 +3,7 @@
 
 #include "cli/command.h"
 #include "cli/flow.h"
-#include "cli/plan_options.h"
+#include "cli/plan_search.h"
 #include "cli/table.h"
 #include "core/json.h"
 #include "core/ranges.h"
@@ -24,9 +24,9 @@ std::string Text(const std::vector<BaselineResult>& results) {
       table.Row({name, "-", "-", "-", "-", "-", "-", result.refusal});
       continue;
     }
-    const PlanOutcome& outcome = *result.outcome;
+    const Outcome& outcome = *result.outcome;
     const auto tokens = static_cast<std::int64_t>(outcome.rates.tokens_per_second_per_gpu);
-    table.Row({name, result.Fits() ? Format(ToSeconds(outcome.step_time)) : "-",
+    table.Row({name, result.Fits() ? Format(outcome.step_time) : "-",
                result.Fits() ? WithCommas(tokens) : "-",
                result.Fits() ? Percent(outcome.rates.mfu) : "-", Format(outcome.DeviceTotal()),
                WithCommas(result.choice.micro_batch), std::string(RecomputeName(result.choice)),
@@ -44,17 +44,8 @@ std::string ToJson(const PlanFile& problem, const std::vector<BaselineResult>& r
   json["global_batch"] = problem.job.global_batch;
   Json array = Json::array();
   for (const BaselineResult& result : results) {
-    Json row;
-    row["name"] = NameOf(result.baseline);
-    row["fits"] = result.Fits();
-    if (!result.Fits()) {
-      row["reason"] = result.refusal;
-    }
+    Json row = BaselineJson(result);
     if (result.outcome) {
-      row["micro_batch"] = result.choice.micro_batch;
-      row["accumulation"] = result.choice.accumulation;
-      row["recompute"] = RecomputeName(result.choice);
-      row["step_time_s"] = ToSeconds(result.outcome->step_time).value;
       row["tokens_per_s_per_gpu"] = result.outcome->rates.tokens_per_second_per_gpu;
       row["mfu"] = result.outcome->rates.mfu;
       row["device_bytes"] = result.outcome->DeviceTotal().value;

@@ -64,12 +64,11 @@ std::string ChangeByEmission(double before, double after) {
   return before <= 0.0 || before == after ? "" : SignedPercent(after / before - 1.0);
 }
 
-std::string OutcomeTable(const PlanOutcome& a, const PlanOutcome& b) {
+std::string OutcomeTable(const Outcome& a, const Outcome& b) {
   Table table({kLeft, kRight, kRight, kRight});
   table.Row({"", "planned", "as emitted", ""});
-  const auto time = [&](const char* name, SimTime before, SimTime after) {
-    const Seconds x = ToSeconds(before), y = ToSeconds(after);
-    table.Row({name, Format(x), Format(y), ChangeByEmission(x.value, y.value)});
+  const auto time = [&](const char* name, Seconds before, Seconds after) {
+    table.Row({name, Format(before), Format(after), ChangeByEmission(before.value, after.value)});
   };
   const auto bytes = [&](const char* name, Bytes before, Bytes after) {
     table.Row(
@@ -93,7 +92,7 @@ std::string LossText(const Loss& loss) {
 }
 
 std::string ReportText(const PlanFile& file, const Emitter& emitter, const Emission& emission,
-                       const PlanOutcome& planned, const PlanOutcome& emitted) {
+                       const Outcome& planned, const Outcome& emitted) {
   std::string text = TitleOf(file) + ", emitted for " + std::string(emitter.name) + "\n";
   if (emission.losses.empty()) {
     text += "\nThe framework can run it as planned.\n";
@@ -116,10 +115,10 @@ std::string ReportText(const PlanFile& file, const Emitter& emitter, const Emiss
   return text;
 }
 
-Json OutcomeJson(const PlanOutcome& outcome) {
+Json OutcomeJson(const Outcome& outcome) {
   Json json;
-  json["step_time_s"] = ToSeconds(outcome.step_time).value;
-  json["exposed_comm_s"] = ToSeconds(outcome.exposed_comm).value;
+  json["step_time_s"] = outcome.step_time.value;
+  json["exposed_comm_s"] = outcome.exposed_comm.value;
   json["tokens_per_s_per_gpu"] = outcome.rates.tokens_per_second_per_gpu;
   json["peak_allocated_bytes"] = outcome.device_peak.total.value;
   json["peak_reserved_bytes"] = outcome.reserved.value;
@@ -131,8 +130,8 @@ Json OutcomeJson(const PlanOutcome& outcome) {
 }
 
 std::string ReportJson(const Emitter& emitter, const Emission& emission,
-                       const std::vector<std::string>& paths, const PlanOutcome& planned,
-                       const PlanOutcome& emitted) {
+                       const std::vector<std::string>& paths, const Outcome& planned,
+                       const Outcome& emitted) {
   Json json = ReportHead("shardwright-emission");
   json["target"] = emitter.name;
   json["files"] = Json::array();
@@ -183,8 +182,8 @@ int EmitCommand(const Arguments& arguments) {
     throw UsageError("--to " + std::string(emitter.name) +
                      " writes several files, so it needs -o FOLDER or --json");
   }
-  const PlanOutcome planned = Evaluate(file, file.plan);
-  const PlanOutcome emitted =
+  const Outcome planned = Evaluate(file, file.plan);
+  const Outcome emitted =
       emission.losses.empty() ? planned : Evaluate(emission.as_emitted, emission.as_emitted.plan);
   const bool writes = emission.losses.empty() || !arguments.Has("--exact");
   std::vector<std::string> paths;

@@ -42,8 +42,8 @@ void TryLora(const Question& question, Estimate& estimate) {
       EstimateJob(MakeJobFile(with.options),
                   estimate.file.cluster.RankCount() * with.given.base.micro_batch, with.given);
   if (lora.fits) {
-    estimate.fixes.push_back({"--lora-rank 16", ToSeconds(lora.outcome.step_time),
-                              lora.outcome.DeviceTotal(), RecomputeWords(lora.file)});
+    estimate.fixes.push_back({"--lora-rank 16", lora.outcome.step_time, lora.outcome.DeviceTotal(),
+                              RecomputeWords(lora.file)});
   }
 }
 

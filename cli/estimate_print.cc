@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/flow.h"
+#include "cli/plan_search.h"
 #include "cli/rollout_print.h"
 #include "cli/table.h"
 #include "core/json.h"
@@ -199,7 +200,7 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
                                               WithCommas(retries) + " a step"
                                         : "")});
   table.Row({"step",
-             Format(e.phases ? e.phases->step : ToSeconds(e.outcome.step_time)) + " for " +
+             Format(e.phases ? e.phases->step : e.outcome.step_time) + " for " +
                  WithCommas(file.job.global_batch) +
                  (file.job.global_batch == 1 ? " sample of " : " samples of ") +
                  WithCommas(file.model.tokens_per_sample) + " " + unit +
@@ -277,15 +278,6 @@ std::string MisfitText(const Question& question, const Estimate& e) {
   return text + table.WrappedText(2);
 }
 
-Json FixesJson(const std::vector<Fix>& fixes) {
-  return Mapped<Json>(fixes, [&](const Fix& fix) -> Json {
-    return {{"change", fix.change},
-            {"step_time_s", fix.step_time.value},
-            {"memory_bytes", fix.memory.value},
-            {"label", fix.label}};
-  });
-}
-
 }  // namespace
 
 std::string Duration(double seconds) {
@@ -346,7 +338,7 @@ std::string EstimateJson(const Arguments& arguments, const Question& question, c
     json["recompute"] = RecomputeWords(file);
     json["shard_size"] = file.plan.shard_size;
     json["replicate_size"] = file.plan.replicate_size;
-    json["step_time_s"] = (e.phases ? e.phases->step : ToSeconds(e.outcome.step_time)).value;
+    json["step_time_s"] = (e.phases ? e.phases->step : e.outcome.step_time).value;
     if (e.phases) {
       json["phases"] = PhasesJson(*e.phases);
     }

@@ -8,7 +8,6 @@
 
 #include "cli/command.h"
 #include "cli/plan_options.h"
-#include "core/ordered_json.h"
 #include "schedule/plan_file.h"
 
 namespace shardwright {

@@ -50,9 +50,9 @@ std::string Number(double value) {
   return Fixed(value, "%.3g");
 }
 
-std::string Text(const PlanFile& file, const GoodputFlags& flags, const PlanOutcome& outcome,
+std::string Text(const PlanFile& file, const GoodputFlags& flags, const Outcome& outcome,
                  const RunEstimate& run) {
-  const Seconds step = ToSeconds(outcome.step_time);
+  const Seconds step = outcome.step_time;
   const Seconds interval = step * static_cast<double>(run.interval_steps);
   const auto share = [&](Seconds part) {
     return Hours(part) + " (" + Percent(part.value / run.expected.value) + ")";
@@ -73,9 +73,9 @@ std::string Text(const PlanFile& file, const GoodputFlags& flags, const PlanOutc
   return TitleOf(file) + "\n" + table.Text(2);
 }
 
-std::string GoodputJson(const PlanFile& file, const GoodputFlags& flags, const PlanOutcome& outcome,
+std::string GoodputJson(const PlanFile& file, const GoodputFlags& flags, const Outcome& outcome,
                         const RunEstimate& run) {
-  const Seconds step = ToSeconds(outcome.step_time);
+  const Seconds step = outcome.step_time;
   Json json = ReportHead("shardwright-goodput");
   json["model"] = file.model.name;
   json["cluster"] = file.cluster.name;
@@ -107,13 +107,13 @@ int GoodputCommand(const Arguments& arguments) {
   if (file.job.mode != JobMode::kTrain) {
     throw InputError("job.mode", "forward", "train; a run that only infers has no state to save");
   }
-  const PlanOutcome outcome = Evaluate(file, file.plan);
+  const Outcome outcome = Evaluate(file, file.plan);
   flags.failures.nodes = file.cluster.node_count;
   const double per_step = static_cast<double>(file.job.global_batch) *
                           static_cast<double>(file.model.tokens_per_sample);
   const auto steps = static_cast<std::int64_t>(
       std::max(1.0, std::ceil(static_cast<double>(flags.tokens) / per_step)));
-  const Seconds step = ToSeconds(outcome.step_time);
+  const Seconds step = outcome.step_time;
   const double asked = std::round(flags.interval.value / step.value);
   const std::int64_t interval =
       flags.interval.value > 0.0

@@ -5,7 +5,6 @@
 #include <sstream>
 #include <system_error>
 
-#include "cli/exit_codes.h"
 #include "core/files.h"
 #include "core/ranges.h"
 #include "core/staged_file.h"

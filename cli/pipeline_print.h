@@ -5,11 +5,9 @@
 
 #include <initializer_list>
 #include <string>
-#include <vector>
 
 #include "cli/command.h"
 #include "schedule/plan_file.h"
-#include "schedule/program.h"
 
 namespace shardwright {
 

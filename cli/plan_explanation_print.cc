@@ -43,7 +43,7 @@ std::string WhyNot(const BaselineResult& baseline, const SearchedPlan& searched)
     text = ", with " + WithCommas(baseline.outcome->first_retries) +
            " allocator retries in the first step";
   }
-  if (!r.is_feasible || ToSeconds(baseline.outcome->step_time) >= r.best.step_time) {
+  if (!r.is_feasible || baseline.outcome->step_time >= r.best.step_time) {
     return text;
   }
   const Dialect dialect = baseline.plan.dialect;
@@ -77,7 +77,7 @@ std::string BaselinesText(const SearchedPlan& searched) {
                      : "cannot be applied"});
       continue;
     }
-    const PlanOutcome& outcome = *baseline.outcome;
+    const Outcome& outcome = *baseline.outcome;
     const std::string choice = "micro-batch " + std::to_string(baseline.choice.micro_batch) +
                                ", recompute " + std::string(RecomputeName(baseline.choice)) +
                                (baseline.fuses_adam ? ", Adam fused" : "");
@@ -86,7 +86,7 @@ std::string BaselinesText(const SearchedPlan& searched) {
                  choice + ": over by " + Format(outcome.Excess())});
       continue;
     }
-    const Seconds time = ToSeconds(outcome.step_time);
+    const Seconds time = outcome.step_time;
     table.Row({name, Format(time), Format(outcome.DeviceTotal()),
                choice + (is_feasible ? ": " + SlowerText(time, chosen) : "") +
                    WhyNot(baseline, searched)});
@@ -139,18 +139,25 @@ std::string NodeCountsText(const SearchedPlan& searched) {
   return "\nNode counts for the token budget\n" + table.Text(2);
 }
 
+Json BaselineJson(const BaselineResult& baseline) {
+  Json row = {{"name", NameOf(baseline.baseline)}, {"fits", baseline.Fits()}};
+  if (!baseline.Fits()) {
+    row["reason"] = baseline.refusal;
+  }
+  if (baseline.outcome) {
+    row["micro_batch"] = baseline.choice.micro_batch;
+    row["accumulation"] = baseline.choice.accumulation;
+    row["recompute"] = RecomputeName(baseline.choice);
+    row["step_time_s"] = baseline.outcome->step_time.value;
+  }
+  return row;
+}
+
 void AddBaselinesJson(const SearchedPlan& searched, Json& json) {
   json["baselines"] = Json::array();
   for (const BaselineResult& baseline : searched.baselines) {
-    Json row = {{"name", NameOf(baseline.baseline)}, {"fits", baseline.Fits()}};
-    if (!baseline.Fits()) {
-      row["reason"] = baseline.refusal;
-    }
+    Json row = BaselineJson(baseline);
     if (baseline.outcome) {
-      row["micro_batch"] = baseline.choice.micro_batch;
-      row["accumulation"] = baseline.choice.accumulation;
-      row["recompute"] = RecomputeName(baseline.choice);
-      row["step_time_s"] = ToSeconds(baseline.outcome->step_time).value;
       row["memory_bytes"] = baseline.outcome->DeviceTotal().value;
       row["deficit_bytes"] = baseline.outcome->Excess().value;
     }

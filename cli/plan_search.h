@@ -59,6 +59,9 @@ struct SearchedPlan {
 [[nodiscard]] std::string BaselinesText(const SearchedPlan& searched);
 [[nodiscard]] std::string ExplanationText(const SearchedPlan& searched);
 [[nodiscard]] std::string NodeCountsText(const SearchedPlan& searched);
+// Of any kind of baseline, without its memory; and of what would make a job fit.
+[[nodiscard]] nlohmann::ordered_json BaselineJson(const BaselineResult& baseline);
+[[nodiscard]] nlohmann::ordered_json FixesJson(const std::vector<Fix>& fixes);
 void AddBaselinesJson(const SearchedPlan& searched, nlohmann::ordered_json& json);
 void AddExplanationJson(const SearchedPlan& searched, nlohmann::ordered_json& json);
 void AddNodeCountsJson(const SearchedPlan& searched, nlohmann::ordered_json& json);

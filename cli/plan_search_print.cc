@@ -263,6 +263,15 @@ std::string SearchText(const SearchedPlan& searched, const std::string& output) 
   return r.is_feasible && !output.empty() ? text + "Wrote " + output + "\n" : text;
 }
 
+Json FixesJson(const std::vector<Fix>& fixes) {
+  return Mapped<Json>(fixes, [&](const Fix& fix) -> Json {
+    return {{"change", fix.change},
+            {"step_time_s", fix.step_time.value},
+            {"memory_bytes", fix.memory.value},
+            {"label", fix.label}};
+  });
+}
+
 std::string SearchJson(const SearchedPlan& searched, const std::string& output) {
   const SearchResult& r = searched.result;
   const PlanFile& file = searched.file;
@@ -281,12 +290,7 @@ std::string SearchJson(const SearchedPlan& searched, const std::string& output) 
     json["floor"] = CandidateJson(r.floor.candidate);
     json["floor"]["host_deficit_bytes"] = r.floor.host_deficit.value;
     json["floor"]["memory"] = MemoryJson(r.floor.peak, r.floor.outside);
-    json["fixes"] = Mapped<Json>(searched.fixes, [&](const Fix& fix) -> Json {
-      return {{"change", fix.change},
-              {"step_time_s", fix.step_time.value},
-              {"memory_bytes", fix.memory.value},
-              {"label", fix.label}};
-    });
+    json["fixes"] = FixesJson(searched.fixes);
   }
   json["search_s"] = r.search_time.value;
   json["complete"] = r.is_complete;

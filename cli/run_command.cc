@@ -172,8 +172,8 @@ bool LaunchesCost(const PlanFile& file) {
   PlanFile without = file;
   without.profile.host.kernel_launch.value = Seconds(0);
   const EvaluateOptions options{.reserved = false};
-  const Seconds plain = ToSeconds(Evaluate(file, file.plan, options).step_time);
-  const Seconds fast = ToSeconds(Evaluate(without, without.plan, options).step_time);
+  const Seconds plain = Evaluate(file, file.plan, options).step_time;
+  const Seconds fast = Evaluate(without, without.plan, options).step_time;
   Say("a step takes " + Format(plain) + ", predicted; " + Format(fast) +
       " if launches took no time");
   return fast.value * 1.02 <= plain.value;

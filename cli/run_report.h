@@ -8,7 +8,6 @@
 #include "cli/run_loop.h"
 #include "cli/run_session.h"
 #include "schedule/plan_file.h"
-#include "schedule/program.h"
 
 namespace shardwright {
 

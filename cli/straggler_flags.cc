@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <system_error>
 
-#include "cli/exit_codes.h"
 #include "core/portable.h"
 #include "core/ranges.h"
 #include "simulator/costs/pricer.h"

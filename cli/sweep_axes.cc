@@ -1,6 +1,5 @@
 #include "cli/sweep_axes.h"
 
-#include "cli/exit_codes.h"
 #include "core/text.h"
 
 namespace shardwright {

@@ -103,7 +103,7 @@ std::string FitText(const SweepResult& row) {
   if (!row.outcome) {
     return row.error;
   }
-  const PlanOutcome& outcome = *row.outcome;
+  const Outcome& outcome = *row.outcome;
   if (outcome.Fits()) {
     return row.FitsSurely() ? ""
                             : "fits by " + Format(row.room) + ", which may be off by " +
@@ -153,14 +153,14 @@ std::vector<std::string> Cells(const SweepResult& row, SweepColumns columns) {
     cells.push_back(row.error);
     return cells;
   }
-  const PlanOutcome& outcome = *row.outcome;
+  const Outcome& outcome = *row.outcome;
   const auto tokens =
       static_cast<std::int64_t>(std::llround(outcome.rates.tokens_per_second_per_gpu));
   add_point(row.micro_batch, row.sequence, row.shard_size);
-  cells.insert(cells.end(), {Format(ToSeconds(outcome.step_time)), WithCommas(tokens),
-                             Percent(outcome.rates.mfu), Fixed(row.GpuHoursPerBillion(), "%.1f"),
-                             Format(ToSeconds(outcome.exposed_comm)), Format(outcome.DeviceTotal()),
-                             FitText(row)});
+  cells.insert(cells.end(),
+               {Format(outcome.step_time), WithCommas(tokens), Percent(outcome.rates.mfu),
+                Fixed(row.GpuHoursPerBillion(), "%.1f"), Format(outcome.exposed_comm),
+                Format(outcome.DeviceTotal()), FitText(row)});
   return cells;
 }
 
@@ -242,11 +242,11 @@ Json RowJson(const SweepResult& row) {
     json["error"] = row.error;
     return json;
   }
-  const PlanOutcome& outcome = *row.outcome;
-  json["step_time_s"] = ToSeconds(outcome.step_time).value;
+  const Outcome& outcome = *row.outcome;
+  json["step_time_s"] = outcome.step_time.value;
   json["tokens_per_s_per_gpu"] = outcome.rates.tokens_per_second_per_gpu;
   json["mfu"] = outcome.rates.mfu;
-  json["exposed_comm_s"] = ToSeconds(outcome.exposed_comm).value;
+  json["exposed_comm_s"] = outcome.exposed_comm.value;
   json["gpu_hours_per_1e9_tokens"] = row.GpuHoursPerBillion();
   json["device_bytes"] = outcome.DeviceTotal().value;
   json["fits"] = outcome.Fits();

@@ -27,11 +27,11 @@ int main() {
       return 1;
     }
     file.plan = found.best.plan;
-    const PlanOutcome outcome = Evaluate(file, file.plan);
+    const Outcome outcome = Evaluate(file, file.plan);
     std::printf(
         "%s: step %.3f ms, at most %.1f %% above any other plan, device memory %.2f GiB, %lld "
         "plans simulated\n",
-        file.model.name.c_str(), ToSeconds(outcome.step_time).value * 1e3, found.proven_gap * 100,
+        file.model.name.c_str(), outcome.step_time.value * 1e3, found.proven_gap * 100,
         static_cast<double>(outcome.DeviceTotal().value) / static_cast<double>(kGiB.value),
         static_cast<long long>(found.simulated));
     return 0;

@@ -11,7 +11,6 @@
 #include "executor/half.h"
 #include "executor/update_step.h"
 #include "models/trainable.h"
-#include "schedule/plan_names.h"
 
 // Inlined into the loop that is compiled for machines with fused multiply-add.
 #define SW_INLINE [[gnu::always_inline]] inline

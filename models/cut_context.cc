@@ -1,8 +1,10 @@
 #include "models/cut_context.h"
 
+#include <array>
 #include <utility>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/internal/builder.h"
 #include "models/internal/cutter.h"
@@ -18,32 +20,14 @@ enum class ContextRule : std::uint8_t {
 };
 
 ContextRule ContextRuleOf(OpKind kind) {
-  switch (kind) {
-    case OpKind::kEmbedding:
-    case OpKind::kLinear:
-    case OpKind::kLayerNorm:
-    case OpKind::kRmsNorm:
-    case OpKind::kRope:
-    case OpKind::kActivation:
-    case OpKind::kGatedActivation:
-    case OpKind::kAdd:
-    case OpKind::kMul:
-    case OpKind::kScale:
-    case OpKind::kDropout:
-    case OpKind::kRouter:
-    case OpKind::kExperts:
-    case OpKind::kDispatch:
-    case OpKind::kExchange:
-    case OpKind::kCombine:
-    case OpKind::kLogSoftmax:
-    case OpKind::kNllLoss:
-    case OpKind::kCrossEntropy:
-      return ContextRule::kTokens;
-    case OpKind::kAttention:
-      return ContextRule::kAttention;
-    default:
-      return ContextRule::kRefused;
-  }
+  using enum OpKind;
+  static constexpr std::array kOfTokens = {
+      kEmbedding, kLinear,  kLayerNorm,  kRmsNorm, kRope,        kActivation, kGatedActivation,
+      kAdd,       kMul,     kScale,      kDropout, kRouter,      kExperts,    kDispatch,
+      kExchange,  kCombine, kLogSoftmax, kNllLoss, kCrossEntropy};
+  return kind == kAttention      ? ContextRule::kAttention
+         : IsIn(kOfTokens, kind) ? ContextRule::kTokens
+                                 : ContextRule::kRefused;
 }
 
 class ContextCutter : Cutter {

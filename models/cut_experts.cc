@@ -2,8 +2,6 @@
 
 #include <iterator>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "core/error.h"
 #include "core/ranges.h"

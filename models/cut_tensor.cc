@@ -1,12 +1,14 @@
 #include "models/cut_tensor.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "core/lookup.h"
 #include "core/ranges.h"
 #include "core/text.h"
 #include "models/internal/cutter.h"
@@ -50,34 +52,27 @@ bool IsCopy(const OpSpec& spec) {
 }
 
 Rule RuleOf(const OpSpec& spec) {
-  switch (spec.kind) {
-    case OpKind::kEmbedding:
-      return Rule::kLookup;
-    case OpKind::kLinear:
-      return Rule::kProduct;
-    case OpKind::kLayerNorm:
-    case OpKind::kRmsNorm:
-      return Rule::kNorm;
-    case OpKind::kRope:
-    case OpKind::kAttention:
-      return Rule::kHeads;
-    case OpKind::kActivation:
-    case OpKind::kGatedActivation:
-    case OpKind::kAdd:
-    case OpKind::kMul:
-    case OpKind::kScale:
-    case OpKind::kDropout:
-      return Rule::kAlike;
-    case OpKind::kCrossEntropy:
-      return Rule::kLoss;
-    case OpKind::kGatherTokens:
-    case OpKind::kExchange:
-      return spec.context_ranks > 0 ? Rule::kMoved : Rule::kRefused;
-    case OpKind::kOther:
-      return IsNorm(spec) || IsCopy(spec) ? Rule::kCosted : Rule::kRefused;
-    default:
-      return Rule::kRefused;
+  using enum OpKind;
+  static constexpr std::array<std::pair<OpKind, Rule>, 13> kRules = {{
+      {kEmbedding, Rule::kLookup},
+      {kLinear, Rule::kProduct},
+      {kLayerNorm, Rule::kNorm},
+      {kRmsNorm, Rule::kNorm},
+      {kRope, Rule::kHeads},
+      {kAttention, Rule::kHeads},
+      {kActivation, Rule::kAlike},
+      {kGatedActivation, Rule::kAlike},
+      {kAdd, Rule::kAlike},
+      {kMul, Rule::kAlike},
+      {kScale, Rule::kAlike},
+      {kDropout, Rule::kAlike},
+      {kCrossEntropy, Rule::kLoss},
+  }};
+  if (spec.kind == kGatherTokens || spec.kind == kExchange) {
+    return spec.context_ranks > 0 ? Rule::kMoved : Rule::kRefused;
   }
+  const bool is_costed = spec.kind == kOther && (IsNorm(spec) || IsCopy(spec));
+  return is_costed ? Rule::kCosted : ValueOf(kRules, spec.kind, Rule::kRefused);
 }
 
 class TensorCutter : Cutter {

@@ -4,7 +4,6 @@
 #include <numeric>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/strong_components.hpp>

@@ -1,7 +1,6 @@
 #include "models/totals.h"
 
 #include <cstddef>
-#include <vector>
 
 #include "core/ranges.h"
 

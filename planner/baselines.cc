@@ -63,11 +63,11 @@ bool IsSet(const std::atomic<bool>* stop) {
 struct BaselineCandidate {
   UserChoice choice;
   Plan plan;
-  PlanOutcome quick;  // without the caching allocator
+  Outcome quick;  // without the caching allocator
 };
 
 // Fits first, then faster, then the smaller excess; earlier choices win ties.
-bool IsBetter(const PlanOutcome& a, const PlanOutcome& b) {
+bool IsBetter(const Outcome& a, const Outcome& b) {
   if (a.Fits() != b.Fits()) {
     return a.Fits();
   }
@@ -105,11 +105,11 @@ std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const Problem&
       if (FactsOf(plan).flat_units) {  // FSDP1's wrap policies do so unasked
         KeepFullPrecision(problem.model, problem.job.precision, plan);
       }
-      PlanOutcome quick = Evaluate(problem, plan,
-                                   {.reserved = false,
-                                    .telling = Telling::kRoughly,
-                                    .compares = true,
-                                    .memory_limit = memory_limit});
+      Outcome quick = Evaluate(problem, plan,
+                               {.reserved = false,
+                                .telling = Telling::kRoughly,
+                                .compares = true,
+                                .memory_limit = memory_limit});
       candidates.push_back({choice, std::move(plan), std::move(quick)});
     } catch (const InputError& error) {
       if (refusal.empty()) {
@@ -141,10 +141,10 @@ BaselineResult EvaluateBaseline(Baseline baseline, Problem problem,
       break;
     }
     // An allocator that only fails takes long.
-    PlanOutcome outcome = Evaluate(problem, candidate.plan,
-                                   {.reserved = candidate.quick.Fits(),
-                                    .telling = Telling::kOnAverage,
-                                    .memory_limit = memory_limit});
+    Outcome outcome = Evaluate(problem, candidate.plan,
+                               {.reserved = candidate.quick.Fits(),
+                                .telling = Telling::kOnAverage,
+                                .memory_limit = memory_limit});
     if (candidate.quick.Fits() && !outcome.Fits()) {  // the allocator fails in the midst of it
       outcome.step_time = candidate.quick.step_time;
       outcome.exposed_comm = candidate.quick.exposed_comm;

@@ -68,9 +68,9 @@ struct BaselineResult {
   Baseline baseline = Baseline::kDdp;
   UserChoice choice;
   Plan plan;
-  bool fuses_adam = false;             // in place of the job's loop over lists
-  std::optional<PlanOutcome> outcome;  // none: the rule cannot be applied
-  std::string refusal;                 // why there is no such plan that fits; empty: there is
+  bool fuses_adam = false;         // in place of the job's loop over lists
+  std::optional<Outcome> outcome;  // none: the rule cannot be applied
+  std::string refusal;             // why there is no such plan that fits; empty: there is
 
   [[nodiscard]] bool Fits() const { return refusal.empty(); }
 };

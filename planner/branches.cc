@@ -154,8 +154,8 @@ void Branches::Restart() {
 }
 
 double Branches::CostOf(const Outcome& outcome) const {
-  return options_.objective == Objective::kMemory ? static_cast<double>(outcome.memory.value)
-                                                  : outcome.time.value;
+  return options_.objective == Objective::kMemory ? static_cast<double>(outcome.Memory().value)
+                                                  : outcome.step_time.value;
 }
 
 double Branches::BoundOf(const Branch& branch) const {

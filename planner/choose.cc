@@ -236,10 +236,10 @@ std::string WhyNot(const Candidate& c, const Candidate& chosen, bool c_is_symmet
 void Settle(const Outcome& final, std::size_t index, std::vector<Candidate>& candidates) {
   Candidate& seen = candidates[index];
   const Candidate told = seen;
-  seen.needed = final.needed;
-  if (final.fits) {
-    seen.step_time = final.time;
-    seen.status = final.retries > 0 ? CandidateStatus::kRetries : seen.status;
+  seen.needed = final.Needed();
+  if (final.HasRoom()) {
+    seen.step_time = final.step_time;
+    seen.status = final.Retries() > 0 ? CandidateStatus::kRetries : seen.status;
     return;
   }
   for (Candidate& c : candidates) {
@@ -253,8 +253,9 @@ void Settle(const Outcome& final, std::size_t index, std::vector<Candidate>& can
 void SetBest(std::size_t index, const Outcome& final, SearchResult& result) {
   const Candidate& chosen = result.candidates[index];
   result.is_feasible = true;
-  result.best = {index,          chosen.plan,   chosen.step_time,   final.peak,  final.outside,
-                 final.reserved, final.retries, chosen.host_memory, final.bubble};
+  const Bytes reserved = std::max(final.reserved, final.device_peak.total);  // pipelines: allocated
+  result.best = {index,    chosen.plan,     chosen.step_time,   final.device_peak, final.outside,
+                 reserved, final.Retries(), chosen.host_memory, final.bubble};
   result.lower_bound = std::min(result.lower_bound, chosen.step_time);
   result.proven_gap = (chosen.step_time.value - result.lower_bound.value) / chosen.step_time.value;
 }
@@ -279,7 +280,7 @@ void Finals::Ask(const std::vector<const Plan*>& plans) {
     }
   }
   workers_.ForEach(asked.size(), [&](std::size_t i, Evaluator& evaluator) {
-    asked[i]->second = evaluator.RunFinal(asked[i]->first, limit_);
+    asked[i]->second = evaluator.Run(asked[i]->first, OptionsWith(Telling::kUntilRetries));
   });
 }
 

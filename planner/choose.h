@@ -37,10 +37,13 @@ class Finals {
   void Ask(const std::vector<const Plan*>& plans);
   // Of one that retries, with all of its micro-batches.
   [[nodiscard]] Outcome Exactly(const Plan& plan) {
-    return workers_.first().RunFinal(plan, limit_, true);
+    return workers_.first().Run(plan, OptionsWith(Telling::kProven));
   }
 
  private:
+  [[nodiscard]] EvaluateOptions OptionsWith(Telling telling) const {
+    return {.telling = telling, .memory_limit = limit_, .judges = false};
+  }
   [[nodiscard]] const Outcome* Find(const Plan& plan) const;
 
   Workers& workers_;

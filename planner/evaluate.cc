@@ -25,19 +25,6 @@
 namespace shardwright {
 namespace {
 
-Bytes ReservedPeak(const SimulationResult& result) {
-  const std::optional<ReservedMemory>& reserved = result.memory.reserved;
-  return reserved ? std::max(reserved->peak_first, reserved->peak_steady) : Bytes(0);
-}
-
-// The bytes that the allocator would reserve if memory never ended.
-Bytes ReservedWithoutLimit(Simulator& simulator, PlanPrograms& programs, SimulateOptions options,
-                           Telling telling) {
-  constexpr Bytes kEndless{std::int64_t{1} << 50};
-  options.allocator.capacity = kEndless;
-  return ReservedPeak(SimulatePlan(simulator, programs, options, telling));
-}
-
 // FLOPs of one sample as published MFU figures count them.
 Flops FlopsPerSample(const Problem& problem) {
   if (problem.job.mode == JobMode::kTrain) {
@@ -49,24 +36,6 @@ Flops FlopsPerSample(const Problem& problem) {
     param.trainable = true;
   }
   return Flops(ConventionFlopsPerSample(all_trained).value / 3.0);
-}
-
-PlanOutcome OutcomeOf(const Problem& problem, const Plan& plan, Bytes usable, Bytes placed,
-                      const SimulationResult& result) {
-  PlanOutcome e;
-  e.step_time = result.step_time;
-  e.exposed_comm = result.exposed_comm;
-  e.bubble = result.bubble;
-  e.rates = RatesOf(problem, plan, ToSeconds(result.step_time));
-  e.device_peak = result.memory.allocated.DevicePeak();
-  e.reserved = ReservedPeak(result);
-  e.outside = result.memory.outside;
-  e.usable = usable;
-  e.first_retries = result.memory.reserved ? result.memory.reserved->retries_first : 0;
-  e.retries_per_step = result.memory.reserved ? result.memory.reserved->retries_steady : 0;
-  e.host_peak = result.memory.allocated.HostPeak().total * problem.cluster.gpus_per_node;
-  e.misfits = FindMisfits(problem, plan, usable, placed, result);
-  return e;
 }
 
 }  // namespace
@@ -182,11 +151,26 @@ Rates RatesOf(const Problem& problem, const Plan& plan, Seconds step_time) {
   return rates;
 }
 
-Bytes PlanOutcome::DeviceTotal() const {
+Bytes Outcome::DeviceTotal() const {
   return std::max(reserved, device_peak.total) + outside;
 }
 
-Bytes PlanOutcome::Excess() const {
+Bytes Outcome::Needed() const {
+  const Bytes held = reserved > Bytes(0) ? reserved : device_peak.total;
+  return (placed > Bytes(0) ? placed : held) + outside;
+}
+
+// The allocator knows how much there is. An arena, and the buffers of a pipeline, do not.
+bool Outcome::HasRoom() const {
+  const bool knows_limit = reserved > Bytes(0) && placed == Bytes(0);
+  return !runs_out && (knows_limit || Needed() <= usable);
+}
+
+std::int64_t Outcome::Retries() const {
+  return placed > Bytes(0) ? 0 : std::max(first_retries, retries_per_step);
+}
+
+Bytes Outcome::Excess() const {
   Bytes excess(0);
   for (const Misfit& misfit : misfits) {
     excess = std::max(excess, misfit.Excess());
@@ -194,42 +178,22 @@ Bytes PlanOutcome::Excess() const {
   return excess;
 }
 
-// With `compares` the memory of the buffers comes first, which costs no simulation of time. A plan
-// that does not fit by then is done.
-PlanOutcome Evaluate(const Problem& problem, const Plan& plan, const EvaluateOptions& options) {
-  CheckPlan(problem, plan, "plan");
-  const Bytes usable =
-      options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(problem);
-  if (plan.pipeline_size > 1) {
-    return OutcomeOf(problem, plan, usable, Bytes(0),
-                     SimulateStages(LowerAndVerifyStages(problem, plan), problem,
-                                    options.compares ? usable : kNoLimit));
+// Host memory is that of a node: 10 GiB of one rank on a node of 8 GPUs are 80 GiB.
+Outcome OutcomeOf(const Problem& problem, const SimulationResult& result) {
+  Outcome outcome;
+  outcome.step_time = ToSeconds(result.step_time);
+  outcome.exposed_comm = ToSeconds(result.exposed_comm);
+  outcome.bubble = ToSeconds(result.bubble);
+  outcome.device_peak = result.memory.allocated.DevicePeak();
+  outcome.outside = result.memory.outside;
+  outcome.host_peak = result.memory.allocated.HostPeak().total * problem.cluster.gpus_per_node;
+  if (const std::optional<ReservedMemory>& reserved = result.memory.reserved) {
+    outcome.reserved = std::max(reserved->peak_first, reserved->peak_steady);
+    outcome.runs_out = reserved->out_of_memory;
+    outcome.first_retries = reserved->retries_first;
+    outcome.retries_per_step = reserved->retries_steady;
   }
-  PlanPrograms programs({problem, plan});
-  Simulator simulator(problem.cluster, problem.profile);
-  SimulateOptions simulate = SimulateOptionsOf(problem, programs.Largest());
-  simulate.reserved = options.reserved;
-  const bool has_arena = programs.Largest().memory == MemoryRegime::kArena;
-  if (options.compares) {
-    SW_CHECK(!options.reserved && !has_arena, "what is reserved or placed is not compared");
-    SimulationResult allocated;
-    allocated.memory = simulator.Allocated(programs.Largest());
-    if (PlanOutcome e = OutcomeOf(problem, plan, usable, Bytes(0), allocated); !e.Fits()) {
-      return e;
-    }
-  } else {
-    CheckLegal(programs.Largest());
-  }
-  const SimulationResult result = SimulatePlan(simulator, programs, simulate, options.telling);
-  PlanOutcome e =
-      OutcomeOf(problem, plan, usable, has_arena ? PlacePlan(programs) : Bytes(0), result);
-  for (Misfit& misfit : e.misfits) {
-    if (misfit.kind == Misfit::Kind::kFragmentation) {
-      misfit.needed =
-          ReservedWithoutLimit(simulator, programs, simulate, options.telling) + e.outside;
-    }
-  }
-  return e;
+  return outcome;
 }
 
 }  // namespace shardwright

@@ -60,7 +60,7 @@ void CheckLegal(const Program& program);
 // plan is held against what its arena takes (`placed`, see Place; unused for the others), any other
 // against what its buffers take and, with reserved memory in `result`, against fragmentation. Of
 // kFragmentation, `needed` is what the buffers and the memory outside the allocator take, which is
-// below the limit; see PlanOutcome::misfits for the rest.
+// below the limit; see Outcome::misfits for the rest.
 [[nodiscard]] std::vector<Misfit> FindMisfits(const Problem& problem, const Plan& plan,
                                               Bytes usable, Bytes placed,
                                               const SimulationResult& result);
@@ -75,44 +75,63 @@ struct Rates {
 };
 [[nodiscard]] Rates RatesOf(const Problem& problem, const Plan& plan, Seconds step_time);
 
-struct PlanOutcome {
-  SimTime step_time;
-  SimTime exposed_comm;
-  SimTime bubble;  // of a pipeline, in the mean of its ranks
-  Rates rates;
-  MemoryPeak device_peak;  // allocated
-  Bytes reserved;          // by the caching allocator, at most; 0 without EvaluateOptions::reserved
-  Bytes outside;           // the allocator
-  Bytes usable;
+// What a plan takes.
+struct Outcome {
+  bool is_allowed = true;  // false: the dialect cannot express the plan (Evaluator::Try)
+  std::string refusal;     // then, why, as far as it was lowered
+  Seconds step_time;
+  Seconds exposed_comm;
+  Seconds bubble;                  // of a pipeline, in the mean of its ranks
+  MemoryPeak device_peak;          // allocated
+  Bytes outside;                   // the allocator
+  Bytes host_peak;                 // page-locked, of all ranks of one node
+  Bytes reserved;                  // by the caching allocator, at most; 0: it was not asked
+  Bytes placed;                    // native: its arena, where the allocator was asked; else 0
+  bool runs_out = false;           // the allocator finds no room
   std::int64_t first_retries = 0;  // of the allocator, in the first step
   std::int64_t retries_per_step = 0;
-  Bytes host_peak;  // of all ranks of one node
+  Bytes usable;
+  // With EvaluateOptions::judges.
+  Rates rates;
   // Of kFragmentation, `needed` is what the allocator reserves where memory does not end, plus what
   // is outside: that much is enough.
   std::vector<Misfit> misfits;
 
   [[nodiscard]] bool Fits() const { return misfits.empty(); }
+  // What the buffers take, and what is outside.
+  [[nodiscard]] Bytes Memory() const { return device_peak.total + outside; }
   // Bytes that the device holds: reserved, or without it allocated, and outside.
   [[nodiscard]] Bytes DeviceTotal() const;
+  // The same at the worst moment, with native's arena in place of what is reserved.
+  [[nodiscard]] Bytes Needed() const;
+  // Does the allocator find room, or native's arena?
+  [[nodiscard]] bool HasRoom() const;
+  // Of the allocator, in the first step or in each of the others. An arena never retries.
+  [[nodiscard]] std::int64_t Retries() const;
   // The largest by which a limit is broken; 0 if it fits.
   [[nodiscard]] Bytes Excess() const;
 };
+
+// Without a verdict: rates and misfits stay empty.
+[[nodiscard]] Outcome OutcomeOf(const Problem& problem, const SimulationResult& result);
 
 inline constexpr Bytes kNoLimit{std::int64_t{1} << 60};
 
 struct EvaluateOptions {
   bool reserved = true;                // replay the caching allocator; about ten times slower
-  Telling telling = Telling::kProven;  // of a step with many micro-batches
-  // For one of many plans, of which the best are evaluated again: it is not verified, and has no
-  // time where it does not fit. Requires `reserved` to be off.
+  Telling telling = Telling::kProven;  // of a step with many micro-batches; kRoughly: not verified
+  // For one of many plans: it has no time where its buffers do not fit. Requires `reserved` to be
+  // off.
   bool compares = false;
   // Limit on buffers and the memory outside the allocator; 0: UsableMemory. The allocator itself
   // always has UsableMemory.
   Bytes memory_limit{0};
+  bool judges = true;  // find rates and misfits
 };
 
 // Throws InputError for a plan that breaks its dialect's rules or does not fit the cluster's ranks.
-[[nodiscard]] PlanOutcome Evaluate(const Problem& problem, const Plan& plan,
-                                   const EvaluateOptions& options = {});
+// One of many goes through an Evaluator (evaluator.h).
+[[nodiscard]] Outcome Evaluate(const Problem& problem, const Plan& plan,
+                               const EvaluateOptions& options = {});
 
 }  // namespace shardwright

@@ -1,36 +1,19 @@
 #pragma once
 
-// Exact evaluation of plans by the simulator, on several threads.
+// Plans of one job evaluated by the simulator, on several threads.
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "planner/evaluate.h"
 #include "planner/search.h"
-#include "simulator/simulate.h"
 
 namespace shardwright {
-
-// What a plan costs. The caching allocator is in it by RunFinal alone.
-struct Outcome {
-  bool is_allowed = true;  // false: the dialect cannot express the plan
-  std::string refusal;     // then, why, as far as it was lowered
-  Seconds time;
-  Seconds bubble;   // of a pipeline, in the mean of its ranks
-  MemoryPeak peak;  // allocated on the device
-  Bytes outside;
-  Bytes memory;       // peak and outside
-  Bytes host_memory;  // page-locked, per node
-  // Of RunFinal.
-  Bytes reserved;
-  std::int64_t retries = 0;  // in the first step and in each of the others
-  Bytes needed;              // reserved (native: the arena) and outside
-  bool fits = false;
-};
 
 struct Limits {
   Bytes device;
@@ -44,25 +27,23 @@ struct Limits {
 // Writes what was simulated, and how it stands to the limits, into `candidate`.
 void SetOutcome(const Outcome& outcome, const Limits& limits, Candidate& candidate);
 
-// Lowers and simulates plans of one job. One per thread; the input must outlive it.
+// Lowers and simulates plans of one job. One per thread; the problem must outlive it.
 class Evaluator {
  public:
-  explicit Evaluator(const Problem& input);
+  explicit Evaluator(const Problem& problem);
 
-  // With limits there is no time where the plan breaks them: only its memory is looked at.
-  [[nodiscard]] Outcome Run(const Plan& plan, const Limits* limits = nullptr);
-  // The same with the caching allocator, or native's arena held against `limit`; a program of the
-  // plan is verified, too. Not `is_exact`: time and amounts of what retries need not be those of
-  // all micro-batches.
-  [[nodiscard]] Outcome RunFinal(const Plan& plan, Bytes limit, bool is_exact = false);
+  // Throws InputError as Lower does.
+  [[nodiscard]] Outcome Run(const Plan& plan, const EvaluateOptions& options);
+  // One of many plans: roughly, without the caching allocator and a verdict. A plan that cannot be
+  // lowered is not allowed. One whose buffers take more than `limit` has no time.
+  [[nodiscard]] Outcome Try(const Plan& plan, std::optional<Bytes> limit = {});
 
   [[nodiscard]] std::int64_t count() const { return count_; }
 
  private:
-  [[nodiscard]] Outcome RunStages(const Plan& plan, Bytes most);
-  [[nodiscard]] Outcome OutcomeOf(const SimulationResult& result) const;
+  [[nodiscard]] Outcome TryStages(const Plan& plan, Bytes most);
 
-  const Problem& in_;
+  const Problem& problem_;
   Simulator simulator_;
   std::int64_t count_ = 0;
 };

@@ -19,7 +19,6 @@
 #include "core/json.h"
 #include "core/ranges.h"
 #include "planner/choose.h"
-#include "planner/evaluate.h"
 #include "planner/evaluator.h"
 #include "planner/space.h"
 #include "schedule/dialect_facts.h"
@@ -95,7 +94,7 @@ class Explainer {
     if (plan == chosen_) {
       return;
     }
-    const Outcome outcome = evaluator_.Run(plan);
+    const Outcome outcome = evaluator_.Try(plan);
     if (!outcome.is_allowed) {
       return;
     }
@@ -104,8 +103,8 @@ class Explainer {
     a.value = std::move(value);
     const auto [status, deficit] = HoldAgainst(limits_, outcome);
     a.fits = status == CandidateStatus::kFits;
-    a.step_time = outcome.time;
-    a.memory = outcome.memory;
+    a.step_time = outcome.step_time;
+    a.memory = outcome.Memory();
     a.deficit = deficit;
     found.push_back(std::move(a));
   }
@@ -255,9 +254,10 @@ class Explainer {
     Problem faster = in_;
     faster.cluster = cluster;
     faster.profile = profile;
-    const SimTime base = Evaluate(in_, chosen_, {.reserved = false}).step_time;
-    const SimTime now = Evaluate(faster, chosen_, {.reserved = false}).step_time;
-    explanation_.sensitivities.push_back({std::move(what), 1 - Ratio(now, base)});
+    const Seconds base = Evaluate(in_, chosen_, {.reserved = false}).step_time;
+    const Seconds now = Evaluate(faster, chosen_, {.reserved = false}).step_time;
+    explanation_.sensitivities.push_back(
+        {std::move(what), 1 - Ratio(ToSimTime(now), ToSimTime(base))});
   }
 
   // A tenth more of each: bandwidth of each level of links, arithmetic, memory bandwidth, speed of

@@ -15,7 +15,7 @@
 namespace shardwright {
 namespace {
 
-using Emitted = std::pair<PlanFile, PlanOutcome>;
+using Emitted = std::pair<PlanFile, Outcome>;
 
 // The plan as the target will run it, whatever of it is lost; nothing where it cannot, or where
 // regions meet other units as emitted.
@@ -28,7 +28,7 @@ std::optional<Emitted> AsEmitted(const Emitter& target, PlanFile file, const Pla
     if (!CanRecompute(emitted.plan)) {
       return std::nullopt;
     }
-    const PlanOutcome outcome = Evaluate(emitted, emitted.plan, {.memory_limit = limit});
+    const Outcome outcome = Evaluate(emitted, emitted.plan, {.memory_limit = limit});
     return Emitted{std::move(emitted), outcome};
   } catch (const InputError&) {
     return std::nullopt;
@@ -51,8 +51,8 @@ std::vector<Candidate> CandidatesOf(const SearchResult& result, const Plan& own)
   return tried;
 }
 
-void Choose(const PlanOutcome& outcome, Candidate chosen, SearchResult& result) {
-  chosen.step_time = ToSeconds(outcome.step_time);
+void Choose(const Outcome& outcome, Candidate chosen, SearchResult& result) {
+  chosen.step_time = outcome.step_time;
   chosen.memory = outcome.device_peak.total + outcome.outside;
   chosen.needed = outcome.DeviceTotal();
   chosen.host_memory = outcome.host_peak;
@@ -63,7 +63,7 @@ void Choose(const PlanOutcome& outcome, Candidate chosen, SearchResult& result) 
                  .outside = outcome.outside,
                  .reserved = outcome.reserved,
                  .host_memory = outcome.host_peak,
-                 .bubble = ToSeconds(outcome.bubble)};
+                 .bubble = outcome.bubble};
   result.candidates.push_back(std::move(chosen));
   result.pareto = {result.best.index};
   result.proven_gap = std::max(0.0, 1 - result.lower_bound.value / result.best.step_time.value);
@@ -72,9 +72,8 @@ void Choose(const PlanOutcome& outcome, Candidate chosen, SearchResult& result) 
 }  // namespace
 
 bool KeepRun(const PlanFile& run, SearchResult& result) {
-  const PlanOutcome outcome = Evaluate(run, run.plan);
-  const bool is_beaten =
-      result.is_feasible && result.best.step_time <= ToSeconds(outcome.step_time);
+  const Outcome outcome = Evaluate(run, run.plan);
+  const bool is_beaten = result.is_feasible && result.best.step_time <= outcome.step_time;
   if (is_beaten || !outcome.Fits() || outcome.retries_per_step > 0) {
     return false;
   }
@@ -84,7 +83,7 @@ bool KeepRun(const PlanFile& run, SearchResult& result) {
   own.plan = run.plan;
   result.is_feasible = true;
   result.memory_limit = UsableMemory(run);
-  const Seconds own_time = ToSeconds(outcome.step_time);  // a bound of 0: every branch was pruned
+  const Seconds own_time = outcome.step_time;  // a bound of 0: every branch was pruned
   result.lower_bound =
       result.lower_bound.value > 0 ? std::min(result.lower_bound, own_time) : own_time;
   Choose(outcome, std::move(own), result);
@@ -94,7 +93,7 @@ bool KeepRun(const PlanFile& run, SearchResult& result) {
 std::optional<PlanFile> FastestEmitted(const Plan& own, const Emitter& target, const PlanFile& job,
                                        SearchResult& result) {
   std::optional<PlanFile> best;
-  PlanOutcome best_outcome;
+  Outcome best_outcome;
   Candidate chosen;
   for (Candidate& c : CandidatesOf(result, own)) {
     std::optional<Emitted> emitted = AsEmitted(target, job, c.plan, result.memory_limit);
@@ -102,7 +101,7 @@ std::optional<PlanFile> FastestEmitted(const Plan& own, const Emitter& target, c
       continue;
     }
     auto& [file, outcome] = *emitted;
-    const Seconds time = ToSeconds(outcome.step_time);
+    const Seconds time = outcome.step_time;
     if (!outcome.Fits() || outcome.retries_per_step > 0 || (best && time >= chosen.step_time)) {
       continue;
     }

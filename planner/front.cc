@@ -11,7 +11,6 @@
 #include <cmath>
 #include <set>
 
-#include "core/error.h"
 #include "core/ranges.h"
 #include "planner/choose.h"
 #include "planner/space.h"

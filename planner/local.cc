@@ -117,7 +117,7 @@ const Evaluated& LocalSearch::Evaluate(Evaluator& evaluator, const InnerChoice& 
   Evaluated e = {inner, {}, CandidateStatus::kFits, Bytes(0)};
   e.outcome.is_allowed = CanRecompute(plan) || (options_.fixed.units && options_.fixed.recompute);
   if (e.outcome.is_allowed) {
-    e.outcome = evaluator.Run(plan, &limits_);
+    e.outcome = evaluator.Try(plan, limits_.device);
   }
   std::tie(e.status, e.deficit) = HoldAgainst(aim_, e.outcome);
   evaluated_.push_back(std::move(e));
@@ -147,7 +147,7 @@ std::size_t LocalSearch::Fit(Evaluator& evaluator, InnerChoice inner) {
         found = index;
       }
       next = ladder_.StepSaving(ladder_.Saved(inner.mix) -
-                                static_cast<double>((aim_.device - e.outcome.memory).value));
+                                static_cast<double>((aim_.device - e.outcome.Memory()).value));
     } else {
       most_that_fails =
           most_that_fails == kNoIndex ? inner.mix : std::max(most_that_fails, inner.mix);
@@ -191,7 +191,7 @@ bool LocalSearch::Try(Evaluator& evaluator, const InnerChoice& inner) {
   const bool by_memory = options_.objective == Objective::kMemory;
   const auto cost = [&](std::size_t i) {
     const Outcome& o = evaluated_[i].outcome;
-    return by_memory ? static_cast<double>(o.memory.value) : o.time.value;
+    return by_memory ? static_cast<double>(o.Memory().value) : o.step_time.value;
   };
   if (best_ == kNoIndex || cost(index) < cost(best_) * (1 - kLeastGain)) {
     best_ = index;

@@ -115,7 +115,7 @@ void LocalSearch::TryKeeping(Evaluator& evaluator) {
   auto most = static_cast<std::int64_t>(units.size());
   auto least = static_cast<std::int64_t>(freed - units.rbegin());  // that fit
   std::int64_t at = least;
-  Bytes room = aim_.device - evaluated_[best_].outcome.memory;
+  Bytes room = aim_.device - evaluated_[best_].outcome.Memory();
   constexpr int kMostTries = 5;
   for (int attempt = 0; attempt < kMostTries && least < most && !IsStopped(); ++attempt) {
     at += static_cast<std::int64_t>(std::floor(static_cast<double>(room.value) / unit_bytes));
@@ -125,9 +125,9 @@ void LocalSearch::TryKeeping(Evaluator& evaluator) {
     if (at == least || !e.outcome.is_allowed) {
       return;
     }
-    room = aim_.device - e.outcome.memory;
+    room = aim_.device - e.outcome.Memory();
     if (e.status == CandidateStatus::kFits) {
-      best_ = e.outcome.time < evaluated_[best_].outcome.time ? index : best_;
+      best_ = e.outcome.step_time < evaluated_[best_].outcome.step_time ? index : best_;
       least = at;
     } else {
       most = at - 1;
@@ -208,7 +208,7 @@ void LocalSearch::TryMix(Evaluator& evaluator, std::size_t mix) {
   const Evaluated& e = Evaluate(evaluator, inner);
   const auto index = static_cast<std::size_t>(&e - evaluated_.data());
   if (e.outcome.is_allowed && e.status == CandidateStatus::kFits &&
-      e.outcome.time < evaluated_[best_].outcome.time) {
+      e.outcome.step_time < evaluated_[best_].outcome.step_time) {
     best_ = index;
   }
 }

@@ -15,7 +15,6 @@
 #include <cmath>
 #include <map>
 #include <numeric>
-#include <optional>
 #include <set>
 #include <span>
 #include <utility>

@@ -25,7 +25,6 @@
 #include <chrono>
 #include <cmath>
 #include <set>
-#include <string>
 #include <tuple>
 #include <utility>
 
@@ -34,7 +33,6 @@
 #include "core/ranges.h"
 #include "planner/branches.h"
 #include "planner/choose.h"
-#include "planner/evaluate.h"
 #include "planner/evaluator.h"
 #include "planner/seeds.h"
 
@@ -175,7 +173,7 @@ class Searcher {
   void KeepPromising(double slowest, bool is_first, Branches::List& list) const {
     const auto hope = [&](std::size_t i) {
       const Evaluated* const best = branches_[i].best();
-      return best != nullptr ? best->outcome.time.value : branches_.BoundOf(branches_[i]);
+      return best != nullptr ? best->outcome.step_time.value : branches_.BoundOf(branches_[i]);
     };
     std::erase_if(list, [&](std::size_t i) {
       const CandidateStatus status = branches_[i].status;
@@ -298,7 +296,7 @@ class Searcher {
     });
     std::vector<char> is_allowed(seeds.size());
     workers_.ForEach(seeds.size(), [&](std::size_t i, Evaluator& evaluator) {
-      const Outcome outcome = evaluator.Run(seeds[i].plan, &limits_);
+      const Outcome outcome = evaluator.Try(seeds[i].plan, limits_.device);
       is_allowed[i] = outcome.is_allowed ? 1 : 0;
       SetOutcome(outcome, limits_, seeds[i]);
     });
@@ -380,9 +378,9 @@ class Searcher {
       }
     }
     if (floor != nullptr) {
-      const Outcome outcome = workers_.first().Run(floor->plan);
-      result.floor = {*floor, outcome.peak, outcome.outside, host_deficit};
-      result.floor.candidate.step_time = outcome.time;
+      const Outcome outcome = workers_.first().Try(floor->plan);
+      result.floor = {*floor, outcome.device_peak, outcome.outside, host_deficit};
+      result.floor.candidate.step_time = outcome.step_time;
     }
   }
 

@@ -69,7 +69,8 @@ void AddSimpler(const SearchOptions& options, const Branches& branches,
   const Branch* fastest = nullptr;
   for (const Branch& branch : branches) {
     if (branch.best() != nullptr &&
-        (fastest == nullptr || branch.best()->outcome.time < fastest->best()->outcome.time)) {
+        (fastest == nullptr ||
+         branch.best()->outcome.step_time < fastest->best()->outcome.step_time)) {
       fastest = &branch;
     }
   }

@@ -135,12 +135,12 @@ class Finder {
         limits_{MemoryLimit(input, options), input.cluster.node.pinned_limit} {}
 
   SingleChanges Run() {
-    const Outcome outcome = evaluator_.Run(now_);
+    const Outcome outcome = evaluator_.Try(now_);
     if (!outcome.is_allowed) {
       throw InputError("plan", "choices that its dialect does not have", "a plan that can run");
     }
-    result_.step_time = outcome.time;
-    result_.memory = outcome.memory;
+    result_.step_time = outcome.step_time;
+    result_.memory = outcome.Memory();
     const Space space = MakeSpace(in_, options_);
     Outer(space);
     Reshards(space);
@@ -164,15 +164,15 @@ class Finder {
     if (plan == now_) {
       return;
     }
-    const Outcome outcome = evaluator_.Run(plan);
+    const Outcome outcome = evaluator_.Try(plan);
     std::optional<SingleChange>& best = best_[static_cast<std::size_t>(choice)];
     // A gain that is no more than rounding is none.
     constexpr double kFaster = 1 - 1e-4;
     const double limit = best ? best->step_time.value : result_.step_time.value;
     if (outcome.is_allowed && HoldAgainst(limits_, outcome).first == CandidateStatus::kFits &&
-        outcome.time.value < limit * kFaster) {
-      best = {choice,          std::move(from), std::move(to),
-              std::move(plan), outcome.time,    outcome.memory};
+        outcome.step_time.value < limit * kFaster) {
+      best = {choice,          std::move(from),   std::move(to),
+              std::move(plan), outcome.step_time, outcome.Memory()};
     }
   }
 

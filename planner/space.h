@@ -58,6 +58,10 @@ struct Space {
   bool recomputes_all_or_none = false;
 };
 
+// The outer choices alone.
+[[nodiscard]] std::vector<OuterChoice> OuterChoices(const Problem& input,
+                                                    const SearchOptions& options);
+
 // Throws InputError for a job that no plan can have.
 [[nodiscard]] Space MakeSpace(const Problem& input, const SearchOptions& options);
 

@@ -3,8 +3,6 @@
 #include <array>
 #include <cstddef>
 
-#include "schedule/plan_names.h"
-
 namespace shardwright {
 namespace {
 

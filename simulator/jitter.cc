@@ -15,7 +15,6 @@
 #include "simulator/jitter.h"
 
 #include <cmath>
-#include <cstddef>
 #include <random>
 #include <string>
 

@@ -1,6 +1,5 @@
 // Profile files. The format is described in docs/clusters.md.
 
-#include <array>
 #include <cstddef>
 #include <optional>
 #include <string>

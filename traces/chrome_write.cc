@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "core/lookup.h"
 #include "core/ranges.h"
 #include "schedule/plan_names.h"
 #include "topologies/mesh.h"
@@ -37,27 +38,19 @@ struct CollectiveNames {
   std::string_view kernel, operation;
 };
 CollectiveNames NamesOf(OpCode code) {
-  switch (code) {
-    case OpCode::kAllGather:
-      return {"AllGather", "_allgather_base"};
-    case OpCode::kReduceScatter:
-      return {"ReduceScatter", "_reduce_scatter_base"};
-    case OpCode::kBroadcast:
-      return {"Broadcast", "broadcast"};
-    case OpCode::kAllToAll:
-    case OpCode::kPermute:  // torch's permute_tensor is one with one split
-      return {"SendRecv", "all_to_all"};
-    case OpCode::kBarrier:
-      return {"AllReduce", "barrier"};  // NCCL has no barrier; PyTorch reduces one element
-    case OpCode::kSend:
-      return {"SendRecv", "send"};
-    case OpCode::kReceive:
-      return {"SendRecv", "recv"};
-    case OpCode::kSendReceive:
-      return {"SendRecv", "send_recv"};
-    default:
-      return {"AllReduce", "allreduce"};
-  }
+  using enum OpCode;
+  static constexpr std::array<std::pair<OpCode, CollectiveNames>, 9> kNames = {{
+      {kAllGather, {"AllGather", "_allgather_base"}},
+      {kReduceScatter, {"ReduceScatter", "_reduce_scatter_base"}},
+      {kBroadcast, {"Broadcast", "broadcast"}},
+      {kAllToAll, {"SendRecv", "all_to_all"}},
+      {kPermute, {"SendRecv", "all_to_all"}},  // torch's permute_tensor is one with one split
+      {kBarrier, {"AllReduce", "barrier"}},    // NCCL has no barrier; PyTorch reduces one element
+      {kSend, {"SendRecv", "send"}},
+      {kReceive, {"SendRecv", "recv"}},
+      {kSendReceive, {"SendRecv", "send_recv"}},
+  }};
+  return ValueOf(kNames, code, CollectiveNames{"AllReduce", "allreduce"});
 }
 
 // Each in the order of its enumerators.
@@ -70,19 +63,14 @@ struct SliceStyle {
   std::string_view runtime_call;  // on the host's track
 };
 SliceStyle StyleOf(OpCode code) {
-  switch (code) {
-    case OpCode::kCopyH2d:
-    case OpCode::kCopyD2h:
-      return {"gpu_memcpy", "cudaMemcpyAsync"};
-    case OpCode::kStreamWait:
-      return {"cuda_sync", "cudaStreamWaitEvent"};
-    case OpCode::kHostWait:
-      return {"cuda_runtime", "cudaEventSynchronize"};
-    case OpCode::kHostOptimizerStep:
-      return {"cpu_op", ""};
-    default:
-      return {"kernel", "cudaLaunchKernel"};
-  }
+  static constexpr std::array<std::pair<OpCode, SliceStyle>, 5> kStyles = {{
+      {OpCode::kCopyH2d, {"gpu_memcpy", "cudaMemcpyAsync"}},
+      {OpCode::kCopyD2h, {"gpu_memcpy", "cudaMemcpyAsync"}},
+      {OpCode::kStreamWait, {"cuda_sync", "cudaStreamWaitEvent"}},
+      {OpCode::kHostWait, {"cuda_runtime", "cudaEventSynchronize"}},
+      {OpCode::kHostOptimizerStep, {"cpu_op", ""}},
+  }};
+  return ValueOf(kStyles, code, SliceStyle{"kernel", "cudaLaunchKernel"});
 }
 
 class Writer {

@@ -1,5 +1,6 @@
 #include "analysis/internal/comparison_parts.h"
 
+#include <array>
 #include <string>
 #include <utility>
 
@@ -50,35 +51,29 @@ void FindPeak(const Trace& trace, Bytes& peak, std::array<Bytes, kCategoryCount>
 
 // Profile numbers that price a class (topologies/profile.h).
 const char* FieldsOf(OpClass op_class) {
-  switch (op_class) {
-    case OpClass::kGemm:
-    case OpClass::kConv:
-      return "compute.gemm, compute.gemm_operands, compute.gemm_ramp";
-    case OpClass::kAttention:
-      return "compute.attention_forward, compute.attention_backward";
-    case OpClass::kDeviceCopy:
-      return "compute.copies, compute.kernel_floor";
-    case OpClass::kElementwise:
-    case OpClass::kGatherScatter:
-      return "compute.elementwise, compute.kernel_floor";
-    case OpClass::kNorm:
-    case OpClass::kSoftmax:
-      return "compute.reduction, compute.kernel_floor";
-    case OpClass::kAllGather:
-    case OpClass::kReduceScatter:
-    case OpClass::kAllReduce:
-    case OpClass::kOtherCollective:
-      return "transports[].efficiency, transports[].protocols[]";
-    case OpClass::kHostCopy:
-      return "copy.to_device, copy.to_host, copy.latency";
-    case OpClass::kOptimizer:
-      return "compute.optimizer";
-    case OpClass::kHostOptimizer:
-      return "none: the host's memory bandwidth is the cluster's";
-    case OpClass::kControl:
-      break;
-  }
-  return "host.wake";
+  static constexpr const char* kGemms = "compute.gemm, compute.gemm_operands, compute.gemm_ramp";
+  static constexpr const char* kWrites = "compute.elementwise, compute.kernel_floor";
+  static constexpr const char* kSums = "compute.reduction, compute.kernel_floor";
+  static constexpr const char* kLinks = "transports[].efficiency, transports[].protocols[]";
+  // In the order of OpClass.
+  static constexpr std::array<const char*, kOpClassCount> kFields = {
+      kGemms,
+      "compute.attention_forward, compute.attention_backward",
+      kGemms,
+      kWrites,
+      kSums,
+      kSums,
+      kWrites,
+      kLinks,
+      kLinks,
+      kLinks,
+      kLinks,
+      "compute.copies, compute.kernel_floor",
+      "copy.to_device, copy.to_host, copy.latency",
+      "compute.optimizer",
+      "none: the host's memory bandwidth is the cluster's",
+      "host.wake"};
+  return kFields[static_cast<std::size_t>(op_class)];
 }
 
 void SortCalibrations(Comparison& comparison) {

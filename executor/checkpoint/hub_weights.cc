@@ -12,7 +12,6 @@
 #include "executor/checkpoint/safetensors.h"
 #include "executor/checkpoint/state.h"
 #include "models/checkpoint_folder.h"
-#include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {

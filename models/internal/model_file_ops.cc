@@ -1,7 +1,6 @@
 #include "models/internal/model_file_ops.h"
 
 #include <array>
-#include <functional>
 #include <optional>
 
 #include "core/error.h"

@@ -1,6 +1,5 @@
 #include "planner/emitters/accelerate.h"
 
-#include <functional>
 #include <string_view>
 
 #include "core/error.h"

@@ -1,7 +1,9 @@
 #include "planner/emitters/deepspeed.h"
 
 #include <array>
+#include <utility>
 
+#include "core/lookup.h"
 #include "core/ranges.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
@@ -133,26 +135,15 @@ void SetZeroKeys(const PlanFile& file, S& s) {
 }
 
 void SetOptimizer(const OptimizerSpec& optimizer, S& s) {
-  switch (optimizer.kind) {
-    case OptimizerKind::kSgd:
-    case OptimizerKind::kMomentum:
-      s.optimizer = "SGD";
-      break;
-    case OptimizerKind::kAdam:
-      s.optimizer = "Adam";
-      break;
-    case OptimizerKind::kAdamW:
-      s.optimizer = "AdamW";
-      break;
-    case OptimizerKind::kAdadelta:
-      s.optimizer = "Adadelta";
-      break;
-    case OptimizerKind::kLion:
-      s.optimizer = "Lion";
-      break;
-    case OptimizerKind::kAdafactor:  // CheckEmittable
-      break;
-  }
+  using Kind = OptimizerKind;
+  static constexpr std::array<std::pair<Kind, const char*>, 6> kNames = {
+      {{Kind::kSgd, "SGD"},
+       {Kind::kMomentum, "SGD"},
+       {Kind::kAdam, "Adam"},
+       {Kind::kAdamW, "AdamW"},
+       {Kind::kAdadelta, "Adadelta"},
+       {Kind::kLion, "Lion"}}};
+  s.optimizer = ValueOf(kNames, optimizer.kind, "");  // CheckEmittable refuses the others
   s.learning_rate = kSomeLearningRate;
   s.weight_decay = optimizer.weight_decay ? kSomeWeightDecay : 0.0;
   if (optimizer.kind == OptimizerKind::kMomentum) {

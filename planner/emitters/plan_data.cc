@@ -1,7 +1,6 @@
 #include "planner/emitters/plan_data.h"
 
 #include <cstddef>
-#include <map>
 #include <span>
 #include <vector>
 

@@ -13,7 +13,6 @@
 #include "schedule/dialect_facts.h"
 #include "schedule/internal/check_plan.h"
 #include "schedule/lower/fetch_order.h"
-#include "schedule/plan_names.h"
 #include "topologies/mesh.h"
 
 namespace shardwright::internal {

@@ -11,7 +11,6 @@
 // collectives in one order.
 
 #include <array>
-#include <limits>
 #include <utility>
 
 #include "core/error.h"

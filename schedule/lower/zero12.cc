@@ -14,7 +14,6 @@
 #include <set>
 #include <utility>
 
-#include "core/error.h"
 #include "core/ranges.h"
 #include "schedule/lower.h"
 #include "schedule/lower/layout.h"

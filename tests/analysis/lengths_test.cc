@@ -35,7 +35,7 @@ PlanFile TwoRanks(const std::string& dialect, std::int64_t length, int accumulat
 }
 
 double TimeOf(const PlanFile& file) {
-  return ToSeconds(Evaluate(file, file.plan, {.reserved = false}).step_time).value;
+  return Evaluate(file, file.plan, {.reserved = false}).step_time.value;
 }
 
 double Off(double found, double right) {

@@ -81,7 +81,7 @@ TEST_CASE("PhasesOf: weights are gathered where they are sharded, and copied") {
 TEST_CASE("PhasesOf: updates share a generation and its forwards") {
   const PlanFile file =
       Plan8B(R"(, "engine": 0.4, "updates": 4, "has_old": true, "has_reference": true)");
-  const double whole = ToSeconds(Evaluate(file, file.plan, {.reserved = false}).step_time).value;
+  const double whole = Evaluate(file, file.plan, {.reserved = false}).step_time.value;
   const RolloutPhases p = *PhasesOf(file, Seconds(whole));
   CHECK(p.generations_per_step == doctest::Approx(0.25));
   CHECK(p.learning.value + p.log_probabilities.value == doctest::Approx(whole));

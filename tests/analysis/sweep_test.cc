@@ -64,13 +64,13 @@ TEST_CASE("RunSweep: each point is what its plan predicts, for any number of thr
     CHECK(one[i].point == points[i]);
     CHECK(one[i].outcome.has_value() == (points[i].shard == 8));
     if (one[i].outcome) {
-      const PlanOutcome alone = Evaluate(MakeSmall(points[i]), MakeSmall(points[i]).plan);
+      const Outcome alone = Evaluate(MakeSmall(points[i]), MakeSmall(points[i]).plan);
       CHECK(one[i].outcome->step_time == alone.step_time);
       CHECK(one[i].outcome->reserved == alone.reserved);
       CHECK(one[i].ranks == 8 * points[i].nodes);
       CHECK(one[i].global_batch == one[i].ranks * points[i].micro_batch);
       // 3600 s x GPUs x 1e9 tokens / (tokens per second of all GPUs).
-      const double seconds = ToSeconds(alone.step_time).value;
+      const double seconds = alone.step_time.value;
       const double tokens = 64.0 * static_cast<double>(one[i].global_batch);
       const double hours = static_cast<double>(one[i].ranks) * seconds * 1e9 / tokens / 3600.0;
       CHECK(one[i].GpuHoursPerBillion() == doctest::Approx(hours));

@@ -209,10 +209,10 @@ void CheckRuns(const PlanFile& file, const SearchResult& result) {
   for (const Loss& loss : FindLosses(file, again, {})) {
     FAIL_CHECK(loss.field, " of ", loss.subject, ": ", loss.planned, " -> ", loss.emitted);
   }
-  const PlanOutcome planned = Evaluate(file, file.plan);
-  const PlanOutcome emitted = Evaluate(again, again.plan);
+  const Outcome planned = Evaluate(file, file.plan);
+  const Outcome emitted = Evaluate(again, again.plan);
   constexpr double kClose = 1e-3;
-  const auto seconds = [](const PlanOutcome& o) { return ToSeconds(o.step_time).value; };
+  const auto seconds = [](const Outcome& o) { return o.step_time.value; };
   CHECK(planned.Fits());
   CHECK(seconds(emitted) == doctest::Approx(seconds(planned)).epsilon(kClose));
   CHECK(seconds(planned) == doctest::Approx(result.best.step_time.value).epsilon(kClose));
@@ -256,7 +256,7 @@ void CheckAnswer(const Question& q) {
         const bool is_smaller =
             result.candidates[result.best.index].Needs() < b.outcome->DeviceTotal();
         const double tie = is_smaller ? 1 + options.tie : 1;
-        CHECK(result.best.step_time.value <= ToSeconds(b.outcome->step_time).value * tie);
+        CHECK(result.best.step_time.value <= b.outcome->step_time.value * tie);
       }
     }
   }

@@ -160,7 +160,7 @@ TEST_CASE("EvaluateBaselines: the fastest that fits, as each plan by itself") {
       PlanFile file = problem;
       file.job.optimizer.impl = ImplOf(result.baseline);
       file.plan = BaselinePlan(result.baseline, problem.model, 8, choice);
-      const PlanOutcome other = Evaluate(file, file.plan);
+      const Outcome other = Evaluate(file, file.plan);
       if (choice == result.choice) {
         CHECK(other.step_time == result.outcome->step_time);
       } else if (other.Fits() && other.retries_per_step == 0) {
@@ -185,8 +185,7 @@ TEST_CASE("EvaluateBaselines: with many micro-batches and little memory no choic
       CAPTURE(choice.micro_batch);
       file.job.optimizer.impl = ImplOf(result.baseline);
       file.plan = BaselinePlan(result.baseline, problem.model, 8, choice);
-      const PlanOutcome other =
-          Evaluate(file, file.plan, {.reserved = false, .memory_limit = limit});
+      const Outcome other = Evaluate(file, file.plan, {.reserved = false, .memory_limit = limit});
       failing += other.Fits() ? 0 : 1;
       if (choice == result.choice) {
         CHECK(other.step_time == result.outcome->step_time);

@@ -233,11 +233,11 @@ class Prices {
  private:
   static std::string Priced(const PlanFile& file) {
     try {
-      const PlanOutcome o = Evaluate(file, file.plan, {.reserved = false});
-      return std::to_string(o.step_time.value) + " ps, " +
+      const Outcome o = Evaluate(file, file.plan, {.reserved = false});
+      return std::to_string(ToSimTime(o.step_time).value) + " ps, " +
              std::to_string(o.device_peak.total.value) + " bytes, host " +
              std::to_string(o.host_peak.value) + ", exposed " +
-             std::to_string(o.exposed_comm.value);
+             std::to_string(ToSimTime(o.exposed_comm).value);
     } catch (const InputError& error) {
       return error.what();  // refused aloud
     }

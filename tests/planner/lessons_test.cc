@@ -26,7 +26,7 @@ struct Case {
 };
 
 // One unit per block (DDP: one), fully sharded unless `change` says otherwise.
-PlanOutcome Run(const Case& c, const std::function<void(PlanFile&)>& change = {}) {
+Outcome Run(const Case& c, const std::function<void(PlanFile&)>& change = {}) {
   PlanFile file;
   file.job.sequence_length = c.sequence;
   file.job.precision = c.precision;
@@ -54,7 +54,7 @@ PlanOutcome Run(const Case& c, const std::function<void(PlanFile&)>& change = {}
 }
 
 // a takes so many times as long as b.
-double Slower(const PlanOutcome& a, const PlanOutcome& b) {
+double Slower(const Outcome& a, const Outcome& b) {
   return Ratio(a.step_time, b.step_time);
 }
 
@@ -80,7 +80,7 @@ TEST_CASE("A small model is faster with DDP than sharded") {
   Case job{.model = "mnist-convnet", .cluster = "dgx-a100", .micro_batch = 64, .recompute = false};
   // Without the loop's own milliseconds, which are the same for both and hide the host's issuing.
   const auto without_loop = [](PlanFile& file) { file.profile.host.step.value = Seconds(0); };
-  const PlanOutcome sharded = Run(job, without_loop);
+  const Outcome sharded = Run(job, without_loop);
   job.dialect = Dialect::kDdp;
   CHECK(Slower(sharded, Run(job, without_loop)) > 1);
 }
@@ -96,9 +96,9 @@ TEST_CASE("Sharded T5 is as fast as DDP where that fits, and 11 B fit only shard
              .micro_batch = 8,
              .precision = {DType::kBf16, DType::kBf16, DType::kBf16},
              .kernels = "hf-2023"};
-    const PlanOutcome sharded = Run(job);
+    const Outcome sharded = Run(job);
     job.dialect = Dialect::kDdp;
-    const PlanOutcome replicated = Run(job);
+    const Outcome replicated = Run(job);
     CHECK(sharded.Fits());
     CHECK(replicated.Fits() == (job.model != "t5-11b"));
     CHECK(Slower(replicated, sharded) == doctest::Approx(1).epsilon(0.1));
@@ -147,8 +147,8 @@ TEST_CASE("The rate limiter matters for T5-11B and not for RegNet") {
           .kernels = "hf-2023"};
   CHECK(Run(t5, unlimited).reserved > Run(t5).reserved * 4);
   t5.recompute = false;
-  const PlanOutcome limited = Run(t5);
-  const PlanOutcome free = Run(t5, unlimited);
+  const Outcome limited = Run(t5);
+  const Outcome free = Run(t5, unlimited);
   CHECK(limited.retries_per_step == 0);
   CHECK(free.retries_per_step > 1);
   CHECK(Slower(free, limited) > 1.1);
@@ -161,7 +161,7 @@ TEST_CASE("The rate limiter matters for T5-11B and not for RegNet") {
   const auto by_size = [](PlanFile& file) {
     file.plan.units = Wrap(file.model, ParseWrap("size:1e8", "test"), {}, Dialect::kFsdp1, "test");
   };
-  const PlanOutcome other = Run(regnet, [&](PlanFile& file) {
+  const Outcome other = Run(regnet, [&](PlanFile& file) {
     by_size(file);
     unlimited(file);
   });

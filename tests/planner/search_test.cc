@@ -152,13 +152,13 @@ bool CheckAgainstBaselines(const PlanFile& problem, Dialect dialect) {
     CAPTURE(NameOf(baseline.baseline));
     any_fits = true;
     CHECK(result.is_feasible);
-    const PlanOutcome outcome =  // with the job's optimizer
+    const Outcome outcome =  // with the job's optimizer
         baseline.fuses_adam ? Evaluate(problem, baseline.plan) : *baseline.outcome;
     if (!outcome.Fits() || outcome.retries_per_step > result.best.retries) {
       continue;  // the search looks for a plan that the allocator can take as it is
     }
     const double slack = baseline.plan.dialect == dialect ? 1.0 : 1.0 + options.tie;
-    CHECK(result.best.step_time.value <= ToSeconds(outcome.step_time).value * slack);
+    CHECK(result.best.step_time.value <= outcome.step_time.value * slack);
   }
   return any_fits;
 }
@@ -210,12 +210,12 @@ TEST_CASE("A plan that retries is chosen only where plans with less memory are n
   for (const double bytes : {3.26e9, 3.28e9}) {
     CAPTURE(bytes);
     const PlanFile file = TightProblem(bytes);
-    const PlanOutcome by_hand = Evaluate(file, file.plan);
+    const Outcome by_hand = Evaluate(file, file.plan);
     REQUIRE(by_hand.Fits());
     REQUIRE(by_hand.retries_per_step == 0);
     const SearchResult result = SearchTight(file);
     CHECK(result.best.retries == 0);
-    CHECK(result.best.step_time <= ToSeconds(by_hand.step_time));
+    CHECK(result.best.step_time <= by_hand.step_time);
   }
 }
 
@@ -262,7 +262,7 @@ TEST_CASE("Plans that do not fit have a memory and no time") {
       ++over;
       PlanFile file = problem;
       file.plan = c.plan;
-      const PlanOutcome whole = Evaluate(file, file.plan, {.reserved = false});
+      const Outcome whole = Evaluate(file, file.plan, {.reserved = false});
       CHECK(c.memory == whole.device_peak.total + whole.outside);
       CHECK(c.deficit == c.memory - result.memory_limit);
     }

@@ -21,6 +21,19 @@
 namespace shardwright {
 namespace {
 
+using Sizes = std::vector<std::int64_t>;
+
+// The bytes of each all-reduce, in order.
+Sizes ReducedBy(const Program& program, const Body& body) {
+  Sizes bytes;
+  for (const Op& op : body.ops) {
+    if (program.ShapeOf(op).code == OpCode::kAllReduce) {
+      bytes.push_back(program.ShapeOf(op).bytes.value);
+    }
+  }
+  return bytes;
+}
+
 using namespace testing;  // NOLINT(google-build-using-namespace): the chain model and its questions
 
 TEST_CASE("DDP buckets: 1 MiB first, then 25 MiB, closed by the tensor that passes the cap") {
@@ -35,18 +48,10 @@ TEST_CASE("DDP buckets: 1 MiB first, then 25 MiB, closed by the tensor that pass
   UnitPlan root = plan.units.back();
   plan.units = {root};
   const Program p = LowerChain(spec, plan, kAllFp32);
-  std::vector<std::int64_t> steady, first;
-  for (const Body* body : {&p.warmup, &p.step}) {
-    for (const Op& op : body->ops) {
-      if (p.ShapeOf(op).code == OpCode::kAllReduce) {
-        (body == &p.step ? steady : first).push_back(p.ShapeOf(op).bytes.value);
-      }
-    }
-  }
   const std::int64_t mib = std::int64_t{1} << 20, stem = 512 * 8 * 4;
-  CHECK(steady == std::vector<std::int64_t>{mib, 19 * mib + stem});
+  CHECK(ReducedBy(p, p.step) == Sizes{mib, 19 * mib + stem});
   // In the first step all are in one bucket (tests/schedule/torch_ddp_random.py).
-  CHECK(first == std::vector<std::int64_t>{20 * mib + stem});
+  CHECK(ReducedBy(p, p.warmup) == Sizes{20 * mib + stem});
 }
 
 // As above with masters in bf16, 512 KiB a block, and three weights in fp32. Buckets have one
@@ -153,17 +158,11 @@ TEST_CASE("DDP buckets end between the parameters of an op") {
     const Program p =
         Lower({model, kernels, ChainJob(spec, kAllFp32), DdpPlan(spec, Bytes(bucket))});
     CHECK(Verify(p).empty());
-    std::vector<std::int64_t> bytes;
-    for (const Op& op : p.step.ops) {
-      if (p.ShapeOf(op).code == OpCode::kAllReduce) {
-        bytes.push_back(p.ShapeOf(op).bytes.value);
-      }
-    }
-    return bytes;
+    return ReducedBy(p, p.step);
   };
-  CHECK(reduced(32) == std::vector<std::int64_t>{32, 256, 32, 256, 32, 256});
+  CHECK(reduced(32) == Sizes{32, 256, 32, 256, 32, 256});
   // Block 1 and the bias of block 0; its weight and the stem.
-  CHECK(reduced(300) == std::vector<std::int64_t>{256 + 2 * 32, 2 * 256 + 32});
+  CHECK(reduced(300) == Sizes{256 + 2 * 32, 2 * 256 + 32});
 }
 
 TEST_CASE("DDP refuses what reaches no loss, unless it is frozen") {
@@ -204,23 +203,13 @@ TEST_CASE("DDP reduces zeros for what reaches no loss, where it looks for that")
     CHECK(Verify(p).empty());
     return p;
   };
-  using Sizes = std::vector<std::int64_t>;
-  const auto reduced = [](const Program& p, const Body& body) {
-    Sizes bytes;
-    for (const Op& op : body.ops) {
-      if (p.ShapeOf(op).code == OpCode::kAllReduce) {
-        bytes.push_back(p.ShapeOf(op).bytes.value);
-      }
-    }
-    return bytes;
-  };
   Plan looks = DdpPlan(spec, Bytes(300));
   looks.find_unused_parameters = true;
   looks.first_bucket = Bytes(200);
   // In the order of the model {stem}, {block 0, block 1}, {block 2}; the last is reduced first.
   const Program dynamic = lower(looks);
   CHECK(dynamic.warmup.ops.empty());
-  CHECK(reduced(dynamic, dynamic.step) == Sizes{256, 512, 256, 16});
+  CHECK(ReducedBy(dynamic, dynamic.step) == Sizes{256, 512, 256, 16});
   // The map says what it is, and Verify asks for it.
   Program silent = dynamic;
   for (Buffer& b : silent.buffers) {
@@ -231,19 +220,19 @@ TEST_CASE("DDP reduces zeros for what reaches no loss, where it looks for that")
   // Bound to no gradient of its own, {block 1} goes when its turn comes.
   looks.bucket = Bytes(200);
   const Program apart = lower(looks);
-  CHECK(reduced(apart, apart.step) == Sizes{256, 256, 256, 256, 16});
+  CHECK(ReducedBy(apart, apart.step) == Sizes{256, 256, 256, 256, 16});
 
   Plan fixed = DdpPlan(spec, Bytes(300));
   fixed.static_graph = true;
   // First all at the end, behind the map; then {block 2, block 0}, {stem, block 1}.
   const Program once = lower(fixed);
-  CHECK(reduced(once, once.warmup) == Sizes{16, 1024});
-  CHECK(reduced(once, once.step) == Sizes{512, 512});
+  CHECK(ReducedBy(once, once.warmup) == Sizes{16, 1024});
+  CHECK(ReducedBy(once, once.step) == Sizes{512, 512});
   // The second pass has the first one's bucket still, and finds out the order.
   fixed.accumulation = 3;
   const Program thrice = lower(fixed);
-  CHECK(reduced(thrice, thrice.warmup) == Sizes{16, 1024, 1024, 512, 512});
-  CHECK(reduced(thrice, thrice.step) == Sizes{512, 512, 512, 512, 512, 512});
+  CHECK(ReducedBy(thrice, thrice.warmup) == Sizes{16, 1024, 1024, 512, 512});
+  CHECK(ReducedBy(thrice, thrice.step) == Sizes{512, 512, 512, 512, 512, 512});
   // Nothing is updated that has no gradient.
   const auto updated = [](const Program& p) {
     std::int64_t bytes = 0;

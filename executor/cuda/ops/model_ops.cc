@@ -8,57 +8,47 @@
 
 #include "executor/cuda/ops/model_ops.h"
 
+#include <array>
+#include <utility>
+
 #include "core/error.h"
+#include "core/lookup.h"
 #include "executor/cuda/ops/launch.h"
 
 namespace shardwright {
 
 void SubmitModelOp(const ModelOpCall& call, bool is_backward, const OpContext& context) {
-  switch (call.spec->kind) {
-    case OpKind::kEmbedding:
-      return ops::SubmitEmbedding(call, is_backward, context);
-    case OpKind::kLinear:
-      return ops::SubmitLinear(call, is_backward, context);
-    case OpKind::kLayerNorm:
-    case OpKind::kRmsNorm:
-      return ops::SubmitNorm(call, is_backward, context);
-    case OpKind::kRope:
-      return ops::SubmitRope(call, is_backward, context);
-    case OpKind::kAttention:
-      return ops::SubmitAttention(call, is_backward, context);
-    case OpKind::kPositionBias:
-      return ops::SubmitPositionBias(call, is_backward, context);
-    case OpKind::kActivation:
-    case OpKind::kGatedActivation:
-    case OpKind::kAdd:
-    case OpKind::kMul:
-    case OpKind::kScale:
-    case OpKind::kDropout:
-    case OpKind::kConcat:
-    case OpKind::kSelect:
-      return ops::SubmitElementwise(call, is_backward, context);
-    case OpKind::kConv2d:
-    case OpKind::kBatchNorm:
-    case OpKind::kMaxPool:
-    case OpKind::kAvgPool:
-      return ops::SubmitImage(call, is_backward, context);
-    case OpKind::kRouter:
-      return ops::SubmitRouter(call, is_backward, context);
-    case OpKind::kExperts:
-      return ops::SubmitExperts(call, is_backward, context);
-    case OpKind::kLogSoftmax:
-    case OpKind::kNllLoss:
-    case OpKind::kCrossEntropy:
-      return ops::SubmitLoss(call, is_backward, context);
-    case OpKind::kDispatch:
-    case OpKind::kExchange:
-    case OpKind::kCombine:
-    case OpKind::kGatherTokens:
-    case OpKind::kScatterTokens:
-    case OpKind::kOther:
-      break;
-  }
-  SW_CHECK(false, "CudaKernelProblem refuses what has no kernel");
+  using enum OpKind;
+  using Submit = void (*)(const ModelOpCall&, bool, const OpContext&);
+  static constexpr std::array<std::pair<OpKind, Submit>, 24> kSubmits = {{
+      {kEmbedding, ops::SubmitEmbedding},
+      {kLinear, ops::SubmitLinear},
+      {kLayerNorm, ops::SubmitNorm},
+      {kRmsNorm, ops::SubmitNorm},
+      {kRope, ops::SubmitRope},
+      {kAttention, ops::SubmitAttention},
+      {kPositionBias, ops::SubmitPositionBias},
+      {kActivation, ops::SubmitElementwise},
+      {kGatedActivation, ops::SubmitElementwise},
+      {kAdd, ops::SubmitElementwise},
+      {kMul, ops::SubmitElementwise},
+      {kScale, ops::SubmitElementwise},
+      {kDropout, ops::SubmitElementwise},
+      {kConcat, ops::SubmitElementwise},
+      {kSelect, ops::SubmitElementwise},
+      {kConv2d, ops::SubmitImage},
+      {kBatchNorm, ops::SubmitImage},
+      {kMaxPool, ops::SubmitImage},
+      {kAvgPool, ops::SubmitImage},
+      {kRouter, ops::SubmitRouter},
+      {kExperts, ops::SubmitExperts},
+      {kLogSoftmax, ops::SubmitLoss},
+      {kNllLoss, ops::SubmitLoss},
+      {kCrossEntropy, ops::SubmitLoss},
+  }};
+  const Submit submit = ValueOf(kSubmits, call.spec->kind, Submit{nullptr});
+  SW_CHECK(submit != nullptr, "CudaKernelProblem refuses what has no kernel");
+  submit(call, is_backward, context);
 }
 
 std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSetOptions& options) {
