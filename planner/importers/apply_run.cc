@@ -291,7 +291,8 @@ void ApplyLlamaFactoryV1(const RunSettings& run, PlanFile& file) {
   }
   file.plan.units.push_back(RootUnitOf(reshard));
   const DType param = run.trainer->bf16.value_or(true) ? DType::kBf16 : DType::kFp32;
-  const DType master = file.job.lora_rank > 0 ? DType::kFp32 : DType::kBf16;
+  const bool upcasts = file.job.lora_rank > 0 || run.script.layers;  // adapters; what learns
+  const DType master = upcasts ? DType::kFp32 : DType::kBf16;
   file.job.precision = {.master = master, .param = param, .reduce = DType::kFp32};
 }
 
@@ -303,8 +304,9 @@ void ApplyPairs(const RunSettings& run, PlanFile& file) {
   const Precision& precision = file.job.precision;
   const bool is_partly =
       HasReference(file.job.trains_by, file.job.rollout) || !file.job.frozen.empty();
-  if (is_partly && run.script.adapters.rank == 0 && run.script.has_bf16_weights &&
-      IsTorch(file.plan.dialect) && precision.master != precision.param) {
+  if (is_partly && run.script.adapters.rank == 0 &&
+      (run.script.has_bf16_weights || run.script.layers) && IsTorch(file.plan.dialect) &&
+      precision.master != precision.param) {
     file.job.frozen_format = FrozenFormat::kParam;
   }
 }
@@ -405,10 +407,9 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
   ApplyPairs(run, file);
   file.plan.offload.activations |= run.script.offloads_activations;
   const bool is_whole = file.job.optimizer.states == StateFormat::kMaster;
-  if (!is_whole && (run.deepspeed || file.plan.offload.parameters)) {
+  if (!is_whole && (file.plan.offload.parameters || file.plan.offload.optimizer)) {
     throw InputError(run.trainer_file + ": optim", run.trainer->optim.value_or(""),
-                     "adamw_torch, since states in 8 or 4 bits under DeepSpeed or with offloaded "
-                     "parameters cannot be predicted");
+                     "adamw_torch, since states in 8 or 4 bits beside offload cannot be predicted");
   }
 }
 
@@ -581,7 +582,7 @@ void CheckSizes(const RunSettings& run) {
 
 void ApplyRun(const RunSettings& run, PlanFile& file) {
   CheckCounts(run, file);
-  ApplyUnfrozen(run.script.learns, run.trainer_file, file);
+  ApplyUnfrozen(run.script, run.trainer_file, file);
   if (run.torchtitan) {
     ApplyTorchtitan(*run.torchtitan, run.files.front(), file);
   } else {
@@ -597,6 +598,11 @@ std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& fi
   } else if (run.deepspeed) {
     AppendUnset(DeepSpeedRows(), Merged(run), ToDeepSpeed(file), list);
     NameInlineKeys(run, list);
+    if (run.trainer && run.trainer->optim) {
+      std::erase_if(list, [](const Assumption& a) {
+        return a.key == "optimizer.type" || a.key == "optimizer.params.torch_adam";
+      });
+    }
   } else if (IsAccelerateFsdp(run)) {
     const HfFsdp fsdp = WithLayers(FromAccelerate(*run.accelerate, run.files.front()), file);
     AppendUnset(AccelerateRows(), *run.accelerate, ToAccelerate(fsdp, file.cluster), list);

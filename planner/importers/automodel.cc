@@ -134,24 +134,14 @@ void ReadPeft(const JsonValue& root, TrainerFile& file) {
                                 : FrozenFormat::kNf4;
   Adapters& adapters = file.script.adapters;
   adapters = ReadAdapters(*peft, "automodel", base);
-  const auto targets = peft->Find("target_modules");
-  for (std::size_t i = 0; targets && targets->IsArray() && i < targets->size(); ++i) {
-    adapters.targets.push_back((*targets)[i].AsString());
-  }
-  if (targets && targets->IsString()) {
-    adapters.targets.push_back(targets->AsString());
-  }
-  std::vector<std::string> left_out;
-  if (const auto excluded = peft->Find("exclude_modules")) {
-    for (std::size_t i = 0; excluded->IsArray() && i < excluded->size(); ++i) {
-      left_out.push_back((*excluded)[i].AsString());
-    }
-    if (excluded->IsString()) {
-      left_out.push_back(excluded->AsString());
-    }
-  }
+  const auto names_at = [&](const char* key) {
+    const auto value = peft->Find(key);
+    return value ? NamesIn(*value) : std::vector<std::string>();
+  };
+  const std::vector<std::string> names = names_at("target_modules");
+  const std::vector<std::string> left_out = names_at("exclude_modules");
+  adapters.targets.insert(adapters.targets.end(), names.begin(), names.end());
   // Automodel's own stacks of experts are adapted by names alone; others' are no modules to it.
-  const std::vector<std::string> names = adapters.targets;
   for (std::size_t i = 0; i < names.size() && file.script.automodel->is_own; ++i) {
     adapters.targets.push_back(names[i] + '@' + std::to_string(adapters.rank) +
                                (IsTrue(*peft, "moe_rank_scaling") ? "/k" : ""));

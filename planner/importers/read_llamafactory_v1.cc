@@ -7,6 +7,7 @@
 
 #include "planner/importers/read_adapters.h"
 #include "planner/importers/read_trainer.h"
+#include "planner/importers/script_words.h"
 #include "planner/importers/setting_keys.h"
 
 namespace shardwright {
@@ -81,8 +82,15 @@ void ReadLayers(const JsonValue& root, TrainerFile& file) {
   if (!peft && BaseOf(quant) != FrozenFormat::kParam) {
     Refuse(*quant, "a peft_config beside it");
   }
+  if (NameOf(peft) == "freeze") {
+    if (BaseOf(quant) != FrozenFormat::kParam) {
+      Refuse(*quant, "adapters above it");
+    }
+    file.script.layers = ReadLearningLayers(*peft);
+    return;
+  }
   if (peft && NameOf(peft) != "lora") {
-    Refuse(*peft, "lora");
+    Refuse(*peft, "lora or freeze");
   }
   if (peft) {
     if (const auto given = peft->Find("adapter_name_or_path")) {

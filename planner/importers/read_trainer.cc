@@ -15,112 +15,11 @@
 #include "core/error.h"
 #include "core/ranges.h"
 #include "planner/importers/read_adapters.h"
+#include "planner/importers/script_words.h"
 #include "planner/importers/setting_keys.h"
-#include "schedule/lower/optimizer.h"
 
 namespace shardwright {
 namespace {
-
-using Keys = std::initializer_list<std::string_view>;
-
-// Version 4 of Transformers: fsdp is a list of words, and FSDP is PyTorch's first one.
-void ReadFsdpWords(const JsonValue& fsdp, TrainerSettings& s) {
-  std::string words;
-  for (std::size_t i = 0; fsdp.IsArray() && i < fsdp.size(); ++i) {
-    words += fsdp[i].AsString() + " ";
-  }
-  words += fsdp.IsArray() ? std::string() : fsdp.AsString() + " ";
-  if (words.find_first_not_of(' ') == std::string::npos) {
-    s.fsdp = false;
-    return;
-  }
-  s.fsdp = true;
-  s.version = s.version.value_or(1);
-  bool wraps = false;
-  for (std::size_t at = 0; at < words.size();) {
-    const std::size_t end = words.find(' ', at);
-    const std::string word = words.substr(at, end - at);
-    at = end + 1;
-    if (word == "auto_wrap") {
-      wraps = true;
-    } else if (word == "offload") {
-      s.cpu_offload = true;
-    } else if (word == "full_shard" || word == "shard_grad_op" || word == "hybrid_shard" ||
-               word == "hybrid_shard_zero2") {
-      if (*s.version == 1) {
-        s.sharding_strategy = word;
-      } else {
-        s.reshard_after_forward = word == "full_shard" || word == "hybrid_shard";
-      }
-    } else if (!word.empty()) {
-      throw fsdp.Error(
-          "words out of full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, "
-          "auto_wrap and offload");
-    }
-  }
-  if (!s.auto_wrap_policy) {
-    s.auto_wrap_policy = !wraps                             ? "NO_WRAP"
-                         : s.min_num_params.value_or(0) > 0 ? "SIZE_BASED_WRAP"
-                                                            : "TRANSFORMER_BASED_WRAP";
-  }
-}
-
-void ReadFsdp(const JsonValue& root, TrainerSettings& s) {
-  if (const auto config = root.Find("fsdp_config"); config && config->IsObject()) {
-    if (const auto version = config->Find("fsdp_version")) {
-      s.version = version->AsInt(1, 2);
-    }
-  }
-  if (const auto fsdp = root.Find("fsdp")) {
-    if (fsdp->IsBool()) {
-      s.fsdp = fsdp->AsBool();
-    } else {
-      ReadFsdpWords(*fsdp, s);
-    }
-  }
-}
-
-// "adamw_hf" is the loop over parameters that Transformers had until version 4.
-void CheckOptimizer(const JsonValue& root, std::string_view key, const TrainerSettings& s) {
-  if (s.optim && !OptimizerNamed(*s.optim)) {
-    std::string words;
-    for (const std::string_view word : OptimizerWords()) {
-      words += (words.empty() ? "" : ", ") + std::string(word);
-    }
-    throw root.At(key).Error("one of " + words + ", since the optimizer " + *s.optim +
-                             " cannot be predicted");
-  }
-}
-
-// The first of these keys that the file has.
-std::optional<JsonValue> FindOne(const JsonValue& root, Keys keys) {
-  for (const std::string_view key : keys) {
-    if (auto value = root.Find(key)) {
-      return value;
-    }
-  }
-  return std::nullopt;
-}
-
-bool IsOn(const JsonValue& root, std::string_view key) {
-  const auto value = root.Find(key);
-  return value && value->AsBool();
-}
-
-std::int64_t LengthOf(const JsonValue& root, Keys keys) {
-  constexpr std::int64_t kLongest = std::int64_t{1} << 30;
-  const auto length = FindOne(root, keys);
-  return length ? length->AsInt(1, kLongest) : 0;
-}
-
-// Transformers' names, and LLaMA-Factory's; empty: as the kernel set has it.
-std::string AttentionOf(const JsonValue& root, Keys keys) {
-  const auto name = FindOne(root, keys);
-  const std::string text = name ? name->AsString() : "";
-  return text == "eager" || text == "disabled"          ? "materialized"
-         : text == "flash_attention_3" || text == "fa3" ? "flash3"
-                                                        : "";
-}
 
 // What is neither said nor TrainingArguments' default.
 void TakeDefault(std::optional<bool>& slot, bool value, const char* key, TrainerFile& file) {
@@ -148,96 +47,6 @@ void RefuseAdapters(const JsonValue& root) {
 // Weights as they were loaded, where something says their dtype; others are in fp32.
 FrozenFormat LoadedBase(const TrainerFile& file) {
   return file.script.has_bf16_weights ? FrozenFormat::kParam : FrozenFormat::kMaster;
-}
-
-void Demand(const JsonValue& value, Keys values, std::string_view expected) {
-  if (std::find(values.begin(), values.end(), value.AsString()) == values.end()) {
-    throw value.Error(std::string(expected) + ", since " + value.AsString() +
-                      " training cannot be predicted");
-  }
-}
-
-// KTO: single answers, against a reference that runs in every step.
-void ReadSingles(const JsonValue& root, TrainerFile& file) {
-  if (const auto loss = root.Find("loss_type")) {
-    Demand(*loss, {"kto"}, "kto");
-  }
-  if (IsOn(root, "precompute_ref_log_probs")) {
-    throw root.At("precompute_ref_log_probs")
-        .Error("false, since KTO without its reference cannot be predicted");
-  }
-  file.script.trains_by = TrainsBy::kKto;
-  file.script.adapters.dropout = 0.0;
-}
-
-// Pairs, whose answers get a score each in the place of logits. PEFT trains the score whole.
-void ReadRewards(TrainerFile& file) {
-  file.script.trains_by = TrainsBy::kReward;
-  file.script.adapters.dropout = 0.0;
-  std::vector<std::string>& saved = file.script.adapters.saved;
-  if (file.script.adapters.rank > 0 &&
-      std::find(saved.begin(), saved.end(), "score") == saved.end()) {
-    saved.emplace_back("score");
-  }
-}
-
-// Pairs, whose two answers run as one batch, without dropout (TRL's disable_dropout). Without a
-// reference are the losses orpo and simpo.
-void ReadPreferences(const JsonValue& root, std::string_view loss_key, TrainerFile& file) {
-  const auto loss = root.Find(loss_key);
-  if (loss) {
-    Demand(*loss,
-           {"dpo", "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair",
-            "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "kto_pair",
-            "orpo", "simpo"},
-           "a loss of pairs");
-  }
-  const bool is_alone = loss && (loss->AsString() == "orpo" || loss->AsString() == "simpo");
-  file.script.trains_by = is_alone                                 ? TrainsBy::kOrpo
-                          : IsOn(root, "precompute_ref_log_probs") ? TrainsBy::kDpoPrecomputed
-                                                                   : TrainsBy::kDpo;
-  file.script.adapters.dropout = 0.0;
-}
-
-// Completions that an engine, or the trainer itself, generates: TRL's GRPOConfig, also as axolotl's
-// table `trl`. Prompts have no limit any more; 512 tokens was theirs before. `updates` may share a
-// generation of `batches`; the old log-probabilities are told then, and where an engine samples.
-void ReadCompletions(const JsonValue& root, double engine, TrainerFile& file) {
-  ScriptFacts& script = file.script;
-  Rollout& rollout = script.rollout;
-  const auto count = [&](const char* key, std::int64_t usual) {
-    const std::int64_t told = LengthOf(root, {key});
-    if (told == 0) {
-      script.assumed.push_back({key, std::to_string(usual)});
-    }
-    return told == 0 ? usual : told;
-  };
-  script.trains_by = TrainsBy::kGrpo;
-  rollout.completion = count("max_completion_length", 512);
-  rollout.generations = count("num_generations", 8);
-  if (script.sequence_length == 0) {
-    script.sequence_length = rollout.completion + count("max_prompt_length", 512);
-  }
-  rollout.updates = std::max<std::int64_t>(1, LengthOf(root, {"num_iterations"}));
-  rollout.batches = LengthOf(root, {"steps_per_generation"});
-  const auto beta = root.Find("beta");
-  rollout.has_reference = beta && beta->AsDouble() != 0;
-  const bool has_engine = IsOn(root, "use_vllm");
-  const auto mode = root.Find("vllm_mode");
-  if (mode) {
-    Demand(*mode, {"colocate", "server"}, "colocate or server");
-  }
-  if (has_engine && !(mode && mode->AsString() == "server")) {
-    const auto part = root.Find("vllm_gpu_memory_utilization");
-    rollout.engine = part ? part->AsDouble() : engine;
-    rollout.sleeps = IsOn(root, "vllm_enable_sleep_mode");
-  }
-  rollout.by_trainer = !has_engine;
-  const std::int64_t steps = file.result.settings.gradient_accumulation_steps.value_or(1);
-  const auto corrects = root.Find("vllm_importance_sampling_correction");
-  rollout.has_old =
-      steps % (rollout.updates * (rollout.batches > 0 ? rollout.batches : steps)) != 0 ||
-      (has_engine && (!corrects || corrects->AsBool()));
 }
 
 bool IsLlamaFactory(const JsonValue& root) {
@@ -273,13 +82,16 @@ void ReadLlamaFactory(const JsonValue& root, TrainerFile& file) {
   if (!type) {
     file.script.assumed.push_back({"finetuning_type", "lora"});
   } else {
-    Demand(*type, {"full", "lora"}, "full or lora");
+    Demand(*type, {"full", "lora", "freeze"}, "full, lora or freeze");
   }
   if (!type || type->AsString() == "lora") {
     file.script.adapters = ReadAdapters(root, "llamafactory", FrozenFormat::kParam);
     s.find_unused_parameters = s.find_unused_parameters.value_or(false);  // hparams/parser.py
   } else {
     RefuseQuantized(root);
+    if (type->AsString() == "freeze") {
+      file.script.layers = ReadLearningLayers(root);
+    }
     if (IsOn(root, "pure_bf16")) {
       file.script.has_bf16_weights = true;
     }
@@ -499,174 +311,6 @@ void ReadScript(const JsonValue& root, TrainerFile& file) {
   RefuseQuantized(root);
 }
 
-void CheckTrainer(const JsonValue& root, ReadResult<TrainerSettings>& result) {
-  TrainerSettings& s = result.settings;
-  if (s.bf16.value_or(false) && s.fp16.value_or(false)) {
-    throw root.At("fp16").Error("false beside bf16");
-  }
-  if (s.use_liger_kernel.value_or(false) && s.torch_compile.value_or(false)) {
-    result.left_out.emplace_back("torch_compile");  // see StackOf
-  }
-  if (s.gradient_checkpointing.value_or(false) && s.activation_checkpointing.value_or(false)) {
-    throw InputError(root.path().str() + ": gradient_checkpointing", "true",
-                     "false beside fsdp_config.activation_checkpointing, as the Trainer demands");
-  }
-}
-
-// --- axolotl
-
-// "auto" is bf16 on every GPU that has it. "full" has weights in bf16 without autocast.
-void ReadBf16(const JsonValue& root, TrainerFile& file) {
-  const auto bf16 = root.Find("bf16");
-  const bool is_word = bf16 && !bf16->IsBool();
-  const bool is_full = is_word && bf16->AsString() == "full";
-  const bool is_alone = file.script.adapters.rank == 0 && !root.Find("deepspeed");
-  if (is_word && bf16->AsString() != "auto" && !(is_full && is_alone)) {
-    throw bf16->Error(
-        "true, false or auto, since weights in bf16 alone below adapters or under DeepSpeed cannot "
-        "be predicted");
-  }
-  file.script.has_bf16_weights = IsOn(root, "bfloat16") || is_word || (bf16 && bf16->AsBool());
-  file.result.settings.bf16 = file.script.has_bf16_weights && !is_full;
-}
-
-// Liger's kernels of layers are a stack of ours together only; its head and loss in chunks are a
-// switch of their own.
-void ReadLiger(const JsonValue& root, const JsonValue& plugin, TrainerFile& file) {
-  const bool gated = IsOn(root, "liger_glu_activation") || IsOn(root, "liger_swiglu");
-  const int layers = int(IsOn(root, "liger_rope")) + int(IsOn(root, "liger_rms_norm")) + int(gated);
-  if (layers != 0 && layers != 3) {
-    throw plugin.Error(
-        "liger_rope, liger_rms_norm and liger_glu_activation all on or all off, since some of "
-        "Liger's kernels alone cannot be predicted");
-  }
-  constexpr std::int64_t kLigerChunks = 16;
-  file.result.settings.use_liger_kernel = layers == 3;
-  file.script.loss_chunks = IsOn(root, "liger_fused_linear_cross_entropy") ? kLigerChunks : 1;
-}
-
-// Liger, and Cut Cross Entropy, which holds no logits.
-void ReadPlugins(const JsonValue& root, TrainerFile& file) {
-  const auto plugins = root.Find("plugins");
-  for (std::size_t i = 0; plugins && plugins->IsArray() && i < plugins->size(); ++i) {
-    const std::string name = (*plugins)[i].AsString();
-    if (name.find("liger") != std::string::npos) {
-      ReadLiger(root, (*plugins)[i], file);
-    } else if (name.find("cut_cross_entropy") != std::string::npos) {
-      const auto told = root.Find("cut_cross_entropy");
-      file.script.loss_rows = told && !told->AsBool() ? 0 : kLossRows;
-    } else if (name.find("swanlab") == name.npos && name.find("KernelsPlugin") == name.npos) {
-      // The one writes logs, the other has switches of its own.
-      throw(*plugins)[i].Error("Liger's or Cut Cross Entropy's, since the plugin " + name +
-                               " cannot be predicted");
-    }
-  }
-}
-
-// gpt-oss comes in 4 bits, and is made whole where it says so.
-void CheckDequantized(const JsonValue& root) {
-  const auto config = root.Find("model_quantization_config");
-  const auto more = root.Find("model_quantization_config_kwargs");
-  const auto whole = more && more->IsObject() ? more->Find("dequantize") : std::nullopt;
-  if (config && !config->AsString().empty() &&
-      !(config->AsString() == "Mxfp4Config" && whole && whole->AsBool())) {
-    throw config->Error(
-        "Mxfp4Config with dequantize true, since quantized weights of this kind cannot be "
-        "predicted");
-  }
-}
-
-// Offload goes with recomputation, whose inputs are what is left to travel.
-void ReadAxolotlRecompute(const JsonValue& root, TrainerFile& file) {
-  const auto told = root.Find("gradient_checkpointing");
-  const bool offloads = told && told->IsString();
-  if (offloads) {
-    Demand(*told, {"offload"}, "true, false or offload");
-  }
-  const auto offload = root.Find("activation_offloading");
-  if (offload && offload->IsString()) {
-    Demand(*offload, {"legacy", "hidden_states"}, "true, false, legacy or hidden_states");
-  }
-  file.script.offloads_activations = offloads || (offload && offload->IsString()) ||
-                                     (offload && !offload->IsString() && offload->AsBool());
-  if (told || file.script.offloads_activations) {
-    file.result.settings.gradient_checkpointing =
-        file.script.offloads_activations || told->AsBool();
-  }
-}
-
-// Beside adapters such names match nothing, and nothing learns (freeze_layers_except of axolotl's
-// utils/freeze.py). Patterns are of beginnings, and dots are dots, but for those before a plus. A
-// text model that stands for a larger one has shorter names.
-void ReadUnfrozen(const JsonValue& root, TrainerFile& file) {
-  const auto list = root.Find("unfrozen_parameters");
-  for (std::size_t i = 0; list && list->IsArray() && i < list->size(); ++i) {
-    const std::string name = (*list)[i].AsString();
-    std::string pattern;
-    for (std::size_t k = 0; k < name.size() - (name.ends_with(".*") ? 2 : 0); ++k) {
-      pattern += (name[k] == '.' && name[k + 1] != '+' ? "\\" : "") + std::string(1, name[k]);
-    }
-    const std::size_t part = pattern.find("\\.language_model");
-    pattern.erase(std::min(part, pattern.size()),
-                  part == std::string::npos ? 0 : std::string("\\.language_model").size());
-    std::vector<std::string> globs = GlobsOfPattern(pattern);
-    if (globs.empty() || file.script.adapters.rank > 0) {
-      throw list->Error(
-          "names, alternatives and numbers, without adapters, since parameters frozen by such "
-          "patterns cannot be predicted");
-    }
-    for (std::string& glob : globs) {
-      glob += name.ends_with('$') ? "" : "*";
-    }
-    file.script.learns.emplace_back(name, std::move(globs));
-  }
-}
-
-// Without FSDP axolotl makes fp32 of norms, embeddings, head and routers. Where attention or Cut
-// Cross Entropy wants 16 bits, only the routers stay in fp32 (_configure_embedding_dtypes).
-std::vector<std::string> UpcastModules(const JsonValue& root, bool cuts_loss) {
-  const auto name = root.Find("attn_implementation");
-  const std::string attention = name ? name->AsString() : "sdpa";
-  const auto is_on = [&](const char* key) { return IsOn(root, key); };
-  if (cuts_loss || (attention != "sdpa" && attention != "eager") ||
-      AnyOf(std::array{"flash_attention", "xformers_attention", "flex_attention"}, is_on)) {
-    return {"*.gate.weight"};
-  }
-  return {"*norm*", "*embed_tokens*", "*lm_head*", "*embed_in*", "*embed_out*", "*.gate.weight"};
-}
-
-// Tables `trl` and `vllm`; where the first says colocate the engine has 0.9 of the memory.
-// sequence_len cuts nothing that is generated.
-void ReadAxolotlCompletions(const JsonValue& root, TrainerFile& file) {
-  const JsonValue trl = root.At("trl");
-  const auto vllm = root.Find("vllm");
-  const auto part = vllm ? vllm->Find("gpu_memory_utilization") : std::nullopt;
-  file.script.sequence_length = 0;
-  ReadCompletions(trl, part ? part->AsDouble() : trl.Find("vllm_mode") ? 0.9 : 0.3, file);
-}
-
-// Answers are compared by their log-probabilities, or by a score.
-void ReadAxolotlPairs(const JsonValue& root, TrainerFile& file) {
-  const auto rl = root.Find("rl");
-  if (rl && !rl->AsString().empty()) {
-    Demand(*rl, {"dpo", "ipo", "orpo", "kto", "grpo", "gdpo"}, "dpo, ipo, orpo, kto or grpo");
-    if (rl->AsString() == "grpo" || rl->AsString() == "gdpo") {
-      return ReadAxolotlCompletions(root, file);
-    }
-    if (rl->AsString() == "kto") {
-      return ReadSingles(root, file);
-    }
-    ReadPreferences(root, "rl", file);
-  } else if (IsOn(root, "reward_model")) {
-    if (const auto labels = root.Find("num_labels")) {
-      (void)labels->AsInt(1, 1);
-    }
-    ReadRewards(file);
-  } else if (const auto labels = root.Find("num_labels")) {
-    throw labels->Error("no such key, since a reward head cannot be predicted");
-  }
-}
-
 }  // namespace
 
 TrainerFile ReadTrainer(const JsonValue& root, const std::optional<JsonValue>& fsdp_config) {
@@ -683,70 +327,6 @@ TrainerFile ReadTrainer(const JsonValue& root, const std::optional<JsonValue>& f
   ReadScript(root, file);
   CheckTrainer(root, file.result);
   CheckOptimizer(root, "optim", file.result.settings);
-  return file;
-}
-
-TrainerFile ReadAxolotl(const JsonValue& root) {
-  TrainerFile file;
-  file.result = ReadSettings<TrainerSettings>(root, TrainerRows(), SettingKeys::Of("axolotl"));
-  TrainerSettings& s = file.result.settings;
-  ReadFsdp(root, s);
-  if (const auto config = root.Find("fsdp_config"); config && !root.Find("fsdp")) {
-    s.fsdp = !config->Keys().empty();
-  }
-  if (const auto adapter = root.Find("adapter"); adapter && !adapter->AsString().empty()) {
-    Demand(*adapter, {"lora", "qlora"}, "lora or qlora");
-    file.script.adapters = ReadAdapters(root, "axolotl", FrozenFormat::kParam);
-  } else {
-    RefuseQuantized(root);
-    if (IsOn(root, "quantize_moe_experts")) {
-      throw root.At("quantize_moe_experts").Error("false without an adapter, as axolotl demands");
-    }
-  }
-  ReadUnfrozen(root, file);
-  CheckDequantized(root);
-  ReadBf16(root, file);
-  s.find_unused_parameters = s.find_unused_parameters.value_or(false);  // it says so to the Trainer
-  ReadPlugins(root, file);
-  if (!s.fsdp.value_or(false)) {
-    file.script.fp32_masters = UpcastModules(root, file.script.loss_rows > 0);
-  }
-  ReadAxolotlRecompute(root, file);
-  if (!s.per_device_train_batch_size) {
-    s.per_device_train_batch_size = 1;
-    file.script.assumed.push_back({"micro_batch_size", "1"});
-  }
-  // Of one GPU, in place of gradient_accumulation_steps (utils/config, normalize_config).
-  if (const auto batch = root.Find("batch_size"); batch && !s.gradient_accumulation_steps) {
-    const std::int64_t micro = std::max<std::int64_t>(1, *s.per_device_train_batch_size);
-    constexpr std::int64_t kMost = std::int64_t{1} << 20;
-    s.gradient_accumulation_steps = std::max<std::int64_t>(1, batch->AsInt(1, kMost) / micro);
-  }
-  file.script.model = root.At("base_model").AsString();
-  file.script.sequence_length = LengthOf(root, {"sequence_len"});
-  constexpr std::int64_t kSequence = 512;
-  if (file.script.sequence_length == 0) {
-    file.script.sequence_length = kSequence;
-    file.script.assumed.push_back({"sequence_len", std::to_string(kSequence)});
-  }
-  ReadAxolotlPairs(root, file);
-  file.script.dp_shard = LengthOf(root, {"dp_shard_size"});
-  file.script.dp_replicate = LengthOf(root, {"dp_replicate_size"});
-  if (file.script.dp_shard > 1 && !s.fsdp.value_or(false)) {
-    throw root.At("dp_shard_size").Error("an fsdp_config beside it, as axolotl demands");
-  }
-  if (s.context_size.value_or(1) > 1) {
-    const bool gathers = IsOn(root, "sample_packing");  // varlen_llama3, otherwise batch_ring
-    file.script.context_method = gathers ? ContextMethod::kGather : ContextMethod::kRing;
-    file.script.assumed.push_back(
-        {"context_parallel_size", gathers
-                                      ? "keys and values gathered at once, head and tail shared out"
-                                      : "a ring with head and tail shared out"});
-  }
-  file.script.attention =
-      IsOn(root, "eager_attention") ? "materialized" : AttentionOf(root, {"attn_implementation"});
-  CheckTrainer(root, file.result);
-  CheckOptimizer(root, "optimizer", s);
   return file;
 }
 

@@ -29,9 +29,9 @@ struct TrainerFile {
 [[nodiscard]] TrainerFile ReadAutomodel(const JsonValue& root);
 void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanFile& file);
 
-// Freezes the parameters that no pattern of `learns` names. Throws InputError, at `where`, for a
-// pattern that is found in no name.
-void ApplyUnfrozen(const Patterns& learns, const std::string& where, PlanFile& file);
+// Freezes the parameters that no pattern of the script names, if it has any. Throws InputError, at
+// `where`, for a pattern that is found in no name.
+void ApplyUnfrozen(const ScriptFacts& script, const std::string& where, PlanFile& file);
 
 // Head and loss over so many rows at a time: TRL's chunked loss (_CHUNKED_LM_HEAD_CHUNK_SIZE); the
 // kernels of Cut Cross Entropy hold fewer.
