@@ -146,15 +146,13 @@ std::pair<std::vector<std::string>, std::size_t> Digits(std::string_view pattern
       return {Digits("[0-9]").first, all.size()};
     }
   }
-  constexpr std::string_view kNumbers = "0123456789";
   constexpr std::size_t kLength = 5;
-  const auto is_digit = [&](std::size_t i) { return kNumbers.find(pattern[i]) != kNumbers.npos; };
+  const auto is_digit = [&](std::size_t i) { return pattern[i] >= '0' && pattern[i] <= '9'; };
   std::vector<std::string> digits;
-  if (pattern.size() >= kLength && pattern[0] == '[' && pattern[2] == '-' && pattern[4] == ']' &&
-      is_digit(1) && is_digit(3)) {
-    for (char c = pattern[1]; c <= pattern[3]; ++c) {
-      digits.emplace_back(1, c);
-    }
+  const bool is_class = pattern.size() >= kLength && pattern[0] == '[' && pattern[2] == '-' &&
+                        pattern[4] == ']' && is_digit(1) && is_digit(3);
+  for (char c = is_class ? pattern[1] : '9'; is_class && c <= pattern[3]; ++c) {
+    digits.emplace_back(1, c);
   }
   return {digits, kLength};
 }

@@ -10,7 +10,6 @@
 #include "core/ranges.h"
 #include "planner/importers/read_adapters.h"
 #include "planner/importers/read_trainer.h"
-#include "planner/importers/script_words.h"
 #include "planner/importers/setting_keys.h"
 
 namespace shardwright {

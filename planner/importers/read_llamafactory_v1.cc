@@ -7,7 +7,6 @@
 
 #include "planner/importers/read_adapters.h"
 #include "planner/importers/read_trainer.h"
-#include "planner/importers/script_words.h"
 #include "planner/importers/setting_keys.h"
 
 namespace shardwright {

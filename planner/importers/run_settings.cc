@@ -38,6 +38,7 @@ void Put(ReadResult<S> result, const std::string& file, std::optional<S>& slot, 
 }
 
 void PutTrainer(TrainerFile trainer, const std::string& file, RunSettings& run) {
+  run.trainer_file = file;
   const std::vector<Assumption> earlier = std::move(run.script.assumed);  // of other files
   run.script = std::move(trainer.script);
   run.script.assumed.insert(run.script.assumed.begin(), earlier.begin(), earlier.end());
@@ -199,30 +200,22 @@ void PlaceAdapters(RunSettings& run) {
       run.script.has_bf16_weights ? FrozenFormat::kParam : FrozenFormat::kMaster;
 }
 
+template <TrainerFile (*kReader)(const JsonValue& root)>
+void ReadScriptFile(const JsonValue& root, const std::string& file, RunSettings& run) {
+  PutTrainer(kReader(root), file, run);
+}
+
 using Read = void (*)(const JsonValue& root, const std::string& file, RunSettings& run);
 constexpr std::array<std::pair<std::string_view, Read>, 8> kReaders = {{
     {"torchtitan", ReadTorchtitan},
     {"accelerate", ReadAccelerate},
     {"trainer",
      [](const JsonValue& root, const std::string& file, RunSettings& run) {
-       run.trainer_file = file;
        PutTrainer(ReadTrainer(root, NamedFsdpConfig(root, file)), file, run);
      }},
-    {"axolotl",
-     [](const JsonValue& root, const std::string& file, RunSettings& run) {
-       run.trainer_file = file;
-       PutTrainer(ReadAxolotl(root), file, run);
-     }},
-    {"llamafactory-v1",
-     [](const JsonValue& root, const std::string& file, RunSettings& run) {
-       run.trainer_file = file;
-       PutTrainer(ReadLlamaFactoryV1(root), file, run);
-     }},
-    {"automodel",
-     [](const JsonValue& root, const std::string& file, RunSettings& run) {
-       run.trainer_file = file;
-       PutTrainer(ReadAutomodel(root), file, run);
-     }},
+    {"axolotl", ReadScriptFile<ReadAxolotl>},
+    {"llamafactory-v1", ReadScriptFile<ReadLlamaFactoryV1>},
+    {"automodel", ReadScriptFile<ReadAutomodel>},
     {"peft", ReadPeft},
     {"deepspeed", [](const JsonValue& root, const std::string& file,
                      RunSettings& run) { Put(ReadDeepSpeed(root), file, run.deepspeed, run); }},

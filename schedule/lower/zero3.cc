@@ -205,18 +205,15 @@ void Zero3Rules::FlattenPartitions() {
 // cpu_memory), one that gradients add up in (grad_partitions_flat_buffer) and one for those of each
 // sub-group in the masters' dtype.
 void Zero3Rules::PadHost() {
-  std::vector<UnitId> trainable;
-  Bytes weights(0), sums(0);
+  Bytes weights(0);
   BufferId first;
   const bool updates = UpdatesOnHost() && job_.mode == JobMode::kTrain;
+  const std::vector<UnitId> trainable = updates ? TrainableUnits() : std::vector<UnitId>();
+  const Bytes sums = InParam(FlatElements(trainable));
   for (std::uint32_t u = 0; u < unit_count(); ++u) {
     if (HasParams(UnitId(u)) && (plan_.offload.parameters || low_on_host_[u].valid())) {
       weights += plan_.offload.parameters ? GatherShard(UnitId(u)) : Bytes(0);
       first = first.valid() ? first : plan_.offload.parameters ? low_[u] : low_on_host_[u];
-    }
-    if (updates && IsTrainable(UnitId(u))) {
-      trainable.push_back(UnitId(u));
-      sums += InParam(Info(UnitId(u)).shard_elements);
     }
   }
   for (const std::vector<UnitId>& group : SubGroups(trainable)) {
