@@ -1,6 +1,7 @@
 // From settings to job and plan, by the functions that emitters check themselves with.
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "core/error.h"
@@ -37,7 +38,7 @@ void RecomputeBlocks(PlanFile& file) {
 }
 
 bool IsAuto(const DeepSpeedSettings& s, std::string_view key) {
-  return std::find(s.autos.begin(), s.autos.end(), key) != s.autos.end();
+  return IsIn(s.autos, key);
 }
 
 template <class T>
@@ -530,9 +531,8 @@ void AppendPrecision(const RunSettings& run, const PlanFile& file, std::vector<A
   const bool said = (run.trainer && (run.trainer->bf16 || run.trainer->fp16)) ||
                     (run.deepspeed && (run.deepspeed->bf16 || run.deepspeed->fp16)) ||
                     (run.accelerate && run.accelerate->mixed_precision);
-  const bool listed = std::any_of(list.begin(), list.end(), [](const Assumption& a) {
-    return a.key == "mixed_precision" || a.key == "bf16.enabled" || a.key == "fp16.enabled";
-  });
+  constexpr std::array kKeys = {"mixed_precision", "bf16.enabled", "fp16.enabled"};
+  const bool listed = AnyOf(list, [&](const Assumption& a) { return IsIn(kKeys, a.key); });
   if (is_hf && !said && !listed) {
     const bool bf16 = file.job.precision.param == DType::kBf16;
     list.push_back({run.trainer ? "bf16" : "bf16.enabled", bf16 ? "true" : "false"});

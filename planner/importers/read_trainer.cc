@@ -81,12 +81,8 @@ void ReadFsdp(const JsonValue& root, TrainerSettings& s) {
 // "adamw_hf" is the loop over parameters that Transformers had until version 4.
 void CheckOptimizer(const JsonValue& root, std::string_view key, const TrainerSettings& s) {
   if (s.optim && !OptimizerNamed(*s.optim)) {
-    std::string words;
-    for (const std::string_view word : OptimizerWords()) {
-      words += (words.empty() ? "" : ", ") + std::string(word);
-    }
-    throw root.At(key).Error("one of " + words + ", since the optimizer " + *s.optim +
-                             " cannot be predicted");
+    throw root.At(key).Error("one of " + Listed(OptimizerWords()) + ", since the optimizer " +
+                             *s.optim + " cannot be predicted");
   }
 }
 

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "planner/importers/document.h"
 #include "planner/importers/read_adapters.h"
@@ -110,9 +111,7 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
 // --- torchtitan
 
 bool Compiles(const TorchtitanSettings& s, const char* component) {
-  return s.compile.value_or(false) &&
-         (!s.components ||
-          std::find(s.components->begin(), s.components->end(), component) != s.components->end());
+  return s.compile.value_or(false) && (!s.components || IsIn(*s.components, component));
 }
 
 // Until April 2025 [training] compile was about the blocks, and the loss was eager.
@@ -323,9 +322,7 @@ std::string ZooModel(const TorchtitanSettings& s) {
 
 // Without Accelerate and the Trainer nobody fills it in.
 bool HasAutoPrecision(const DeepSpeedSettings& s) {
-  const auto is_auto = [&](const char* key) {
-    return std::find(s.autos.begin(), s.autos.end(), key) != s.autos.end();
-  };
+  const auto is_auto = [&](const char* key) { return IsIn(s.autos, key); };
   return !s.bf16 && !s.fp16 && (is_auto("bf16.enabled") || is_auto("fp16.enabled"));
 }
 

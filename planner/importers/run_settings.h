@@ -52,6 +52,8 @@ struct AutomodelFacts {
   DType master = DType::kBf16;  // of weights as they were loaded, and so of states
   OptimizerSpec optimizer;
   Fp8Products fp8 = Fp8Products::kNone;
+  bool keeps_gathered = false;  // parameters of mixtures, over the micro-batches of a step
+  bool fp32_logits = true;      // in the loss
 };
 
 // Each as a file has it, and as globs.
