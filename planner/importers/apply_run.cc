@@ -1,6 +1,7 @@
 // From settings to job and plan, by the functions that emitters check themselves with.
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "core/error.h"
@@ -37,7 +38,7 @@ void RecomputeBlocks(PlanFile& file) {
 }
 
 bool IsAuto(const DeepSpeedSettings& s, std::string_view key) {
-  return std::find(s.autos.begin(), s.autos.end(), key) != s.autos.end();
+  return IsIn(s.autos, key);
 }
 
 template <class T>
@@ -291,7 +292,8 @@ void ApplyLlamaFactoryV1(const RunSettings& run, PlanFile& file) {
   }
   file.plan.units.push_back(RootUnitOf(reshard));
   const DType param = run.trainer->bf16.value_or(true) ? DType::kBf16 : DType::kFp32;
-  const DType master = file.job.lora_rank > 0 ? DType::kFp32 : DType::kBf16;
+  const bool upcasts = file.job.lora_rank > 0 || run.script.layers;  // adapters; what learns
+  const DType master = upcasts ? DType::kFp32 : DType::kBf16;
   file.job.precision = {.master = master, .param = param, .reduce = DType::kFp32};
 }
 
@@ -303,8 +305,9 @@ void ApplyPairs(const RunSettings& run, PlanFile& file) {
   const Precision& precision = file.job.precision;
   const bool is_partly =
       HasReference(file.job.trains_by, file.job.rollout) || !file.job.frozen.empty();
-  if (is_partly && run.script.adapters.rank == 0 && run.script.has_bf16_weights &&
-      IsTorch(file.plan.dialect) && precision.master != precision.param) {
+  if (is_partly && run.script.adapters.rank == 0 &&
+      (run.script.has_bf16_weights || run.script.layers) && IsTorch(file.plan.dialect) &&
+      precision.master != precision.param) {
     file.job.frozen_format = FrozenFormat::kParam;
   }
 }
@@ -405,10 +408,9 @@ void ApplyHf(const RunSettings& run, PlanFile& file) {
   ApplyPairs(run, file);
   file.plan.offload.activations |= run.script.offloads_activations;
   const bool is_whole = file.job.optimizer.states == StateFormat::kMaster;
-  if (!is_whole && (run.deepspeed || file.plan.offload.parameters)) {
+  if (!is_whole && (file.plan.offload.parameters || file.plan.offload.optimizer)) {
     throw InputError(run.trainer_file + ": optim", run.trainer->optim.value_or(""),
-                     "adamw_torch, since states in 8 or 4 bits under DeepSpeed or with offloaded "
-                     "parameters cannot be predicted");
+                     "adamw_torch, since states in 8 or 4 bits beside offload cannot be predicted");
   }
 }
 
@@ -529,9 +531,8 @@ void AppendPrecision(const RunSettings& run, const PlanFile& file, std::vector<A
   const bool said = (run.trainer && (run.trainer->bf16 || run.trainer->fp16)) ||
                     (run.deepspeed && (run.deepspeed->bf16 || run.deepspeed->fp16)) ||
                     (run.accelerate && run.accelerate->mixed_precision);
-  const bool listed = std::any_of(list.begin(), list.end(), [](const Assumption& a) {
-    return a.key == "mixed_precision" || a.key == "bf16.enabled" || a.key == "fp16.enabled";
-  });
+  constexpr std::array kKeys = {"mixed_precision", "bf16.enabled", "fp16.enabled"};
+  const bool listed = AnyOf(list, [&](const Assumption& a) { return IsIn(kKeys, a.key); });
   if (is_hf && !said && !listed) {
     const bool bf16 = file.job.precision.param == DType::kBf16;
     list.push_back({run.trainer ? "bf16" : "bf16.enabled", bf16 ? "true" : "false"});
@@ -584,7 +585,7 @@ void ApplyRun(const RunSettings& run, PlanFile& file) {
     return;  // the plan was made with them
   }
   CheckCounts(run, file);
-  ApplyUnfrozen(run.script.learns, run.trainer_file, file);
+  ApplyUnfrozen(run.script, run.trainer_file, file);
   if (run.torchtitan) {
     ApplyTorchtitan(*run.torchtitan, run.files.front(), file);
   } else {
@@ -600,6 +601,11 @@ std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& fi
   } else if (run.deepspeed) {
     AppendUnset(DeepSpeedRows(), Merged(run), ToDeepSpeed(file), list);
     NameInlineKeys(run, list);
+    if (run.trainer && run.trainer->optim) {
+      std::erase_if(list, [](const Assumption& a) {
+        return a.key == "optimizer.type" || a.key == "optimizer.params.torch_adam";
+      });
+    }
   } else if (IsAccelerateFsdp(run)) {
     const HfFsdp fsdp = WithLayers(FromAccelerate(*run.accelerate, run.files.front()), file);
     AppendUnset(AccelerateRows(), *run.accelerate, ToAccelerate(fsdp, file.cluster), list);

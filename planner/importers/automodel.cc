@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "core/ranges.h"
 #include "core/text.h"
 #include "models/cut_stage.h"
 #include "planner/emitters/emission.h"
@@ -62,8 +63,7 @@ std::int64_t DegreeAt(const JsonValue& root, std::string_view path) {
 bool IsOwnModel(const std::string& name) {
   const std::vector<std::string> own = SettingKeys::Words("own_models");
   const std::string last = LowerCase(name.substr(name.rfind('/') + 1));
-  return std::any_of(own.begin(), own.end(),
-                     [&](const std::string& word) { return last.starts_with(word); });
+  return AnyOf(own, [&](const std::string& word) { return last.starts_with(word); });
 }
 
 // Transformer Engine's FusedAdam keeps states in fp32 and, if told so, the half of fp32 masters
@@ -134,24 +134,14 @@ void ReadPeft(const JsonValue& root, TrainerFile& file) {
                                 : FrozenFormat::kNf4;
   Adapters& adapters = file.script.adapters;
   adapters = ReadAdapters(*peft, "automodel", base);
-  const auto targets = peft->Find("target_modules");
-  for (std::size_t i = 0; targets && targets->IsArray() && i < targets->size(); ++i) {
-    adapters.targets.push_back((*targets)[i].AsString());
-  }
-  if (targets && targets->IsString()) {
-    adapters.targets.push_back(targets->AsString());
-  }
-  std::vector<std::string> left_out;
-  if (const auto excluded = peft->Find("exclude_modules")) {
-    for (std::size_t i = 0; excluded->IsArray() && i < excluded->size(); ++i) {
-      left_out.push_back((*excluded)[i].AsString());
-    }
-    if (excluded->IsString()) {
-      left_out.push_back(excluded->AsString());
-    }
-  }
+  const auto names_at = [&](const char* key) {
+    const auto value = peft->Find(key);
+    return value ? NamesIn(*value) : std::vector<std::string>();
+  };
+  const std::vector<std::string> names = names_at("target_modules");
+  const std::vector<std::string> left_out = names_at("exclude_modules");
+  adapters.targets.insert(adapters.targets.end(), names.begin(), names.end());
   // Automodel's own stacks of experts are adapted by names alone; others' are no modules to it.
-  const std::vector<std::string> names = adapters.targets;
   for (std::size_t i = 0; i < names.size() && file.script.automodel->is_own; ++i) {
     adapters.targets.push_back(names[i] + '@' + std::to_string(adapters.rank) +
                                (IsTrue(*peft, "moe_rank_scaling") ? "/k" : ""));
@@ -272,6 +262,10 @@ AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
   facts.master = MasterOf(root);
   facts.optimizer = OptimizerOf(root, facts.master);
   facts.fp8 = Fp8Of(root);
+  facts.keeps_gathered = facts.is_own && facts.mesh.pipeline_size == 1 &&
+                         IsTrue(root, "model.backend.enable_fsdp_optimizations");
+  facts.fp32_logits = IsTrue(root, "loss_fn.fp32_upcast", true) ||
+                      TextAt(root, "distributed.mp_policy.output_dtype") == "float32";
   return facts;
 }
 
@@ -280,8 +274,7 @@ AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
 std::vector<UnitPlan> UnitsOf(const AutomodelFacts& facts, const Model& model,
                               const std::string& where) {
   const bool is_shared = facts.mesh.expert_size > 1, is_staged = facts.mesh.pipeline_size > 1;
-  const bool is_tied = std::any_of(model.params.begin(), model.params.end(),
-                                   [](const Parameter& param) { return param.tied_to.valid(); });
+  const bool is_tied = AnyOf(model.params, [](const Parameter& p) { return p.tied_to.valid(); });
   const bool reshards = facts.reshards.value_or(!is_shared && !is_staged);
   const Reshard::Kind kind = reshards ? Reshard::Kind::kAlways : Reshard::Kind::kNever;
   const WrapSpec::Kind rule =
@@ -328,8 +321,7 @@ std::vector<RecomputeRegion> RecomputeOf(const AutomodelFacts& facts, const Mode
     std::vector<ModuleId> parts;
     for (const ModuleId block : modules) {
       for (const ModuleId child : model.modules[block.value].children) {
-        const std::string& name = model.modules[child.value].name;
-        if (std::find(words.begin(), words.end(), name) != words.end()) {
+        if (IsIn(words, model.modules[child.value].name)) {
           parts.push_back(child);
         }
       }
@@ -358,9 +350,7 @@ void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanF
                      std::to_string(is_full ? mesh.expert : least),
                      "a divisor of the " + std::to_string(ranks) + " GPUs of the cluster");
   }
-  const std::vector<Module>& modules = file.model.modules;
-  if (mesh.tensor > 1 && std::none_of(modules.begin(), modules.end(),
-                                      [](const Module& m) { return m.name == "q_proj"; })) {
+  if (mesh.tensor > 1 && !IsIn(file.model.modules, "q_proj", &Module::name)) {
     throw InputError(key + "tp_size", std::to_string(mesh.tensor),
                      "1, since no plan of Automodel's cuts attention without q_proj");
   }
@@ -378,6 +368,10 @@ void ApplyAutomodel(const AutomodelFacts& facts, const std::string& where, PlanF
   }
   CutForPlan(file.model, file.job, file.plan, {key + "ep_size", key + "tp_size", key + "cp_size"});
   file.plan.units = UnitsOf(facts, file.model, where);
+  file.plan.keeps_gathered = facts.keeps_gathered && AnyOf(file.model.ops, [&](const ModelOp& op) {
+                               return file.model.SpecOf(op).kind == OpKind::kExperts;
+                             });
+  file.kernels.fp32_logits = facts.fp32_logits;
   file.plan.recompute = RecomputeOf(facts, file.model);
   file.job.precision = {.master = facts.master, .param = DType::kBf16, .reduce = DType::kFp32};
   file.kernels.fp8 = ranks == 1 && GathersFp8(facts.fp8) ? Fp8Products::kPerTensor : facts.fp8;
@@ -398,7 +392,6 @@ TrainerFile ReadAutomodel(const JsonValue& root) {
   s.gradient_checkpointing = false;  // see RecomputeOf
   s.version = 2;
   s.auto_wrap_policy = "TRANSFORMER_BASED_WRAP";
-  s.sync_each_batch = !IsTrue(root, "distributed.defer_fsdp_grad_sync", true);
   s.cpu_offload = TargetAt(root, "distributed.offload_policy") == "CPUOffloadPolicy";
   s.torch_compile = IsTrue(root, "compile.enabled") || IsTrue(root, "distributed.enable_compile");
   if (!s.per_device_train_batch_size) {
@@ -411,6 +404,13 @@ TrainerFile ReadAutomodel(const JsonValue& root) {
     script.model = script.model.empty() ? TextAt(root, path) : script.model;
   }
   script.automodel = FactsOf(root, script.model);
+  // A mixture's outermost module, if FSDP has it, is told when to reduce (get_sync_ctx of
+  // distributed/utils.py); otherwise moe/fsdp_mixin.py tells the parts, if it is on.
+  const AutomodelFacts& facts = *script.automodel;
+  const bool is_told = facts.mesh.expert_size == 1 || facts.mesh.pipeline_size > 1 ||
+                       IsTrue(root, "distributed.moe.wrap_outer_model", true);
+  s.sync_each_batch =
+      is_told ? !IsTrue(root, "distributed.defer_fsdp_grad_sync", true) : !facts.keeps_gathered;
   s.use_liger_kernel = !script.automodel->is_own && IsTrue(root, "model.use_liger_kernel", true);
   const auto batch = At(root, "step_scheduler.global_batch_size");
   constexpr std::int64_t kBatch = 32;  // StepSchedulerConfig's own

@@ -4,9 +4,13 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "planner/importers/setting_keys.h"
 
@@ -30,27 +34,13 @@ std::optional<JsonValue> FindSet(const JsonValue& root, std::string_view key) {
 
 // "all-linear", "q_proj,v_proj", a pattern, or a list of names, as globs.
 void AddTargets(const JsonValue& value, std::vector<std::string>& targets) {
-  const auto add = [&](const std::string& name) {
-    // PEFT takes the ends of module names.
-    targets.push_back(name.find('.') == std::string::npos ? name : "*." + name);
-  };
-  for (std::size_t i = 0; value.IsArray() && i < value.size(); ++i) {
-    add(value[i].AsString());
-  }
-  if (value.IsArray()) {
-    return;
-  }
-  const std::string text = value.AsString();
+  const std::string text = value.IsArray() ? "" : value.AsString();
   if (text == "all" || text == "all-linear") {
     targets.emplace_back("all-linear");
   } else if (text.find_first_of("()[]\\*|") == std::string::npos) {
-    for (std::size_t begin = 0; begin <= text.size();) {
-      const std::size_t end = std::min(text.find(',', begin), text.size());
-      const std::size_t first = text.find_first_not_of(' ', begin);
-      if (first < end) {
-        add(text.substr(first, end - first));
-      }
-      begin = end + 1;
+    for (const std::string& name : NamesIn(value)) {
+      // PEFT takes the ends of module names.
+      targets.push_back(name.find('.') == std::string::npos ? name : "*." + name);
     }
   } else {
     const std::vector<std::string> globs = GlobsOfPattern(text);
@@ -148,6 +138,25 @@ bool Append(std::vector<std::string>& texts, const std::vector<std::string>& end
 std::optional<std::vector<std::string>> Alternatives(std::string_view pattern, std::size_t& at,
                                                      int depth);
 
+// A class of digits that the pattern begins with, each digit a text, and the length of the class.
+// Example: "[4-6]x" is 4, 5 and 6, five characters. Empty: something else.
+std::pair<std::vector<std::string>, std::size_t> Digits(std::string_view pattern) {
+  for (const std::string_view all : {"\\d", "[\\d]"}) {
+    if (pattern.starts_with(all)) {
+      return {Digits("[0-9]").first, all.size()};
+    }
+  }
+  constexpr std::size_t kLength = 5;
+  const auto is_digit = [&](std::size_t i) { return pattern[i] >= '0' && pattern[i] <= '9'; };
+  std::vector<std::string> digits;
+  const bool is_class = pattern.size() >= kLength && pattern[0] == '[' && pattern[2] == '-' &&
+                        pattern[4] == ']' && is_digit(1) && is_digit(3);
+  for (char c = is_class ? pattern[1] : '9'; is_class && c <= pattern[3]; ++c) {
+    digits.emplace_back(1, c);
+  }
+  return {digits, kLength};
+}
+
 // One name, class or group at `at`, without what repeats it.
 std::optional<std::vector<std::string>> Atom(std::string_view pattern, std::size_t& at, int depth) {
   constexpr int kDeepest = 16;
@@ -162,12 +171,9 @@ std::optional<std::vector<std::string>> Atom(std::string_view pattern, std::size
     return inner;
   }
   const std::string_view rest = pattern.substr(at);
-  for (const auto& [text, glob] : {std::pair{"[\\d]", "*"}, {"[0-9]", "*"}, {"\\d", "*"}}) {
-    const std::string_view number(text);
-    if (pattern.substr(at - 1).starts_with(number)) {
-      at += number.size() - 1;
-      return std::vector<std::string>{glob};
-    }
+  if (const auto [digits, length] = Digits(pattern.substr(at - 1)); !digits.empty()) {
+    at += length - 1;
+    return digits;
   }
   if (c == '\\' && rest.starts_with('.')) {
     ++at;
@@ -180,6 +186,20 @@ std::optional<std::vector<std::string>> Atom(std::string_view pattern, std::size
     return std::nullopt;
   }
   return std::vector<std::string>{std::string(1, c)};
+}
+
+// A number that is a whole part of a name is a glob; others have one digit of the class or two.
+// Example: "[0-9]+" behind "layers." is "*". Behind "layers.4" "[4-5]+" is 4, 5, 44, 45, 54, 55.
+void RepeatDigits(const std::vector<std::string>& before, std::vector<std::string>& digits) {
+  constexpr std::size_t kAll = 10;
+  if (digits.size() == kAll &&
+      AllOf(before, [](const std::string& text) { return text.ends_with('.'); })) {
+    digits = {"*"};
+    return;
+  }
+  std::vector<std::string> two = digits;
+  Append(two, digits);
+  digits.insert(digits.end(), two.begin(), two.end());
 }
 
 std::optional<std::vector<std::string>> Alternatives(std::string_view pattern, std::size_t& at,
@@ -195,12 +215,19 @@ std::optional<std::vector<std::string>> Alternatives(std::string_view pattern, s
       continue;
     }
     const bool is_group = pattern[at] == '(';
+    const bool is_digit = !Digits(pattern.substr(at)).first.empty();
     auto atom = Atom(pattern, at, depth);
     if (!atom) {
       return std::nullopt;
     }
     const char repeat = at < pattern.size() ? pattern[at] : '\0';
-    const bool is_number = atom->front() == "*";
+    if (is_digit && (repeat == '+' || repeat == '*')) {
+      RepeatDigits(one, *atom);
+      if (repeat == '*') {
+        atom->emplace_back("");
+      }
+    }
+    const bool is_number = is_digit || atom->front() == "*";
     if (repeat == '?' && is_group) {
       atom->emplace_back("");
     } else if ((repeat == '+' || repeat == '*') && !is_number) {
@@ -267,6 +294,23 @@ Adapters ReadAdapters(const JsonValue& root, std::string_view script, FrozenForm
         .Error("false without weights in 8 or 4 bits, as axolotl demands");
   }
   return adapters;
+}
+
+std::vector<std::string> NamesIn(const JsonValue& value) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; value.IsArray() && i < value.size(); ++i) {
+    names.push_back(value[i].AsString());
+  }
+  const std::string text = value.IsArray() ? "" : value.AsString();
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::size_t first = text.find_first_not_of(' ', begin);
+    if (first < end) {
+      names.push_back(text.substr(first, end - first));
+    }
+    begin = end + 1;
+  }
+  return names;
 }
 
 void RefuseQuantized(const JsonValue& root) {

@@ -18,6 +18,9 @@ namespace shardwright {
 [[nodiscard]] Adapters ReadAdapters(const JsonValue& root, std::string_view script,
                                     FrozenFormat base);
 
+// Of a list, or of a text with commas between them.
+[[nodiscard]] std::vector<std::string> NamesIn(const JsonValue& value);
+
 // Throws InputError for quantized weights that all learn, or none.
 void RefuseQuantized(const JsonValue& root);
 

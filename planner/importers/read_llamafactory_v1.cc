@@ -81,8 +81,15 @@ void ReadLayers(const JsonValue& root, TrainerFile& file) {
   if (!peft && BaseOf(quant) != FrozenFormat::kParam) {
     Refuse(*quant, "a peft_config beside it");
   }
+  if (NameOf(peft) == "freeze") {
+    if (BaseOf(quant) != FrozenFormat::kParam) {
+      Refuse(*quant, "adapters above it");
+    }
+    file.script.layers = ReadLearningLayers(*peft);
+    return;
+  }
   if (peft && NameOf(peft) != "lora") {
-    Refuse(*peft, "lora");
+    Refuse(*peft, "lora or freeze");
   }
   if (peft) {
     if (const auto given = peft->Find("adapter_name_or_path")) {

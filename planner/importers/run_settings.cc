@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/text.h"
 #include "planner/importers/document.h"
 #include "planner/importers/read_adapters.h"
@@ -39,6 +40,7 @@ void Put(ReadResult<S> result, const std::string& file, std::optional<S>& slot, 
 }
 
 void PutTrainer(TrainerFile trainer, const std::string& file, RunSettings& run) {
+  run.trainer_file = file;
   const std::vector<Assumption> earlier = std::move(run.script.assumed);  // of other files
   run.script = std::move(trainer.script);
   run.script.assumed.insert(run.script.assumed.begin(), earlier.begin(), earlier.end());
@@ -110,9 +112,7 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
 // --- torchtitan
 
 bool Compiles(const TorchtitanSettings& s, const char* component) {
-  return s.compile.value_or(false) &&
-         (!s.components ||
-          std::find(s.components->begin(), s.components->end(), component) != s.components->end());
+  return s.compile.value_or(false) && (!s.components || IsIn(*s.components, component));
 }
 
 // Until April 2025 [training] compile was about the blocks, and the loss was eager.
@@ -208,30 +208,22 @@ void ReadMegatronRun(const JsonValue& root, const std::string& file, RunSettings
   Put(std::move(megatron.result), file, none, run);
 }
 
+template <TrainerFile (*kReader)(const JsonValue& root)>
+void ReadScriptFile(const JsonValue& root, const std::string& file, RunSettings& run) {
+  PutTrainer(kReader(root), file, run);
+}
+
 using Read = void (*)(const JsonValue& root, const std::string& file, RunSettings& run);
 constexpr std::array<std::pair<std::string_view, Read>, 9> kReaders = {{
     {"torchtitan", ReadTorchtitan},
     {"accelerate", ReadAccelerate},
     {"trainer",
      [](const JsonValue& root, const std::string& file, RunSettings& run) {
-       run.trainer_file = file;
        PutTrainer(ReadTrainer(root, NamedFsdpConfig(root, file)), file, run);
      }},
-    {"axolotl",
-     [](const JsonValue& root, const std::string& file, RunSettings& run) {
-       run.trainer_file = file;
-       PutTrainer(ReadAxolotl(root), file, run);
-     }},
-    {"llamafactory-v1",
-     [](const JsonValue& root, const std::string& file, RunSettings& run) {
-       run.trainer_file = file;
-       PutTrainer(ReadLlamaFactoryV1(root), file, run);
-     }},
-    {"automodel",
-     [](const JsonValue& root, const std::string& file, RunSettings& run) {
-       run.trainer_file = file;
-       PutTrainer(ReadAutomodel(root), file, run);
-     }},
+    {"axolotl", ReadScriptFile<ReadAxolotl>},
+    {"llamafactory-v1", ReadScriptFile<ReadLlamaFactoryV1>},
+    {"automodel", ReadScriptFile<ReadAutomodel>},
     {"megatron", ReadMegatronRun},
     {"peft", ReadPeft},
     {"deepspeed", [](const JsonValue& root, const std::string& file,
@@ -345,9 +337,7 @@ std::string ZooModel(const TorchtitanSettings& s) {
 
 // Without Accelerate and the Trainer nobody fills it in.
 bool HasAutoPrecision(const DeepSpeedSettings& s) {
-  const auto is_auto = [&](const char* key) {
-    return std::find(s.autos.begin(), s.autos.end(), key) != s.autos.end();
-  };
+  const auto is_auto = [&](const char* key) { return IsIn(s.autos, key); };
   return !s.bf16 && !s.fp16 && (is_auto("bf16.enabled") || is_auto("fp16.enabled"));
 }
 

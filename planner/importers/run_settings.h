@@ -53,10 +53,20 @@ struct AutomodelFacts {
   DType master = DType::kBf16;  // of weights as they were loaded, and so of states
   OptimizerSpec optimizer;
   Fp8Products fp8 = Fp8Products::kNone;
+  bool keeps_gathered = false;  // parameters of mixtures, over the micro-batches of a step
+  bool fp32_logits = true;      // in the loss
 };
 
 // Each as a file has it, and as globs.
 using Patterns = std::vector<std::pair<std::string, std::vector<std::string>>>;
+
+// LLaMA-Factory's "freeze": what learns of the last layers, or of the first ones if `count` is
+// negative, and of what lies outside them.
+struct LearningLayers {
+  std::int64_t count = 0;
+  std::vector<std::string> modules;  // of a layer: how their names begin; "all"
+  std::vector<std::string> outside;  // parts of names
+};
 
 // What the file of a script around the Trainer says beside the Trainer's arguments; 0 and empty:
 // not said.
@@ -82,12 +92,13 @@ struct ScriptFacts {
   Adapters adapters;
   bool is_llamafactory_v1 = false;
   std::optional<AutomodelFacts> automodel;
-  std::int64_t global_batch = 0;        // of trainers of their own: samples of a step on all ranks
-  bool has_bf16_adapters = false;       // otherwise fp32 (PEFT's autocast_adapter_dtype)
-  TrainsBy trains_by = TrainsBy::kOwn;  // batch sizes of a file count pairs
-  Rollout rollout;                      // of GRPO
-  Patterns learns;                      // of names of what is not frozen; empty: all
-  std::vector<Assumption> assumed;      // the script's own defaults
+  std::int64_t global_batch = 0;         // of trainers of their own: samples of a step on all ranks
+  bool has_bf16_adapters = false;        // otherwise fp32 (PEFT's autocast_adapter_dtype)
+  TrainsBy trains_by = TrainsBy::kOwn;   // batch sizes of a file count pairs
+  Rollout rollout;                       // of GRPO
+  Patterns learns;                       // of names of what is not frozen; empty: all
+  std::optional<LearningLayers> layers;  // the same by number
+  std::vector<Assumption> assumed;       // the script's own defaults
 
   // Neither the Trainer nor Accelerate wraps the model.
   [[nodiscard]] bool HasOwnTrainer() const { return is_llamafactory_v1 || automodel; }

@@ -71,10 +71,7 @@ bool IsOff(const JsonValue& value) {
 }
 
 [[noreturn]] void Refuse(const JsonValue& value, const SettingKey& key) {
-  std::string expected;
-  for (const std::string& off : key.off) {
-    expected += (expected.empty() ? "" : " or ") + off;
-  }
+  const std::string expected = Listed(key.off, {}, " or ");
   throw value.Error((expected.empty() ? "no such key" : expected) + ", since " + key.meaning +
                     " cannot be predicted");
 }

@@ -3,10 +3,14 @@
 // Example: of a model with 32 layers "model.layers.3*" and "lm_head" leave frozen the
 // embedding, the last norm, and layers 0 to 29 as "model.layers.0.*" and so on.
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "core/ranges.h"
 #include "core/text.h"
 #include "models/reference.h"
 #include "planner/importers/read_trainer.h"
+#include "schedule/wrap.h"
 
 namespace shardwright {
 namespace {
@@ -32,10 +36,30 @@ std::vector<std::string> FrozenGlobs(const Model& model) {
   return globs;
 }
 
+// A part of a name is enough (_setup_freeze_tuning of LLaMA-Factory 0.9.5, model/adapter.py).
+// Example: of 32 layers, count 2 and modules "mlp" are "*.30.mlp*" and "*.31.mlp*".
+Patterns PatternsOf(const LearningLayers& layers, const Model& model) {
+  const std::int64_t all = std::ssize(BlocksOf(model));
+  const std::int64_t count = std::min(std::abs(layers.count), all);
+  const std::int64_t first = layers.count > 0 ? all - count : 0;
+  Patterns patterns;
+  for (const std::string& module : layers.modules) {
+    auto& [text, globs] = patterns.emplace_back(module, std::vector<std::string>());
+    for (std::int64_t i = first; i < first + count; ++i) {
+      globs.push_back("*." + std::to_string(i) + '.' + (module == "all" ? "" : module) + '*');
+    }
+  }
+  for (const std::string& part : layers.outside) {
+    patterns.emplace_back(part, std::vector<std::string>{'*' + part + '*'});
+  }
+  return patterns;
+}
+
 }  // namespace
 
-void ApplyUnfrozen(const Patterns& learns, const std::string& where, PlanFile& file) {
+void ApplyUnfrozen(const ScriptFacts& script, const std::string& where, PlanFile& file) {
   std::vector<Parameter>& params = file.model.params;
+  const Patterns learns = script.layers ? PatternsOf(*script.layers, file.model) : script.learns;
   if (learns.empty()) {
     return;
   }

@@ -52,8 +52,8 @@ void CheckUpdateFormat(const Job& job, const Plan& plan, const std::string& wher
   if (optimizer.states == StateFormat::kMaster) {
     return;
   }
-  if (!IsTorch(plan.dialect)) {
-    RefuseFormat(where, "optimizer.states", states, "dialect ddp, fsdp1 or fsdp2",
+  if (!IsTorch(plan.dialect) && !IsZero(plan.dialect)) {
+    RefuseFormat(where, "optimizer.states", states, "a dialect of PyTorch or DeepSpeed",
                  "dialect " + std::string(NameOf(plan.dialect)) + " keeps states as masters");
   }
   const bool is_lion = optimizer.kind == OptimizerKind::kLion &&

@@ -157,16 +157,6 @@ void Zero3Rules::NewBucket() {
   }
 }
 
-std::int64_t Zero3Rules::LargestUpdate() const {
-  std::int64_t largest = 0, elements = 0;
-  for (std::uint32_t u = 0; u < unit_count(); ++u) {
-    elements += IsTrainable(UnitId(u)) ? Info(UnitId(u)).shard_elements : 0;
-    largest = std::max(largest, elements);
-    elements = elements >= plan_.zero.sub_group ? 0 : elements;
-  }
-  return largest;
-}
-
 void Zero3Rules::Flatten(std::span<const BufferId> buffers) {
   ++flat_tensors_;
   for (const BufferId id : buffers) {
@@ -198,7 +188,8 @@ void Zero3Rules::FlattenPartitions() {
   for (std::uint32_t u = 0; u < unit_count(); ++u) {
     const UnitState& state = At(UnitId(u));
     masters[u] = state.shard;
-    for (std::size_t k = 0; k < state.states.size(); ++k) {
+    // Packed states are one tensor already.
+    for (std::size_t k = 0; k < state.states.size() && !HasPackedStates(); ++k) {
       kinds[k][u] = state.states[k];
     }
   }
@@ -214,18 +205,15 @@ void Zero3Rules::FlattenPartitions() {
 // cpu_memory), one that gradients add up in (grad_partitions_flat_buffer) and one for those of each
 // sub-group in the masters' dtype.
 void Zero3Rules::PadHost() {
-  std::vector<UnitId> trainable;
-  Bytes weights(0), sums(0);
+  Bytes weights(0);
   BufferId first;
   const bool updates = UpdatesOnHost() && job_.mode == JobMode::kTrain;
+  const std::vector<UnitId> trainable = updates ? TrainableUnits() : std::vector<UnitId>();
+  const Bytes sums = InParam(FlatElements(trainable));
   for (std::uint32_t u = 0; u < unit_count(); ++u) {
     if (HasParams(UnitId(u)) && (plan_.offload.parameters || low_on_host_[u].valid())) {
       weights += plan_.offload.parameters ? GatherShard(UnitId(u)) : Bytes(0);
       first = first.valid() ? first : plan_.offload.parameters ? low_[u] : low_on_host_[u];
-    }
-    if (updates && IsTrainable(UnitId(u))) {
-      trainable.push_back(UnitId(u));
-      sums += InParam(Info(UnitId(u)).shard_elements);
     }
   }
   for (const std::vector<UnitId>& group : SubGroups(trainable)) {
@@ -319,13 +307,8 @@ void Zero3Rules::UpdateGroup(const std::vector<UnitId>& units, std::span<const B
 // what it has updated, and partitions that live on the device are copied there.
 void Zero3Rules::UpdateOnHost(const std::vector<UnitId>& units) {
   WaitForHostGrads(Phase::kOptimizer);
-  std::vector<UnitId> trainable;  // with a gradient or without
-  for (std::uint32_t u = 0; u < unit_count(); ++u) {
-    if (IsTrainable(UnitId(u))) {
-      trainable.push_back(UnitId(u));
-    }
-  }
-  for (std::size_t groups = SubGroups(trainable).size(); groups > 0; --groups) {
+  // With a gradient or without.
+  for (std::size_t groups = UpdatedTogether().size(); groups > 0; --groups) {
     const BufferId norm = AddNormOfSent();
     const OpId summed = e_.body->last();
     e_.AddHostWait({&summed, 1}, Phase::kOptimizer, kNoSubject);

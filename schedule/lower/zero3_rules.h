@@ -45,7 +45,9 @@ class Zero3Rules : public ZeroRules {
   // Partitions of gradients are laid out as those of the weights, frozen ones included.
   [[nodiscard]] std::int64_t GradElements(const UnitInfo& unit) const override;
   void InitUnit(UnitId u) override;
-  [[nodiscard]] std::int64_t LargestUpdate() const override;
+  [[nodiscard]] std::vector<std::vector<UnitId>> UpdatedTogether() const override {
+    return SubGroups(TrainableUnits());
+  }
   void GradReady(std::uint32_t i, UnitId unit) override;
   void AddPart(Part part, BufferId grad) override;
   [[nodiscard]] bool ReducesAtOnce() const override { return true; }

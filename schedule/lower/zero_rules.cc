@@ -11,6 +11,8 @@
 
 #include "schedule/lower/zero_rules.h"
 
+#include <algorithm>
+#include <array>
 #include <set>
 
 #include "core/error.h"
@@ -55,7 +57,7 @@ ZeroRules::ZeroRules(Emitter& emitter, const UnitSpans& spans,
 // States are allocated here, when DeepSpeed is set up, and not in the first step as torch.optim
 // does.
 void ZeroRules::InitUnit(UnitId u) {
-  const bool here = IsTrainable(u) && !UpdatesOnHost();
+  const bool here = IsTrainable(u) && !UpdatesOnHost() && !HasPackedStates();
   for (int i = 0; i < StateCount(job_.optimizer.kind) && here; ++i) {
     At(u).states.push_back(
         e_.Alloc(MasterShard(u), Category::kOptimizerState, Stream::kCompute, true));
@@ -66,13 +68,17 @@ void ZeroRules::InitUnit(UnitId u) {
 // DeepSpeed's first update at start-up, with gradients of zeros: its gradients and temporaries come
 // and go here, before the first step, and leave their marks on the allocator.
 void ZeroRules::EndInit() {
-  const std::int64_t elements = LargestUpdate();
+  std::int64_t elements = 0;
+  for (const std::vector<UnitId>& group : UpdatedTogether()) {
+    elements = std::max(elements, FlatElements(group));
+    AllocFlatStates(group);
+  }
   if (job_.mode == JobMode::kForward || UpdatesOnHost() || elements == 0) {
     return;
   }
   const DType o = job_.precision.master;
   const Bytes bytes(elements * SizeOf(o));
-  const OptimizerStep step = LowerOptimizer(job_.optimizer, elements, 1, elements, o);
+  const OptimizerStep step = FlatUpdate(elements);
   const BufferId grads = e_.Alloc(bytes, Category::kShardedGradient, Stream::kCompute);
   const BufferId temporaries = AllocFlatTemporaries(step, elements);
   e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, kNoSubject}, Bytes(0), bytes,
@@ -84,13 +90,54 @@ void ZeroRules::EndInit() {
   }
 }
 
-// Stages 1 and 2 update all partitions as one tensor. Stage 3 overrides it, for its sub-groups.
-std::int64_t ZeroRules::LargestUpdate() const {
-  std::int64_t elements = 0;
-  for (std::uint32_t u = 0; u < unit_count(); ++u) {
-    elements += IsTrainable(UnitId(u)) ? Info(UnitId(u)).shard_elements : 0;
+// Packed states of a flat tensor, with its first unit.
+void ZeroRules::AllocFlatStates(std::span<const UnitId> units) {
+  if (units.empty() || !HasPackedStates() || job_.mode == JobMode::kForward) {
+    return;
   }
-  return elements;
+  const StateSize size = FlatState(FlatElements(units));
+  std::vector<Bytes> pieces = {size.codes, size.scales};
+  std::erase(pieces, Bytes(0));
+  for (int i = 0; i < StateCount(job_.optimizer.kind); ++i) {
+    At(units.front())
+        .states.push_back(e_.body->NewAllocated({.size = size.codes + size.scales,
+                                                 .category = Category::kOptimizerState,
+                                                 .owner = Stream::kCompute,
+                                                 .on_host = IsPaged(job_.optimizer.states),
+                                                 .zero_filled = true,
+                                                 .pieces = e_.InternPieces(pieces)}));
+  }
+}
+
+// The library sees one tensor, which is no module's, so that it packs small weights and embeddings,
+// too. Example: bitsandbytes keeps a partition of 5,120 elements in 5,120 bytes and 20 scales.
+StateSize ZeroRules::FlatState(std::int64_t elements) const {
+  return SizeOfState(job_.optimizer.states, elements, /*is_embedding=*/false,
+                     job_.precision.master);
+}
+
+OptimizerStep ZeroRules::FlatUpdate(std::int64_t elements) const {
+  if (!HasPackedStates()) {
+    return LowerOptimizer(job_.optimizer, elements, 1, elements, job_.precision.master);
+  }
+  const StateSize size = FlatState(elements);
+  return LowerPackedUpdate(elements, 1,
+                           StateCount(job_.optimizer.kind) * (size.codes + size.scales),
+                           job_.precision.master);
+}
+
+std::vector<UnitId> ZeroRules::TrainableUnits() const {
+  std::vector<UnitId> units;
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    if (IsTrainable(UnitId(u))) {
+      units.push_back(UnitId(u));
+    }
+  }
+  return units;
+}
+
+std::int64_t ZeroRules::FlatElements(std::span<const UnitId> units) const {
+  return Summed<std::int64_t>(units, [&](const UnitId u) { return Info(u).shard_elements; });
 }
 
 // A gradient is ready when the last of the ops that share the weight has added to it.
@@ -428,10 +475,9 @@ BufferId ZeroRules::AllocFlatTemporaries(const OptimizerStep& step, std::int64_t
 // One tensor of all partitions: an update of 1,567,360 elements takes few kernels, however many
 // parameters there are.
 void ZeroRules::AddFlatOptimizer(std::span<const UnitId> units) {
-  const std::int64_t elements =
-      Summed<std::int64_t>(units, [&](const UnitId u) { return Info(u).shard_elements; });
+  const std::int64_t elements = FlatElements(units);
   const DType o = job_.precision.master;
-  const OptimizerStep step = LowerOptimizer(job_.optimizer, elements, 1, elements, o);
+  const OptimizerStep step = FlatUpdate(elements);
   const BufferId temporary = AllocFlatTemporaries(step, elements);
   OpShape shape;
   shape.code = OpCode::kOptimizerStep;

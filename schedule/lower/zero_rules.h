@@ -30,8 +30,11 @@ class ZeroRules : public StepRules {
   [[nodiscard]] bool MastersOnHost() const override { return UpdatesOnHost(); }
   // The update that allocates the states, with gradients of zeros.
   void EndInit() override;
-  // Elements of a rank that are updated at once, at most.
-  [[nodiscard]] virtual std::int64_t LargestUpdate() const;
+  // Units whose partitions an update takes as one flat tensor.
+  [[nodiscard]] virtual std::vector<std::vector<UnitId>> UpdatedTogether() const {
+    return {TrainableUnits()};
+  }
+  [[nodiscard]] std::vector<UnitId> TrainableUnits() const;
   // A gradient that waits for its reduction: what one model op's backward wrote, or, in a bucket
   // that has no room for all of it, of one parameter.
   struct Member {
@@ -71,6 +74,12 @@ class ZeroRules : public StepRules {
   // Copies a part of a gradient, behind what is there.
   void CopyPart(const Part& part, BufferId grad, BufferId to, Stream stream);
 
+  // States that are no partitions in the masters' dtype.
+  [[nodiscard]] bool HasPackedStates() const {
+    const bool is_fp32 =
+        job_.optimizer.states == StateFormat::kFp32 && job_.precision.master == DType::kFp32;
+    return job_.optimizer.states != StateFormat::kMaster && !is_fp32;
+  }
   [[nodiscard]] bool Overlaps() const { return overlaps_; }
   // Elements of the unit that are updated, over all ranks, with padding.
   [[nodiscard]] std::int64_t Partitioned(UnitId u) const {
@@ -112,6 +121,7 @@ class ZeroRules : public StepRules {
   void ClipGrads(std::span<const UnitId> units, std::span<const BufferId> norms);
   // The update of the units' masters as one flat tensor.
   void AddFlatOptimizer(std::span<const UnitId> units);
+  [[nodiscard]] std::int64_t FlatElements(std::span<const UnitId> units) const;
   // Scratch of such an update: flat tensors of `elements`, or none.
   [[nodiscard]] BufferId AllocFlatTemporaries(const OptimizerStep& step, std::int64_t elements);
 
@@ -122,6 +132,9 @@ class ZeroRules : public StepRules {
   const DivideFactors factors_;
 
  private:
+  void AllocFlatStates(std::span<const UnitId> units);
+  [[nodiscard]] StateSize FlatState(std::int64_t elements) const;
+  [[nodiscard]] OptimizerStep FlatUpdate(std::int64_t elements) const;
   [[nodiscard]] std::vector<ParamId> AsLaidOut(std::uint32_t model_op) const;
   void TakeOwn(std::uint32_t model_op, UnitId unit);
 

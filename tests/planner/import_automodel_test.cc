@@ -195,6 +195,49 @@ TEST_CASE("Automodel: experts that ranks share out") {
   CHECK(freed.plan.recompute.size() == 48);
 }
 
+// recipes/llm/train_ft.py: prepare_for_grad_accumulation and prepare_for_final_backward (moe/
+// fsdp_mixin.py) keep what is gathered, get_sync_ctx of the outermost module defers reductions.
+TEST_CASE("Automodel: what mixtures keep over micro-batches, and when they reduce") {
+  const auto plan = [](const std::string& model, const char* name, const std::string& backend,
+                       const std::string& more) {
+    return Applied(name, ModelNamed(model, ", backend: {dispatcher: torch" + backend + "}") +
+                             Distributed(more))
+        .plan;
+  };
+  const std::string mixture = "Qwen/Qwen3-30B-A3B", on = ", enable_fsdp_optimizations: true";
+  const std::string ep = ", ep_size: 4", inner = ep + ", moe: {wrap_outer_model: false}";
+  const auto of_mixture = [&](const std::string& backend, const std::string& more) {
+    return plan(mixture, "qwen3-30b-a3b", backend, more);
+  };
+  CHECK_FALSE(of_mixture("", ep).keeps_gathered);
+  CHECK(of_mixture("", ep).sync == SyncMode::kLast);
+  CHECK(of_mixture("", inner).sync == SyncMode::kEvery);
+  CHECK(of_mixture(on, inner).keeps_gathered);
+  CHECK(of_mixture(on, inner).sync == SyncMode::kLast);
+  CHECK(of_mixture(on, ep).keeps_gathered);
+  CHECK(of_mixture(on, ep + ", defer_fsdp_grad_sync: false").sync == SyncMode::kEvery);
+  CHECK(of_mixture(on, "").keeps_gathered);
+  // Pipelines do so anyway; models without experts, and those of transformers, have no such hooks.
+  CHECK_FALSE(of_mixture(on, ep + ", pp_size: 2").keeps_gathered);
+  CHECK_FALSE(plan("Qwen/Qwen3-8B", "qwen3-8b", on, "").keeps_gathered);
+  CHECK_FALSE(plan("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b", on, "").keeps_gathered);
+}
+
+// components/loss/masked_ce.py upcasts logits unless told otherwise, and FSDP's root does if told.
+TEST_CASE("Automodel: logits in the loss") {
+  const auto upcasts = [](const std::string& loss, const std::string& more) {
+    std::string text = kRecipe;
+    text.insert(text.find("MaskedCrossEntropy}") + std::string("MaskedCrossEntropy").size(), loss);
+    PlanFile file = Base(2);
+    ApplyRun(Read(Folder(), {{"r.yaml", text + ModelNamed("gpt2") + Distributed(more)}}), file);
+    return file.kernels.fp32_logits;
+  };
+  CHECK(upcasts("", ""));
+  CHECK(upcasts(", fp32_upcast: true", ""));
+  CHECK_FALSE(upcasts(", fp32_upcast: false", ""));
+  CHECK(upcasts(", fp32_upcast: false", ", mp_policy: {output_dtype: float32}"));
+}
+
 // What FactsOf and the plan say a key is taken for; empty: not in the list.
 std::string Said(const std::string& model, const std::string& text, const std::string& key) {
   const RunSettings run = ReadRecipe(text);

@@ -294,8 +294,8 @@ TEST_CASE("Scripts: what cannot be predicted is refused") {
   CHECK(error("parallelism_config:\n  tp_size: 2")
             .starts_with("a.yaml: parallelism_config.tp_size: got 2"));
   CHECK(error("finetuning_type: oft") ==
-        "a.yaml: finetuning_type: got \"oft\", expected full or lora, since oft training cannot be "
-        "predicted");
+        "a.yaml: finetuning_type: got \"oft\", expected full, lora or freeze, since oft training "
+        "cannot be predicted");
   CHECK(error("finetuning_type: full\nstage: rm") ==
         "a.yaml: stage: got \"rm\", expected pt, sft, dpo or kto, since rm training cannot be "
         "predicted");
@@ -451,9 +451,11 @@ TEST_CASE("Scripts: version 1 of LLaMA-Factory") {
   CHECK(applied(lora + quant).job.frozen_format == FrozenFormat::kNf4Double);
   for (const auto& [more, end] : std::initializer_list<std::pair<std::string, const char*>>{
            {"optim_config: {name: muon}", "the optimizer muon cannot be predicted"},
-           {"peft_config: {name: freeze}", "expected lora, since freeze cannot be predicted"},
+           {"peft_config: {name: oft}", "expected lora or freeze, since oft cannot be predicted"},
            {"dist_config: {name: fsdpturbo}",
             "expected fsdp2 or deepspeed, since fsdpturbo cannot be predicted"},
+           {"peft_config: {name: freeze}\n" + quant,
+            "expected adapters above it, since bnb cannot be predicted"},
            {quant, "expected a peft_config beside it, since bnb cannot be predicted"},
            {"cp_size: 2\ncp_mode: ring",
             "since context parallelism by another method cannot be predicted"},
@@ -685,24 +687,6 @@ TEST_CASE("Scripts: what else people do with adapters is refused by name") {
   }
 }
 
-TEST_CASE("Scripts: PEFT's patterns of names as globs") {
-  CHECK(GlobsOfPattern("layers.[\\d]+.(mlp|self_attn).(up|q)_proj") ==
-        Strings{"layers.*.mlp.up_proj", "layers.*.mlp.q_proj", "layers.*.self_attn.up_proj",
-                "layers.*.self_attn.q_proj"});
-  CHECK(GlobsOfPattern(R"(.*\.layers\.(3|7)\.x)") == Strings{"*.layers.3.x", "*.layers.7.x"});
-  CHECK(GlobsOfPattern(R"(a\d+.(_wrapped.)?b|^c$)") == Strings{"a*._wrapped.b", "a*.b", "c"});
-  CHECK(GlobsOfPattern("(?:a|(b|c)d)") == Strings{"a", "bd", "cd"});
-  for (const char* pattern : {"a{2}", "(a", "a)", "ab*", "[ab]", "(a|b)+", "(?!x)a"}) {
-    CAPTURE(std::string(pattern));
-    CHECK(GlobsOfPattern(pattern).empty());
-  }
-  std::string many;
-  for (int i = 0; i < 13; ++i) {
-    many += "(a|b)";
-  }
-  CHECK(GlobsOfPattern(many).empty());  // 8,192
-}
-
 TEST_CASE("torchtitan: names and degrees of its first versions") {
   const std::string old =
       "[model]\nname = \"llama3\"\nflavor = \"8B\"\nnorm_type = \"rmsnorm\"\n"
@@ -901,44 +885,6 @@ TEST_CASE("TRL: a score stays in the root under FSDP2") {
   }
   CHECK(ends == Strings{"transformer.wte", "transformer.ln_f", ""});
   CHECK(file.plan.micro_batch == 16);  // 8 pairs
-}
-
-TEST_CASE("axolotl: parameters frozen by patterns of names") {
-  const std::string text = "base_model: gpt2\nmicro_batch_size: 2\nunfrozen_parameters:\n";
-  const auto frozen = [&](const std::string& list) {
-    const Folder folder;
-    PlanFile file = Base(2);
-    file.model = LoadModelForJob("llama-3-8b", file.job, Path("test"));
-    ApplyRun(Read(folder, {{"a.yaml", text + list}}), file);
-    std::int64_t learning = 0;
-    for (const Parameter& param : file.model.params) {
-      learning += param.trainable ? 1 : 0;
-    }
-    return std::pair(file.job.frozen, learning);
-  };
-  // 3 of 9 parameters of each layer learn, and the head; of layers that are frozen one name is
-  // left.
-  CHECK(frozen("- model.layers.1.mlp\n- ^lm_head.weight$\n").second == 4);
-  const Strings others = frozen("- model.layers.1.mlp\n- ^lm_head.weight$\n").first;
-  CHECK(others.front() == "model.embed_tokens.*");
-  CHECK(IsIn(others, std::string("model.layers.0.*")));
-  CHECK(IsIn(others, std::string("model.layers.1.self_attn.*")));
-  CHECK(frozen("- ^model.language_model.*\n- lm_head\n").first.empty());
-  CHECK(frozen("- model.layers.(0|1)\n").second == 9 + 11 * 9);  // 0, 1, and 10 to 19
-  CHECK(frozen("- model.layers.1.self_attn.(q|k)_proj\n- embed_tokens\n").second == 2);
-  CHECK(frozen("- model.layers.[0-9]+.mlp.up_proj.weight$\n").second == 32);
-  CHECK(frozen("- model.layers..+.mlp.up_proj\n").second == 32);
-  for (const char* list : {"- model.layers.99\n", "- embed_tokens\n"}) {  // no name begins so
-    CHECK_THROWS_WITH_AS((void)frozen(list),
-                         doctest::Contains("expected a pattern of names of parameters of"),
-                         InputError);
-  }
-  for (const char* list : {"- model.embed_tokens.weight$[:32000]\n", "- lm_head[7]\n",
-                           "- model.layers.[4-9]\n", "- layers.(1\n", "- model.*.mlp\n",
-                           "- ^model.language_model.*\nadapter: lora\nlora_r: 8\n"}) {
-    CHECK(ErrorOf({{"a.yaml", text + list}})
-              .ends_with("parameters frozen by such patterns cannot be predicted"));
-  }
 }
 
 // TRL's GRPOConfig; axolotl's tables trl and vllm.

@@ -241,6 +241,48 @@ TEST_CASE("ZeRO-3: fetches by reuse distance") {
   }
 }
 
+std::int64_t StateBytes(const Program& p, bool on_host) {
+  std::int64_t bytes = 0;
+  for (const Buffer& buffer : p.buffers) {
+    const bool is_state = buffer.category == Category::kOptimizerState;
+    bytes += is_state && buffer.on_host == on_host ? buffer.size.value : 0;
+  }
+  return bytes;
+}
+
+// 12 blocks of 4,096 weights and a stem of 512 over 4 ranks: a rank updates 12,416 as one tensor.
+// bitsandbytes packs it: 12,416 bytes and 49 scales (256 x 48.5). torchao keeps fp32, since 12,416
+// is no multiple of 256. Sub-groups of stage 3 are tensors of their own: 4,096 weights and more
+// are packed, fewer stay whole.
+TEST_CASE("ZeRO: packed states are those of flat tensors") {
+  ChainSpec spec;
+  spec.width = 64;
+  spec.blocks = 12;
+  REQUIRE(spec.stem == 8);
+  const auto lowered = [&](Dialect dialect, StateFormat format, std::int64_t sub_group) {
+    Plan plan = ZeroPlan(spec, dialect, 4);
+    plan.zero.sub_group = dialect == Dialect::kZero3 ? sub_group : plan.zero.sub_group;
+    return LowerChain(spec, plan, kMixed, [&](Job& job) { job.optimizer.states = format; });
+  };
+  constexpr std::int64_t kAll = std::int64_t{1} << 30;
+  for (const Dialect dialect : {Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
+    const auto bytes = [&](StateFormat format, bool on_host = false) {
+      return StateBytes(lowered(dialect, format, kAll), on_host);
+    };
+    CHECK(bytes(StateFormat::kMaster) == 2 * 12416 * 4);
+    CHECK(bytes(StateFormat::kFp32) == 2 * 12416 * 4);
+    CHECK(bytes(StateFormat::kBnb8) == 2 * (12416 + 49 * 4));
+    CHECK(bytes(StateFormat::kBnb8Paged, true) == 2 * (12416 + 49 * 4));
+    CHECK(bytes(StateFormat::kBnb8Paged) == 0);
+    CHECK(bytes(StateFormat::kBnb32Paged, true) == 2 * 12416 * 4);
+    CHECK(bytes(StateFormat::kAo8) == 2 * 12416 * 4);
+  }
+  // The stem's 128 and four blocks of 1,024, then four blocks, then four.
+  CHECK(StateBytes(lowered(Dialect::kZero3, StateFormat::kBnb8, 4096), false) ==
+        2 * (4224 + 17 * 4 + 2 * (4096 + 16 * 4)));
+  CHECK(StateBytes(lowered(Dialect::kZero3, StateFormat::kBnb8, 1), false) == 2 * 12416 * 4);
+}
+
 // One fetch requests b blocks ahead as long as fewer than M are gathered: from then on M blocks are
 // alive while one runs, with b = 1, too, since a block's call requests as its layer's does, and one
 // release takes one.
