@@ -123,6 +123,20 @@ class Pipelines(ShardwrightTestCase):
         self.assertLess(max(e["ts"] + e["dur"] for e in ops) - min(e["ts"] for e in ops), 1e6 * step * 1.01)
         self.assertEqual(len({(e["id"], e["ph"]) for e in events if e["ph"] in "sf"}), sum(e["ph"] in "sf" for e in events))
 
+    def test_any_splits_backward_passes_where_that_is_known(self):
+        (self.folder / "decoder.json").write_text(json.dumps({
+            "model_type": "llama", "vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "intermediate_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": False}))
+        whole = {(1, 1, "1f1b"), (2, 1, "1f1b"), (2, 2, "interleaved")}
+        split = {(2, 1, "zero_bubble"), (2, 2, "zero_bubble"), (2, 2, "zbv"), (2, 2, "dualpipev")}
+        for kernels, expected in (("torch-eager", whole | split), ("torch-compile", whole)):
+            code, out, err = self.run_program("plan", "--model", "./decoder.json", "--cluster", "2xH100", "--seq", "256", "--global-batch", "8",
+                                              "--micro-batch", "1", "--kernel-set", kernels, "--shard", "pp=any", "--search", "--json", "-o",
+                                              "any.json")
+            self.assertEqual(code, 0, err)
+            self.assertNotIn("note: not", err)
+            self.assertEqual({(d["pipeline_size"], d["pipeline_stages"], d["pipeline_schedule"]) for d in json.loads(out)["dialects"]}, expected)
+
     def test_any_says_why_there_are_none(self):
         job = ("plan", "--cluster", "8xH100", "--seq", "1024", "--global-batch", "64", "--shard", "pp=any", "-o", "any.json")
         code, _, err = self.run_program(*job, "--model", "llama-3.2-1b")  # tied

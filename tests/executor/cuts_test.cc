@@ -198,19 +198,23 @@ void DrawPipeline(Case& c, std::mt19937& random, bool is_split) {
   }
 }
 
+const char* DrawType(std::mt19937& random, Cut cut_by) {
+  return cut_by == Cut::kTokens || cut_by == Cut::kStages
+             ? OneOf(std::array{"llama", "qwen2", "qwen3", "mistral", "gemma", "mixtral"}, random)
+         : cut_by == Cut::kSplitStages
+             ? OneOf(std::array{"llama", "qwen2", "qwen3", "gemma", "mixtral", "gpt_neox", "gpt2",
+                                "opt"},
+                     random)
+             : OneOf(std::array{"llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "gpt2",
+                                "gpt_neox", "opt"},
+                     random);
+}
+
 // May be a plan that is refused.
 Case Draw(std::mt19937& random, Cut cut_by) {
   const bool cuts_tokens = cut_by == Cut::kTokens;
   Case c;
-  c.type = cuts_tokens || cut_by == Cut::kStages
-               ? OneOf(std::array{"llama", "qwen2", "qwen3", "mistral", "gemma", "mixtral"}, random)
-           : cut_by == Cut::kSplitStages
-               ? OneOf(std::array{"llama", "qwen2", "qwen3", "gemma", "mixtral", "gpt_neox", "gpt2",
-                                  "opt"},
-                       random)
-               : OneOf(std::array{"llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "gpt2",
-                                  "gpt_neox", "opt"},
-                       random);
+  c.type = DrawType(random, cut_by);
   c.model = DecoderOf(c.type, random);
   if (!HasStages(cut_by)) {
     DrawAdapters(c, random);
