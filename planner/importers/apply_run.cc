@@ -293,8 +293,7 @@ void ApplyLlamaFactoryV1(const RunSettings& run, PlanFile& file) {
   file.plan.units.push_back(RootUnitOf(reshard));
   const DType param = run.trainer->bf16.value_or(true) ? DType::kBf16 : DType::kFp32;
   const bool upcasts = file.job.lora_rank > 0 || run.script.layers;  // adapters; what learns
-  const DType master = upcasts ? DType::kFp32 : DType::kBf16;
-  file.job.precision = {.master = master, .param = param, .reduce = DType::kFp32};
+  file.job.precision = {upcasts ? DType::kFp32 : DType::kBf16, param, DType::kFp32};
 }
 
 // Files count pairs. Nobody upcasts a reference or other weights that do not learn.

@@ -269,6 +269,14 @@ AutomodelFacts FactsOf(const JsonValue& root, const std::string& model) {
   return facts;
 }
 
+// A mixture's outermost module, if FSDP has it, is told when to reduce (get_sync_ctx of
+// distributed/utils.py); otherwise moe/fsdp_mixin.py tells the parts, if it is on.
+bool ReducesEachPass(const JsonValue& root, const AutomodelFacts& facts) {
+  const bool is_told = facts.mesh.expert_size == 1 || facts.mesh.pipeline_size > 1 ||
+                       IsTrue(root, "distributed.moe.wrap_outer_model", true);
+  return is_told ? !IsTrue(root, "distributed.defer_fsdp_grad_sync", true) : !facts.keeps_gathered;
+}
+
 // Layers, and where experts are shared out, experts, embedding and head as well; tied ones are the
 // root's. The root and, of layers alone, the last one keep what they gathered.
 std::vector<UnitPlan> UnitsOf(const AutomodelFacts& facts, const Model& model,
@@ -404,13 +412,7 @@ TrainerFile ReadAutomodel(const JsonValue& root) {
     script.model = script.model.empty() ? TextAt(root, path) : script.model;
   }
   script.automodel = FactsOf(root, script.model);
-  // A mixture's outermost module, if FSDP has it, is told when to reduce (get_sync_ctx of
-  // distributed/utils.py); otherwise moe/fsdp_mixin.py tells the parts, if it is on.
-  const AutomodelFacts& facts = *script.automodel;
-  const bool is_told = facts.mesh.expert_size == 1 || facts.mesh.pipeline_size > 1 ||
-                       IsTrue(root, "distributed.moe.wrap_outer_model", true);
-  s.sync_each_batch =
-      is_told ? !IsTrue(root, "distributed.defer_fsdp_grad_sync", true) : !facts.keeps_gathered;
+  s.sync_each_batch = ReducesEachPass(root, *script.automodel);
   s.use_liger_kernel = !script.automodel->is_own && IsTrue(root, "model.use_liger_kernel", true);
   const auto batch = At(root, "step_scheduler.global_batch_size");
   constexpr std::int64_t kBatch = 32;  // StepSchedulerConfig's own
