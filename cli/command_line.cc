@@ -3,6 +3,7 @@
 #include "cli/command_line.h"
 
 #include <array>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
@@ -152,9 +153,10 @@ std::string SynonymOf(const std::string& flag, const std::string& word, const ch
 }
 
 // The words with those in place of which others stand: --qlora is --lora-rank 16 and more. What the
-// user says of one of the others counts more.
+// user says of one of the others counts more; but a value such as "+nf4_double" is added to it.
 std::vector<std::string> WithMeanings(const std::vector<std::string>& words) {
   std::vector<std::string> result;
+  std::map<std::string, std::string> added;
   for (std::size_t i = 0; i < words.size(); ++i) {
     const std::string value = i > 0 ? SynonymOf(words[i - 1], words[i], "means") : "";
     const std::string means = words[i].starts_with("--") ? SynonymOf("", words[i], "means") : value;
@@ -171,8 +173,14 @@ std::vector<std::string> WithMeanings(const std::vector<std::string>& words) {
       text >> of;
       if (!IsIn(words, flag)) {
         result.insert(result.end(), {flag, of});
+      } else if (of.starts_with('+')) {
+        added[flag] = of;
       }
     }
+  }
+  for (std::size_t i = 1; i < result.size(); ++i) {
+    const bool has_own = result[i].find_first_of("+48") != std::string::npos;  // bf16+nf4, int8
+    result[i] += has_own ? "" : added[result[i - 1]];
   }
   return result;
 }

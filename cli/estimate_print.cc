@@ -180,9 +180,11 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
   // How to shard is a question of several nodes.
   const std::string sharding = file.cluster.node_count > 1 ? "; " + ShardWords(file.plan) : "";
   const std::int64_t retries = e.outcome.retries_per_step;
-  std::string text = Title(e) + (retries > 0 ? ": fits at the edge" : ": fits") +
-                     " with micro-batch " + WithCommas(file.plan.micro_batch) + "; " +
-                     RecomputeWords(file) + OffloadWords(file.plan.offload) + sharding + "\n";
+  constexpr std::int64_t kEdge = 99;  // percent of the memory: no prediction is closer
+  const bool is_edge = retries > 0 || e.outcome.DeviceTotal().value / kEdge > e.limit.value / 100;
+  std::string text = Title(e) + (is_edge ? ": fits at the edge" : ": fits") + " with micro-batch " +
+                     WithCommas(file.plan.micro_batch) + "; " + RecomputeWords(file) +
+                     OffloadWords(file.plan.offload) + sharding + "\n";
   text += Rounded(e.outcome.rates.tokens_per_second_per_gpu) + " " + unit + "/s per GPU +- " +
           Percent(e.confidence.band) +
           (e.phases && !e.phases->generation       ? ", without its generation; "

@@ -77,13 +77,15 @@ void AssumeNode(Question& question) {
   }
 }
 
-// What is said where nobody does: with LoRA 16 bits for all, and fp16 where the GPU has no bf16.
+// What is said where nobody does: with LoRA 16 bits for all, but masters of adapters above a
+// quantized base; and fp16 where the GPU has no bf16.
 void AssumePrecision(Question& question) {
   PlanOptions& options = question.options;
   if (options.has_precision) {
     return;
   }
-  const bool has_lora = options.job.lora_rank > 0;
+  const bool has_lora =
+      options.job.lora_rank > 0 && options.job.frozen_format == FrozenFormat::kMaster;
   if (has_lora) {
     options.job.precision = {DType::kBf16, DType::kBf16, DType::kBf16};
   }

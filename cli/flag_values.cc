@@ -233,9 +233,9 @@ Precision ReadPrecision(const Flag& flag) {
   const std::size_t plus = flag.text.find('+');
   const std::string_view suffix = std::string_view(flag.text).substr(plus + 1);
   const bool has_suffix = Fp8Of(suffix).has_value() || FrozenOf(suffix).has_value();
-  const std::string name = !has_suffix                 ? flag.text
-                           : plus == std::string::npos ? "bf16-mixed"
-                                                       : flag.text.substr(0, plus);
+  const std::string name = !has_suffix                              ? flag.text
+                           : plus == std::string::npos || plus == 0 ? "bf16-mixed"
+                                                                    : flag.text.substr(0, plus);
   if (name == "bf16-mixed") {
     return {kFp32, kBf16, kFp32};
   }

@@ -177,7 +177,8 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   });
   arguments.SetCount("--loss-chunks", kMaxLossChunks, options.loss_chunks);
   arguments.Set("--precision", options.fp8, ReadFp8Products);
-  options.has_precision = arguments.Get("--precision").is_given();
+  const Flag precision = arguments.Get("--precision");
+  options.has_precision = precision.is_given() && !precision.text.starts_with('+');
   arguments.SetText("--profile", options.profile);
   arguments.Set("--wrap", options.wrap, ReadWrap);
   options.output = arguments.Get("--output").text;

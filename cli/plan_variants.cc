@@ -1,5 +1,6 @@
 // Several searches in place of one: `--dialect fsdp2,fsdp1`, `--shard pp=any`.
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 #include <utility>
@@ -131,13 +132,13 @@ std::vector<std::string> PartWords(const Arguments& arguments, const std::string
 }
 
 // The words that `pp=any` stands for: 1, 2, 4, ... ranks with one stage each, and with two, as far
-// as the blocks, the ranks and the batch go; backward whole, and split in every way.
+// as the blocks, the ranks and the batch go; behind them those whose backward is split.
 std::vector<std::string> PipelineWords(const Arguments& arguments) {
   constexpr std::int64_t kMostStages = 2;  // of a rank
   const std::string text = arguments.Get("--shard").text;
   const std::string others = text.substr(0, text.size() - std::string_view("pp=any").size());
   const auto [options, file] = AskedWith(arguments, others + "pp=1");
-  std::vector<std::string> words = {others + "pp=1"};
+  std::vector<std::string> words = {others + "pp=1"}, split;
   Mesh cut = MeshOf(options.plan);
   try {
     for (cut.pipeline = 2;; cut.pipeline *= 2) {
@@ -151,7 +152,7 @@ std::vector<std::string> PipelineWords(const Arguments& arguments) {
         for (std::size_t s = 0; s < kPipelineScheduleNames.size(); ++s) {
           const auto schedule = static_cast<PipelineSchedule>(s);
           if (SplitsBackward(schedule) && (stages == 2 || !IsVShaped(schedule))) {
-            words.push_back(word + ":" + std::string(kPipelineScheduleNames[s]));
+            split.push_back(word + ":" + std::string(kPipelineScheduleNames[s]));
           }
         }
       }
@@ -160,6 +161,7 @@ std::vector<std::string> PipelineWords(const Arguments& arguments) {
     if (words.size() == 1) {
       Say("note: no pipelines: " + std::string(error.what()));
     }
+    words.insert(words.end(), split.begin(), split.end());
     return words;
   }
 }
@@ -231,6 +233,15 @@ std::vector<Arguments> Variants(const Arguments& arguments) {
   return variants;
 }
 
+// Four searches of split backward passes for each number of ranks: worth it for the best one alone.
+bool MayGain(std::span<const DialectSearch> done, const Plan& next) {
+  const auto best = std::min_element(
+      done.begin(), done.end(),
+      [](const DialectSearch& a, const DialectSearch& b) { return a.Cost() < b.Cost(); });
+  return !SplitsBackward(next.pipeline_schedule) ||
+         best->options.plan.pipeline_size == next.pipeline_size;
+}
+
 }  // namespace
 
 int PlanVariants(const Arguments& arguments) {
@@ -249,6 +260,10 @@ int PlanVariants(const Arguments& arguments) {
   }
   // Of ranks that cut layers or tokens, more than those that cannot cannot, either.
   for (auto search = searches.begin(); search != searches.end(); ++search) {
+    if (search != searches.begin() && !MayGain({searches.begin(), search}, search->options.plan)) {
+      search = searches.erase(search) - 1;
+      continue;
+    }
     try {
       search->searched = SearchPlan(search->options, arguments.streams.stop);
     } catch (const InputError& error) {

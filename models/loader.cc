@@ -155,7 +155,9 @@ bool IsNear(const std::string& spelled, const std::string& known) {
     std::erase_if(text, [](char c) { return c < '0' || c > '9'; });
     return text;
   };
-  return size.empty() || family == other || (size == its && digits(family) == digits(other));
+  const auto sees = [](const std::string& text) { return text.ends_with("-vl"); };
+  return size.empty() || family == other ||
+         (size == its && digits(family) == digits(other) && sees(family) == sees(other));
 }
 
 [[noreturn]] void FailUnknown(const std::string& spec) {

@@ -118,13 +118,13 @@ std::string ConfigOf(const JsonValue& root, std::vector<Assumption>& assumed) {
 
 // --- the plan
 
-std::int64_t StagesOf(const JsonValue& root) {
-  return std::max<std::int64_t>(1, IntAt(root, "pipeline_model_parallel_size", 1));
+std::int64_t SizeOf(const JsonValue& root, std::string_view axis) {
+  return std::max<std::int64_t>(1, IntAt(root, std::string(axis) + "_model_parallel_size", 1));
 }
 
 // Of the layers of a stage: 32 layers on 4 stages in parts of 4 are two each.
 std::int64_t PartsOf(const JsonValue& root) {
-  const std::int64_t layers = IntAt(root, "num_layers", 0), stages = StagesOf(root);
+  const std::int64_t layers = IntAt(root, "num_layers", 0), stages = SizeOf(root, "pipeline");
   const std::int64_t rows = IntAt(root, "num_layers_per_virtual_pipeline_stage", 0);
   if (rows > 0 && layers % (rows * stages) != 0) {
     Refuse(root, "num_layers_per_virtual_pipeline_stage",
@@ -138,32 +138,28 @@ std::int64_t PartsOf(const JsonValue& root) {
 
 // "tp=2,cp=2:ring,ep=8,pp=4x2:even"; the rest of the ranks share the optimizer.
 std::string ShardOf(const JsonValue& root) {
-  const auto size = [&](const char* key) {
-    const auto value = root.Find(key);
-    return value && !value->IsNull() ? value->AsInt(1, kLargest) : 1;
-  };
   std::string text;
   const auto add = [&](const char* name, std::int64_t count, const std::string& more) {
     if (count > 1) {
       text += (text.empty() ? "" : ",") + std::string(name) + std::to_string(count) + more;
     }
   };
-  const std::int64_t tensor = size("tensor_model_parallel_size");
+  const std::int64_t tensor = SizeOf(root, "tensor");
   add("tp=", tensor, HasFlag(root, "tp_comm_overlap") ? ":async" : "");
   const std::string transport = TextAt(root, "cp_comm_type", "p2p");
-  add("cp=", size("context_parallel_size"),
+  add("cp=", IntAt(root, "context_parallel_size", 1),
       transport == "p2p"         ? ":ring"
       : transport == "a2a"       ? ":ulysses"
       : transport == "allgather" ? ""
                                  : ":" + transport);
-  add("ep=", size("expert_model_parallel_size"), "");
-  if (HasFlag(root, "num_experts") && size("expert_model_parallel_size") >= 1 && tensor > 1 &&
+  add("ep=", SizeOf(root, "expert"), "");
+  if (HasFlag(root, "num_experts") && tensor > 1 &&
       IntAt(root, "expert_tensor_parallel_size", tensor) != 1) {
     Refuse(root, "num_experts",
            "expert_tensor_parallel_size 1, since cut experts cannot be predicted");
   }
   const std::int64_t parts = PartsOf(root);
-  add("pp=", StagesOf(root), (parts > 1 ? "x" + std::to_string(parts) : "") + ":even");
+  add("pp=", SizeOf(root, "pipeline"), (parts > 1 ? "x" + std::to_string(parts) : "") + ":even");
   return text;
 }
 
@@ -202,7 +198,7 @@ std::string RecomputeOf(const JsonValue& root, std::vector<Assumption>& assumed)
     }
     return "full";
   }
-  const std::int64_t all = rows * StagesOf(root) * PartsOf(root);
+  const std::int64_t all = rows * SizeOf(root, "pipeline") * PartsOf(root);
   const double part = static_cast<double>(all) / static_cast<double>(IntAt(root, "num_layers", 1));
   return part >= 1 ? "full" : "full:" + std::to_string(part);
 }
@@ -225,7 +221,7 @@ void SetSharding(const JsonValue& root, std::map<std::string, std::string>& flag
   const bool is_fsdp = HasFlag(root, "use_megatron_fsdp") || HasFlag(root, "use_custom_fsdp");
   const bool is_whole =
       HasFlag(root, "use_torch_fsdp2") || (is_fsdp && strategy == "optim_grads_params");
-  flags["--reshard"] = is_whole ? "always" : StagesOf(root) > 1 ? "never" : "step";
+  flags["--reshard"] = is_whole ? "always" : SizeOf(root, "pipeline") > 1 ? "never" : "step";
   if (is_whole) {
     return;
   }

@@ -130,12 +130,17 @@ class Pipelines(ShardwrightTestCase):
         whole = {(1, 1, "1f1b"), (2, 1, "1f1b"), (2, 2, "interleaved")}
         split = {(2, 1, "zero_bubble"), (2, 2, "zero_bubble"), (2, 2, "zbv"), (2, 2, "dualpipev")}
         for kernels, expected in (("torch-eager", whole | split), ("torch-compile", whole)):
-            code, out, err = self.run_program("plan", "--model", "./decoder.json", "--cluster", "2xH100", "--seq", "256", "--global-batch", "8",
+            code, out, err = self.run_program("plan", "--model", "./decoder.json", "--cluster", "1xH100, nodes 2, nic 1x1 Gbit/s", "--seq", "256", "--global-batch", "8",
                                               "--micro-batch", "1", "--kernel-set", kernels, "--shard", "pp=any", "--search", "--json", "-o",
                                               "any.json")
             self.assertEqual(code, 0, err)
             self.assertNotIn("note: not", err)
             self.assertEqual({(d["pipeline_size"], d["pipeline_stages"], d["pipeline_schedule"]) for d in json.loads(out)["dialects"]}, expected)
+
+        # Where the links are fast, no stages and no bubble to save are best: nothing is split.
+        code, out, err = self.run_program("plan", "--model", "./decoder.json", "--cluster", "2xH100", "--seq", "256", "--global-batch", "8",
+                                          "--kernel-set", "torch-eager", "--shard", "pp=any", "--search", "--json", "-o", "any.json")
+        self.assertEqual({d["pipeline_schedule"] for d in json.loads(out)["dialects"]}, {"1f1b", "interleaved"})
 
     def test_any_says_why_there_are_none(self):
         job = ("plan", "--cluster", "8xH100", "--seq", "1024", "--global-batch", "64", "--shard", "pp=any", "-o", "any.json")

@@ -50,6 +50,9 @@ class Words(ShardwrightTestCase):
         self.assertEqual(job("--qlora"), job(*long))
         self.assertEqual(job("--qlora", "--lora-rank", "8")["lora_rank"], 8)
         self.assertEqual(job("--qlora")["frozen_format"], "nf4_double")
+        both = job("--qlora", "--precision", "bf16")  # of what is computed: the base stays in 4 bits
+        self.assertEqual((both["frozen_format"], both["precision"]["master"]), ("nf4_double", "bf16"))
+        self.assertEqual(job("--qlora", "--precision", "nf4")["frozen_format"], "nf4")
         self.assertEqual(job("--lora")["lora_targets"], ["q_proj", "v_proj"])
         self.assertEqual(job("--optimizer", "adamw8bit")["optimizer"]["states"], "bnb_8bit")
         self.assertEqual(job("--qlora", "--lora-targets", "all")["lora_targets"],
