@@ -360,6 +360,8 @@ std::string NameOfFlag(const std::string& word) {
 // Variables of a script, as its plain assignments say them: SIZE=8, SIZE=${2:-8}.
 class Variables {
  public:
+  explicit Variables(const std::string& file) : budget_(file, "bytes of settings", kMaxText) {}
+
   // Takes an assignment, and none behind it: ARGS=(--bf16 and ARGS="--bf16 --seq-length 8" leave
   // flags, which count where they are. False: the word is none.
   bool Take(std::string& word) {
@@ -383,7 +385,7 @@ class Variables {
   }
 
   // Names without a value stay.
-  [[nodiscard]] std::string WithValues(std::string_view word) const {
+  [[nodiscard]] std::string WithValues(std::string_view word) {
     std::string text;
     for (std::size_t at = word.find('$'); at != word.npos; at = word.find('$')) {
       text += word.substr(0, at);
@@ -395,6 +397,7 @@ class Variables {
       const std::string_view more = inside.substr(std::min(name, end), end - std::min(name, end));
       const auto found = values_.find(std::string(inside.substr(0, name)));
       const std::size_t length = std::min(end + (is_braced ? 2 : 0), word.size());
+      budget_.Take(found != values_.end() ? std::ssize(found->second) : 0);
       text += found != values_.end()   ? found->second
               : more.starts_with(":-") ? std::string(more.substr(2))
                                        : "$" + std::string(word.substr(0, length));
@@ -408,13 +411,14 @@ class Variables {
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789";
 
   std::map<std::string, std::string> values_;
+  Budget budget_;  // B=$A$A, C=$B$B, ... double
 };
 
 // A script's words with the values of its variables. Throws InputError for flags that are there
 // under a condition.
 std::vector<std::string> ScriptWords(const std::string& text, const std::string& file) {
   std::vector<std::string> words;
-  Variables variables;
+  Variables variables(file);
   int depth = 0;  // of conditions around the word
   for (std::string& word : Words(WithoutComments(text))) {
     depth += word == "if" || word == "case" ? 1 : word == "fi" || word == "esac" ? -1 : 0;
@@ -444,7 +448,10 @@ std::vector<std::string> ScriptWords(const std::string& text, const std::string&
 Json FromCommandLine(const std::string& text, const std::string& file) {
   Json root = Json::object();
   std::string flag;
-  const auto set = [&](const Json& value) {
+  const auto set = [&](const Json& value) {  // of the flag that waits for one, if any
+    if (flag.empty()) {
+      return;
+    }
     if (root.contains(flag) && root[flag] != value) {
       throw InputError(file + ": --" + flag, "the flag twice", "each flag once");
     }
@@ -456,33 +463,25 @@ Json FromCommandLine(const std::string& text, const std::string& file) {
     const bool is_command = before == "trl";
     before = word;
     if (!word.empty() && word.find_first_not_of('+') == std::string::npos) {
-      if (!flag.empty()) {  // the next command, as bash -x prints it
-        set(true);
-      }
+      set(true);  // the next command, as bash -x prints it
       continue;
     }
     if (!root.contains("script") && (is_command || word.ends_with(".py"))) {
-      if (!flag.empty()) {
-        set(true);
-      }
+      set(true);
       flag = "script";
       set((is_command ? "trl/" : "") + word);
     } else if (word.size() > 2 && word.starts_with("--")) {
-      if (!flag.empty()) {
-        set(true);
-      }
+      set(true);
       const std::size_t equals = word.find('=');
       flag = NameOfFlag(word);
-      if (equals != std::string::npos && !flag.empty()) {
+      if (equals != std::string::npos) {
         set(Guess(word.substr(equals + 1)));
       }
-    } else if (!flag.empty()) {
+    } else {
       set(Guess(word));
     }
   }
-  if (!flag.empty()) {
-    set(true);
-  }
+  set(true);
   if (root.empty()) {
     throw InputError(file, "no flag", "JSON, YAML, TOML or a command line with flags");
   }

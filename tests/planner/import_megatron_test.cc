@@ -134,6 +134,12 @@ TEST_CASE("a script's lists, variables and traces are read as the shell has them
               "${MORE[@]}") == "1 tp=4");
   CHECK(shard("", "--tensor-model-parallel-size ${TP:-8} --use-distributed-optimizer\n+ set +x") ==
         "1 tp=8");
+  std::string doubles = "V0=12345678\n";
+  for (int i = 1; i < 60; ++i) {
+    const std::string last = "$V" + std::to_string(i - 1);
+    doubles += "V" + std::to_string(i) + "=" + last + last + "\n";
+  }
+  CHECK(ErrorOf({{"run.sh", doubles + kLlama}}).starts_with("run.sh: got more than"));
   CHECK(ErrorOf({{"run.sh", "TP=2\nTP=4\n" + kLlama + "--tensor-model-parallel-size $TP"}})
             .starts_with("run.sh: tensor_model_parallel_size: got \"$TP\""));
 }
