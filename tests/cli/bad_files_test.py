@@ -164,7 +164,7 @@ class BadModels(ShardwrightTestCase):
                    "m.json: num_experts_per_tok: got its default 8, expected an integer from 1 to 7")
         self.check({**LLAMA, "hidden_size": -32}, "m.json: hidden_size: got -32, expected an integer from 1 to 4194304")
         self.check({**LLAMA, "model_type": "lama"},
-                   'm.json: model_type: got "lama", expected one of 79 known types, or '
+                   'm.json: model_type: got "lama", expected one of 81 known types, or '
                    'the model.json that "shardwright export m.json --seq 2048 -o model.json" writes (of images: --image 224); did you '
                    'mean "llama"?')
         self.check(json.dumps(LLAMA)[:40], "m.json:1:41: got end of input, expected '}'")
