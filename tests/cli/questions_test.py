@@ -18,7 +18,7 @@ PAGE = TESTS.parent / "docs" / "questions.md"
 ROOT = TESTS.parent
 
 # A verdict, and a number with its unit.
-VERDICT = r": fits with micro-batch \d|: does not fit, |^does not fit: |^\w+ is best: "
+VERDICT = r": fits (at the edge )?with micro-batch \d|: does not fit, |^does not fit: |^\w+ is best: "
 NUMBER = r"[\d,.]+ (tokens/s|[KMGT]iB|s|ms)\b|It fits with "
 
 

@@ -23,7 +23,7 @@ class Questions(PageTestCase):
         self.assertEqual(command, "estimate")
         said = {"model": model, "cluster": cluster, **{FIELDS[name]: value for name, value in zip(flags[::2], flags[1::2])}}
         rate = re.search(r"^([\d,]+) tokens/s per GPU \+- ([\d.]+) %", answer, re.MULTILINE)
-        return said, ": fits with micro-batch" in answer, None if rate is None else int(rate[1].replace(",", "")) / (1 + float(rate[2]) / 100)
+        return said, ": fits " in answer, None if rate is None else int(rate[1].replace(",", "")) / (1 + float(rate[2]) / 100)
 
     def estimated(self, number):
         """Asks for the largest batch, and gets an answer as good as the one which is quoted, within its band."""
