@@ -9,10 +9,12 @@
 
 #include "cli/flow.h"
 #include "cli/plan_command.h"
+#include "cli/table.h"
 #include "core/error.h"
 #include "core/ordered_json.h"
 #include "core/printable.h"
 #include "core/ranges.h"
+#include "core/text.h"
 #include "models/cut_experts.h"
 #include "models/cut_stage.h"
 #include "planner/space.h"
@@ -260,7 +262,8 @@ int PlanVariants(const Arguments& arguments) {
   }
   // Of ranks that cut layers or tokens, more than those that cannot cannot, either.
   for (auto search = searches.begin(); search != searches.end(); ++search) {
-    if (search != searches.begin() && !MayGain({searches.begin(), search}, search->options.plan)) {
+    const auto count = static_cast<std::size_t>(search - searches.begin());
+    if (count > 0 && !MayGain(std::span(searches).first(count), search->options.plan)) {
       search = searches.erase(search) - 1;
       continue;
     }
