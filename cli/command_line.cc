@@ -179,7 +179,7 @@ std::vector<std::string> WithMeanings(const std::vector<std::string>& words) {
     }
   }
   for (std::size_t i = 1; i < result.size(); ++i) {
-    const bool has_own = result[i].find_first_of("+48") != std::string::npos;  // bf16+nf4, int8
+    const bool has_own = Contains(result[i], "nf4") || Contains(result[i], "int8");
     result[i] += has_own ? "" : added[result[i - 1]];
   }
   return result;

@@ -53,6 +53,7 @@ class Words(ShardwrightTestCase):
         both = job("--qlora", "--precision", "bf16")  # of what is computed: the base stays in 4 bits
         self.assertEqual((both["frozen_format"], both["precision"]["master"]), ("nf4_double", "bf16"))
         self.assertEqual(job("--qlora", "--precision", "nf4")["frozen_format"], "nf4")
+        self.assertIn('--precision: got "fp8+nf4_double"', self.fails(*PLAN, "--qlora", "--precision", "fp8"))  # no base in silence
         self.assertEqual(job("--lora")["lora_targets"], ["q_proj", "v_proj"])
         self.assertEqual(job("--optimizer", "adamw8bit")["optimizer"]["states"], "bnb_8bit")
         self.assertEqual(job("--qlora", "--lora-targets", "all")["lora_targets"],
